@@ -1,0 +1,1 @@
+"""Workers, sources and commands around the pure rules."""

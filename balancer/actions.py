@@ -1,0 +1,94 @@
+"""The verbs a plan may speak: a closed union, each with the lease as seen and the rule that asked.
+
+The class is the reason: `Claim` takes what is free or expired, `Steal` what is alive.
+"""
+
+from attrs import frozen
+
+from balancer.model import Lease, Notes
+
+
+@frozen
+class Create:
+    """Make this lease, unless its key exists; with an owner where the store can claim at once."""
+
+    lease: Lease
+    rule: str
+
+
+@frozen
+class Renew:
+    """Say that the lease's owner is alive; `notes` travel in the same write."""
+
+    lease: Lease
+    rule: str
+    notes: Notes = ()
+
+
+@frozen
+class Claim:
+    """Take a free or expired lease, under the version as seen.
+
+    If the write is refused, the alternates are tried in turn until one succeeds.
+    """
+
+    lease: Lease
+    rule: str
+    alternates: tuple["Claim | Steal", ...] = ()
+
+
+@frozen
+class Steal:
+    """Take a lease from its living owner, under the owner as seen."""
+
+    lease: Lease
+    victim: str
+    rule: str
+    alternates: tuple["Claim | Steal", ...] = ()
+
+
+@frozen
+class RequestHandoff:
+    """Ask the living owner to drain and hand over (H2); replaces a stale heir if one is named."""
+
+    lease: Lease
+    victim: str
+    rule: str
+    stale_heir: str | None = None
+
+
+@frozen
+class Withdraw:
+    """Take back a request of mine (H4)."""
+
+    lease: Lease
+    rule: str
+
+
+@frozen
+class Release:
+    """Give up a lease: mine after draining, to its heir where one is named; or an expired one, for all."""
+
+    lease: Lease
+    rule: str
+    heir: str | None = None
+
+
+@frozen
+class Delete:
+    """Remove a lease that has nothing more to say."""
+
+    lease: Lease
+    rule: str
+
+
+Action = Create | Renew | Claim | Steal | RequestHandoff | Withdraw | Release | Delete
+
+
+@frozen
+class Look:
+    """When to look next (seconds from now), at which leases (None: all), and what renewals should carry."""
+
+    seconds: float
+    keys: tuple[str, ...] | None = None
+    notes: Notes = ()

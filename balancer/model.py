@@ -1,0 +1,187 @@
+"""The nouns every rule speaks of: leases, shards, positions, and who is asking.
+
+Nothing here knows which store or which cloud is in use; codecs translate at the edge.
+"""
+
+import math
+from typing import NewType
+
+from attrs import Factory, field, frozen
+
+Version = NewType("Version", str)
+"""A store's compare-and-swap token (leaseCounter or ETag): opaque, compared for equality only."""
+
+HashRange = tuple[int, int]
+"""First and last hash key of a shard, both inclusive, within 0 .. 2**128 - 1."""
+
+Notes = tuple[tuple[str, str], ...]
+"""Our own attributes on a lease row: (name, value) pairs, sorted by name."""
+
+HASH_KEYS: HashRange = (0, 2**128 - 1)
+"""The whole hash key space of a stream."""
+
+SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
+
+
+def _a_sentinel_or_number(_position: object, _attribute: object, sequence: str) -> None:
+    if sequence not in SENTINELS and not (sequence.isascii() and sequence.isdigit()):
+        msg = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
+        raise ValueError(msg)
+
+
+@frozen
+class Position:
+    """How far a shard has been read: up to and including (sequence, sub).
+
+    `sequence` is a sentinel or a decimal string; `sub` counts the user records of one
+    aggregated record from 0 (under AT_TIMESTAMP it holds the time, in milliseconds since
+    1970, as kcl-rust stores it); `token` keeps an opaque offset (Event Hubs).
+    Raises ValueError, naming the field, for any other sequence.
+    """
+
+    sequence: str = field(validator=_a_sentinel_or_number)
+    sub: int = 0
+    token: str = field(default="", eq=False)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether this is a sequence number and not a sentinel."""
+        return self.sequence not in SENTINELS
+
+    @property
+    def ended(self) -> bool:
+        """Whether every record of the shard has been processed."""
+        return self.sequence == "SHARD_END"
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sort key: other sentinels, then numbers as big integers, then SHARD_END.
+
+        Sentinels are told apart by name, never by length: "17" is shorter than "LATEST".
+        """
+        if self.ended:
+            return (2, 0, 0)
+        return (1, int(self.sequence), self.sub) if self.numbered else (0, 0, 0)
+
+
+TRIM_HORIZON = Position("TRIM_HORIZON")
+LATEST = Position("LATEST")
+SHARD_END = Position("SHARD_END")
+
+
+def at_timestamp(milliseconds: int) -> Position:
+    """Start at the first record that arrived at or after this time (ms since 1970)."""
+    return Position("AT_TIMESTAMP", milliseconds)
+
+
+@frozen
+class Lease:
+    """One row of the lease table, as a reading showed it.
+
+    key        unique among all leases of the table
+    stream     the stream it belongs to; "" where the table serves one stream
+    shard      the source's own id of the shard; the key where left out
+    parents    keys of the parent leases (two after a merge)
+    owner      the worker still processing it, or None
+    version    the store's compare-and-swap token
+    idle       seconds the version has stood still (see `Watch`); infinite only for a lease
+               first seen unowned; in a store's own listing, the row's age where it has one
+    checkpoint how far it has been processed
+    hash_range first and last hash key, or None if unknown
+    weight     throughput in KB/s (1,024 bytes), or None if unmeasured
+    held       seconds the present owner has held it, as far as we have watched
+    heir       the worker that a planned move has named
+    heir_idle  seconds that heir has been named, by our own watching
+    yields     whether the owner answers requests for a planned move
+    leaving    whether a KCL 3.x hand-off is under way (then `heir` is its leaseOwner)
+    epoch      a fencing number that grows with each owner, where the store has one
+    notes      our own attributes on the row
+    """
+
+    key: str
+    stream: str = ""
+    shard: str = Factory(lambda lease: lease.key, takes_self=True)
+    parents: tuple[str, ...] = ()
+    owner: str | None = None
+    version: Version = Version("")
+    idle: float = 0.0
+    checkpoint: Position = TRIM_HORIZON
+    hash_range: HashRange | None = None
+    weight: float | None = None
+    held: float = math.inf
+    heir: str | None = None
+    heir_idle: float = 0.0
+    yields: bool = False
+    leaving: bool = False
+    epoch: int = 0
+    notes: Notes = ()
+    # Kept as a value because every rule asks it of every lease, each turn.
+    ended: bool = field(init=False, eq=False, repr=False)
+
+    @ended.default
+    def _ended(self) -> bool:
+        return self.checkpoint.ended
+
+    def note(self, name: str) -> str | None:
+        """The value of our attribute of this name, or None."""
+        return next((value for key, value in self.notes if key == name), None)
+
+
+@frozen
+class Shard:
+    """One shard of a stream, as its source lists it; a partition is a shard without parents.
+
+    `id` and `parents` share one name space with lease keys; where a table serves several
+    streams the source qualifies them.
+    """
+
+    id: str
+    stream: str = ""
+    parents: tuple[str, ...] = ()
+    hash_range: HashRange | None = None
+    open: bool = True
+
+
+@frozen
+class Hole:
+    """A hash range of a stream that no unended lease covers, and how often in a row it was seen."""
+
+    stream: str
+    first: int
+    last: int
+    times: int
+
+
+@frozen
+class History:
+    """What earlier readings taught, folded by `Watch`, so that rules with patience stay pure.
+
+    owners_still  seconds since any lease last changed hands
+    fleet_still   seconds since the set of owners last changed
+    holes         uncovered hash ranges, with how many full readings in a row showed each
+    """
+
+    owners_still: float = 0.0
+    fleet_still: float = 0.0
+    holes: tuple[Hole, ...] = ()
+
+
+@frozen
+class Me:
+    """Who is asking, and for which time.
+
+    `turn` counts this worker's plans; with the worker's name it is all the chance there is.
+    """
+
+    worker: str
+    turn: int = 0
+    history: History = History()
+
+
+@frozen
+class Problem:
+    """Something wrong in a listing of shards: said, never raised."""
+
+    stream: str
+    shard: str
+    what: str

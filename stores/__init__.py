@@ -1,0 +1,1 @@
+"""Tables of leases with compare-and-swap."""
