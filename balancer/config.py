@@ -15,7 +15,7 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 def _number(least: float, *, above: bool = False, none: bool = False, whole: bool = False) -> Validator:
     """A finite number of at least (or above) `least`; True and False are no numbers."""
 
-    def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:
+    def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  it is given anything
         if none and value is None:
             return
         kinds = int if whole else (int, float)
