@@ -159,11 +159,14 @@ class History:
     owners_still  seconds since any lease last changed hands
     fleet_still   seconds since the set of owners last changed
     holes         uncovered hash ranges, with how many full readings in a row showed each
+    gaps          by owner, sorted: the longest that one of its leases was last seen to stand still
+                  and then be renewed by it, in seconds (a lower bound of how slowly it renews)
     """
 
     owners_still: float = 0.0
     fleet_still: float = 0.0
     holes: tuple[Hole, ...] = ()
+    gaps: tuple[tuple[str, float], ...] = ()
 
 
 @frozen

@@ -1,0 +1,125 @@
+"""Who holds what this turn: counts, free, expired and mine, from one reading.
+
+Rule 1: every rule set counts here and nowhere else, so that all agree on who is alive.
+Rule 2: the passes run at C speed; most turns are balanced, and a balanced turn ends here.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
+from typing import assert_never
+
+from attrs import frozen
+
+from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
+from balancer.model import Lease, Me
+
+
+@frozen
+class Census:
+    """The leases in play, told apart by who holds them.
+
+    Ended leases are not in play, except under `kcl`, which counts them as KCL 2.x does.
+    Every tuple keeps the order of the reading: sort, or order by chance, before choosing.
+
+    worker   who is asking
+    leases   all in play: free, expired and held
+    free     without an owner
+    expired  owned, but its version stood still too long; my own among them
+    mine     held by me and not expired
+    moving   held or not, with an heir named (H1 to H4)
+    counts   unexpired leases by owner. The asking worker is always there, perhaps with 0. Other
+             workers without a lease cannot be seen, and a worker whose leases have all expired is
+             not counted, or the target would be too low and its leases would wait.
+    """
+
+    worker: str
+    leases: tuple[Lease, ...]
+    free: tuple[Lease, ...]
+    expired: tuple[Lease, ...]
+    mine: tuple[Lease, ...]
+    moving: tuple[Lease, ...]
+    counts: Mapping[str, int]
+
+    @property
+    def available(self) -> tuple[Lease, ...]:
+        """What may be claimed without robbing anybody."""
+        return self.free + self.expired
+
+    def held_by(self, owners: Collection[str]) -> tuple[Lease, ...]:
+        """The unexpired leases of these owners."""
+        dead = {lease.key for lease in self.expired}
+        return tuple(lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
+
+
+def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
+    """Count one reading; `leases` have distinct keys."""
+    reading = tuple(leases)
+    limit = expires_above(config)
+    # Few leases are anything but held and alive: this one pass finds them, the rest only looks at them.
+    odd = [
+        lease for lease in reading if lease.idle > limit or lease.owner is None or lease.ended or lease.heir is not None
+    ]
+    if not isinstance(config.rules, Kcl) and any(lease.ended for lease in odd):
+        reading = tuple(lease for lease in reading if not lease.ended)
+        odd = [lease for lease in odd if not lease.ended]
+    return _census(reading, odd, me, config)
+
+
+def _census(reading: tuple[Lease, ...], odd: list[Lease], me: Me, config: Config) -> Census:
+    limit, patience = expires_above(config), _patience(me, config)
+    expired = tuple(
+        lease
+        for lease in odd
+        if lease.owner is not None and lease.idle > limit and lease.idle > patience.get(lease.owner, limit)
+    )
+    counts = Counter(map(attrgetter("owner"), reading))
+    counts.subtract(Counter(map(attrgetter("owner"), expired)))
+    counts.pop(None, None)
+    counts[me.worker] += 0
+    held = {owner: count for owner, count in counts.items() if count or owner == me.worker}
+    dead = {lease.key for lease in expired}
+    return Census(
+        worker=me.worker,
+        leases=reading,
+        free=tuple(lease for lease in odd if lease.owner is None),
+        expired=expired,
+        mine=tuple(lease for lease in reading if lease.owner == me.worker and lease.key not in dead),
+        moving=tuple(lease for lease in odd if lease.heir is not None),
+        counts=held,
+    )
+
+
+def expires_above(config: Config) -> float:
+    """A lease idle for more seconds than this has no living owner.
+
+    Whether the limit itself is still alive follows the original of each rule set; "at the limit" is
+    said as "above the next smaller number", so that one comparison serves all.
+    """
+    match config.rules:
+        case Kcl() | KclRust():
+            return config.lease_seconds
+        case EventHubs(dialect="dotnet" | "java"):
+            return math.nextafter(config.lease_seconds, 0.0)
+        case EventHubs():
+            return config.lease_seconds
+        case Minimal():
+            return 1.05 * config.lease_seconds  # C2: the half second that makes renewing at 0.56 safe
+        case _:
+            assert_never(config.rules)
+
+
+def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
+    """Living owners that renew too slowly for our `lease_seconds`, with the longest gap measured.
+
+    Their fleet is set to a longer `lease_seconds` (failoverTimeMillis, expiry) than ours. Too slow is
+    slower than half of `lease_seconds`, and clearly slower than we renew ourselves.
+    """
+    fair = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
+    return tuple((owner, gap) for owner, gap in me.history.gaps if gap > fair)
+
+
+def _patience(me: Me, config: Config) -> dict[str, float]:
+    """Seconds before a slow owner counts as dead: three of its own gaps, not our lease_seconds."""
+    return {owner: 3 * gap for owner, gap in slow_owners(me, config)}
