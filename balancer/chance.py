@@ -1,0 +1,43 @@
+"""A shuffle that every run, machine and language repeats: order by keyed digest.
+
+The digest of a text under a salt is BLAKE2b with 8 bytes of output and no salt or person field:
+
+    secret = BLAKE2b(salt as UTF-8, digest size 32)
+    digest = BLAKE2b(text as UTF-8, digest size 8, key secret)
+
+Digests compare as bytes, first byte first; equal digests compare by the text itself. Lone
+surrogates, which JSON can carry, are encoded as the three bytes of their code point.
+The salt of a turn is the worker's id, one zero byte, and the turn as a decimal number: the
+worker spreads contenders apart, the turn breaks repeated collisions.
+"""
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from heapq import nsmallest
+
+from balancer.model import Lease, Me
+
+
+def digest_under(salt: str) -> Callable[[str], bytes]:
+    """The 8-byte digest of a text under this salt."""
+    secret = blake2b(_utf8(salt), digest_size=32).digest()
+
+    def digest(text: str) -> bytes:
+        return blake2b(_utf8(text), digest_size=8, key=secret).digest()
+
+    return digest
+
+
+def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
+    """A sort key for leases: one order for everybody who uses the same salt."""
+    digest = digest_under(salt)
+    return lambda lease: (digest(lease.key), lease.key)
+
+
+def drawn(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
+    """`count` of these leases (or all, if fewer), as this worker draws them in this turn."""
+    return tuple(nsmallest(max(count, 0), leases, key=order_under(f"{me.worker}\0{me.turn}")))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
