@@ -16,10 +16,11 @@ def execute(  # noqa: PLR0911  one line per verb is the point
 ) -> Outcome:
     """Carry out one action as this worker, and answer what became of it.
 
-    `notes` travel with every Claim and Steal (a Renew brings its own). `drained` is how far a lease about to be handed to its heir has been processed (its
-    checkpoint as seen, if left out). Alternates of a refused Claim or Steal are tried in turn;
-    the last refusal is the answer. Raises OutcomeUnknown or StoreError as the store does; after
-    an unknown outcome no alternate is tried, or two leases could be taken for one.
+    `notes` travel with every Claim and Steal (a Renew brings its own). `drained` is how far a
+    lease about to be handed to its heir has been processed (its checkpoint as seen, if left
+    out). Alternates of a refused Claim or Steal are tried in turn; the last refusal is the
+    answer. Raises OutcomeUnknown or StoreError as the store does; after an unknown outcome no
+    alternate is tried, or two leases could be taken for one.
     """
     match action:
         case Claim() | Steal():
