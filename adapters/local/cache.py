@@ -1,0 +1,36 @@
+"""Where downloads are kept, and how several processes agree that one of them fetches."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+
+
+def cache_folder() -> Path:
+    """LEASEHOLD_CACHE if set; `.local` of a checkout; else the user's cache folder."""
+    if chosen := os.environ.get("LEASEHOLD_CACHE"):
+        return Path(chosen).absolute()
+    if (PROJECT / "pyproject.toml").exists():
+        return PROJECT / ".local"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
+
+
+def filled(name: str, fill: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache, filled by whoever comes first while the others wait.
+
+    A `fill` that fails leaves the folder unmarked, and the next comer fills it anew.
+    """
+    folder = cache_folder() / name
+    marker = folder / ".filled"
+    if marker.exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    # The lock is beside the folder, since whoever fills it may empty it first; the system lets it go with its holder.
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not marker.exists():
+            fill(folder)
+            marker.touch()
+    return folder

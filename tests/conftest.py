@@ -1,0 +1,92 @@
+"""Local services, one of each per test process, and clients that speak with them."""
+
+import os
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from types_boto3_dynamodb import DynamoDBClient
+from types_boto3_kinesis import KinesisClient
+
+from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from adapters.local.process import Service
+from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite, kinesis_local, moto
+
+# No test may find real credentials, nor ask a machine's metadata service for them; children inherit this.
+os.environ.update(
+    AWS_ACCESS_KEY_ID="testing",
+    AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106  stand-ins take any
+    AWS_DEFAULT_REGION="eu-west-1",
+    AWS_EC2_METADATA_DISABLED="true",
+    AWS_CONFIG_FILE=os.devnull,
+    AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+)
+for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION"):
+    os.environ.pop(variable, None)
+
+
+@pytest.fixture(scope="session")
+def dynalite_url() -> Iterator[str]:
+    """Tables without transactions; trustworthy about conditional writes."""
+    with dynalite() as service:
+        yield service.url
+
+
+@pytest.fixture(scope="session")
+def kinesis_url() -> Iterator[str]:
+    """Streams that split, merge and end."""
+    with kinesis_local() as service:
+        yield service.url
+
+
+@pytest.fixture(scope="session")
+def azurite_service() -> Iterator[Service]:
+    """Blob containers."""
+    with azurite() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def azurite_url(azurite_service: Service) -> str:
+    """The address of the blob service's one account."""
+    return f"{azurite_service.url}/{AZURITE_ACCOUNT}"
+
+
+@pytest.fixture(scope="session")
+def azurite_connection(azurite_service: Service) -> str:
+    """The blob service's connection string, key included."""
+    return azurite_connection_string(azurite_service)
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    """Many services, none of which may judge a race."""
+    with moto() as service:
+        yield service.url
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local_url() -> Iterator[str]:
+    """Amazon's own tables, for tests marked `more`."""
+    if not opted_in():
+        pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
+    with dynamodb_local() as service:
+        yield service.url
+
+
+@pytest.fixture(scope="session")
+def dynalite_client(dynalite_url: str) -> DynamoDBClient:
+    """A client of dynalite."""
+    return boto3.client("dynamodb", endpoint_url=dynalite_url)
+
+
+@pytest.fixture(scope="session")
+def kinesis_client(kinesis_url: str) -> KinesisClient:
+    """A client of kinesis-local."""
+    return boto3.client("kinesis", endpoint_url=kinesis_url)
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local_client(dynamodb_local_url: str) -> DynamoDBClient:
+    """A client of DynamoDB Local."""
+    return boto3.client("dynamodb", endpoint_url=dynamodb_local_url)
