@@ -1,0 +1,1 @@
+"""Kinesis as a source and a sink of records."""

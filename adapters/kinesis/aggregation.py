@@ -1,0 +1,203 @@
+"""Which user records a Kinesis record holds, decided as KCL 3.5.1 decides it, and why any are left out.
+
+A Kinesis record is either passed on as it came (`aggregated` is False) or taken apart. KCL says
+nothing about what it drops; here every answer carries a reason and a count.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache, partial
+from unicodedata import decimal
+
+from attrs import frozen
+
+from adapters.kinesis.aggregation_wire import Malformed, Message, Row, read
+from balancer.model import HASH_KEYS, HashRange
+
+try:
+    from _md5 import md5  # type: ignore[import-not-found]  # a short key takes it half as long as OpenSSL
+except ImportError:
+    md5 = partial(hashlib.md5, usedforsecurity=False)
+
+MAGIC = b"\xf3\x89\x9a\xc2"
+"""The first four bytes of an aggregated record; the message and its MD5 (16 bytes) follow."""
+
+_DIGEST_BYTES = 16
+_HASH_KEY_DIGITS = 39  # of 2**128 - 1
+
+
+class Reason(StrEnum):
+    """What became of a Kinesis record."""
+
+    AGGREGATED = "aggregated"  # taken apart, all of it kept
+    PLAIN = "plain"  # passed on: nothing says that it is an aggregate
+    BAD_MD5 = "bad-md5"  # passed on: begins like an aggregate, but its digest is wrong
+    BAD_PROTO = "bad-proto"  # passed on: the digest is right, the message malformed
+    EMPTY = "empty"  # a message without user records: nothing is left
+    BAD_INDEX = "bad-index"  # kept up to a user record whose key index is in no table
+    BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is no number
+    OUT_OF_RANGE = "out-of-range"  # dropped whole: a user record lies outside the shard's hash range
+
+
+MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
+"""The reasons that strict mode refuses."""
+
+
+class MalformedAggregate(ValueError):
+    """A record that begins like an aggregate is not a sound one (strict mode only)."""
+
+
+@frozen
+class UserRecord:
+    """One user record.
+
+    data                 the bytes the producer was given
+    partition_key        None where the stream has none
+    explicit_hash_key    as the producer wrote it, or None
+    sub_sequence_number  its place in the aggregate, from 0; 0 where there is no aggregate
+    """
+
+    data: bytes
+    partition_key: str | None
+    explicit_hash_key: str | None
+    sub_sequence_number: int
+
+
+@frozen
+class UserRecords:
+    """The user records of one Kinesis record, in order.
+
+    rows        (partition key, explicit hash key, data); the place is the sub-sequence number
+    reason      what became of the record, see `Reason`
+    dropped     how many of its user records were left out
+    aggregated  whether the rows came out of an aggregate
+    """
+
+    rows: tuple[Row, ...]
+    reason: Reason
+    dropped: int = 0
+
+    @property
+    def aggregated(self) -> bool:
+        """False where the Kinesis record is passed on as it came."""
+        return self.reason not in _PASSED_ON
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> UserRecord:
+        key, hash_key, data = self.rows[index]
+        return UserRecord(data, key, hash_key, index % len(self.rows))
+
+    def __iter__(self) -> Iterator[UserRecord]:
+        return (UserRecord(data, key, hash_key, sub) for sub, (key, hash_key, data) in enumerate(self.rows))
+
+
+_PASSED_ON = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
+
+
+def deaggregate(
+    data: bytes,
+    partition_key: str | None = None,
+    explicit_hash_key: str | None = None,
+    hash_range: HashRange | None = None,
+    *,
+    strict: bool = False,
+) -> UserRecords:
+    """The user records of one Kinesis record, as KCL 3.5.1 would hand them over.
+
+    The partition key and explicit hash key are the Kinesis record's own, for when it is passed on.
+    `hash_range` is the shard's: one user record outside drops the whole aggregate, which is how
+    records that landed on a wrong shard, and were sent again, are not seen twice. None: keep them
+    (for readers without a shard, and for streams whose service spreads records itself).
+    Raises MalformedAggregate in strict mode, for the reasons in `MALFORMED`.
+    """
+    message = _message(data)
+    if isinstance(message, Message):
+        answer = _kept(message, hash_range)
+    else:
+        answer = UserRecords(((partition_key, explicit_hash_key, data),), message)
+    if strict and answer.reason in MALFORMED:
+        raise MalformedAggregate(f"{answer.reason}: begins like an aggregated record, but is not a sound one")
+    return answer
+
+
+def _message(data: bytes) -> Message | Reason:
+    """What the record holds, or why it is passed on."""
+    if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
+        return Reason.PLAIN
+    body = data[len(MAGIC) : -_DIGEST_BYTES]
+    if hashlib.md5(body, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
+        return Reason.BAD_MD5
+    try:
+        return read(body)
+    except Malformed:
+        return Reason.BAD_PROTO
+
+
+def _kept(message: Message, hash_range: HashRange | None) -> UserRecords:
+    """The rows up to the first that KCL stops at; none if it lies outside the range."""
+    rows, reason = tuple(message.rows), Reason.AGGREGATED
+    if len(rows) < message.total:
+        reason = Reason.BAD_INDEX
+    elif not rows:
+        reason = Reason.EMPTY
+    if hash_range is not None and not _surely_inside(message, hash_range):
+        end, found = _first_stop(rows, hash_range)
+        rows, reason = rows[:end], found or reason
+    return UserRecords(rows, reason, message.total - len(rows))
+
+
+def _surely_inside(message: Message, hash_range: HashRange) -> bool:
+    """Whether the tables alone show that no row lies outside; each key is hashed once, not once a row."""
+    if message.keyless < len(message.rows):
+        for hash_key in message.hash_keys:
+            if _stop("", hash_key, hash_range) is not None:
+                return False
+    if not message.keyless or hash_range == HASH_KEYS:
+        return True
+    first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
+    return all(first <= _digest(key) <= last for key in message.keys)
+
+
+def _first_stop(rows: tuple[Row, ...], hash_range: HashRange) -> tuple[int, Reason | None]:
+    """How many rows KCL keeps, and why no more; None if it keeps them all."""
+    # Asked once per pair of keys: an aggregate may use one endless hash key a million times.
+    stop = cache(partial(_stop, hash_range=hash_range))
+    for sub, (key, hash_key, _data) in enumerate(rows):
+        match stop(key, hash_key):
+            case Reason.OUT_OF_RANGE as reason:
+                return 0, reason
+            case Reason.BAD_HASH_KEY as reason:
+                return sub, reason
+    return len(rows), None
+
+
+def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
+    number = _number(hash_key) if hash_key is not None else hash_of(key or "")
+    if number is None:
+        return Reason.BAD_HASH_KEY
+    return None if hash_range[0] <= number <= hash_range[1] else Reason.OUT_OF_RANGE
+
+
+def hash_of(partition_key: str) -> int:
+    """Where in the hash key space a partition key falls."""
+    return int.from_bytes(_digest(partition_key))
+
+
+def _digest(partition_key: str) -> bytes:
+    digest: bytes = md5(partition_key.encode()).digest()
+    return digest
+
+
+def _number(hash_key: str) -> int | None:
+    """The number as Java's BigInteger reads it: perhaps a sign, then digits of any script; None if it is none."""
+    digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
+    if not digits.isdecimal() or max(digits) > "\uffff":  # Java looks at one UTF-16 unit at a time
+        return None
+    if len(digits) > _HASH_KEY_DIGITS:
+        digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"
+    # More digits than any hash key has: all such numbers are alike, and reading one could take minutes.
+    number = int(digits) if len(digits) <= _HASH_KEY_DIGITS else 1 << 128
+    return -number if hash_key.startswith("-") else number

@@ -1,0 +1,236 @@
+"""The message inside an aggregated record, read field by field as Java's protobuf reader does.
+
+Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled.
+It follows what the Java reader accepts, not what the protobuf documentation promises: tags,
+lengths and table indices keep their low 32 bits, unknown fields are skipped, a known field
+of another wire type is unknown, and the last of several wins.
+"""
+
+import re
+from typing import Final
+
+Row = tuple[str | None, str | None, bytes]
+"""Partition key, explicit hash key or None, data; only a record passed on as it came lacks a key."""
+
+_MORE: Final = 0x80  # set in every byte of a varint but the last
+_VARINT_BYTES: Final = 10  # at most
+_DEPTH: Final = 100  # messages and groups within one another, Java's limit
+_LOW_32: Final = 0xFFFF_FFFF
+_LOW_64: Final = 0xFFFF_FFFF_FFFF_FFFF
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+# Wire types: the low three bits of a tag.
+_VARINT: Final = 0
+_EIGHT_BYTES: Final = 1
+_SIZED: Final = 2
+_GROUP: Final = 3
+_GROUP_END: Final = 4
+_FOUR_BYTES: Final = 5
+
+# Tags: field number * 8 + wire type.
+_KEY: Final = 0x0A  # AggregatedRecord.partition_key_table
+_HASH_KEY: Final = 0x12  # AggregatedRecord.explicit_hash_key_table
+_RECORD: Final = 0x1A  # AggregatedRecord.records
+_KEY_INDEX: Final = 0x08  # Record.partition_key_index
+_HASH_KEY_INDEX: Final = 0x10  # Record.explicit_hash_key_index
+_DATA: Final = 0x1A  # Record.data
+_TAG: Final = 0x22  # Record.tags
+_TAG_KEY: Final = 0x0A  # Tag.key
+
+
+class Malformed(Exception):
+    """The bytes are no message that Java would accept."""
+
+
+class Message:
+    """What one message holds.
+
+    keys, hash_keys  the two tables
+    rows             the user records before the first whose index is in no table
+    keyless          how many of the rows have no explicit hash key
+    total            user records in the message
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.keys: list[str] = []
+        self.hash_keys: list[str] = []
+        self.rows: list[Row] = []
+        self.keyless = 0
+        self.total = 0
+
+
+def read(body: bytes) -> Message:
+    """The tables and user records of a message. Raises Malformed where Java refuses it."""
+    message = Message()
+    try:
+        _fields(body, message, growing=True)
+        if len(message.rows) < message.total:
+            # An index ahead of its table, or in none: only complete tables can tell.
+            message.rows.clear()
+            _fields(body, message, growing=False)
+    except IndexError:  # cut off by the end of the message
+        raise Malformed from None
+    return message
+
+
+def text(raw: bytes) -> str:
+    """UTF-8 as Java decodes it: each malformed part is one U+FFFD, a surrogate's three bytes too."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
+
+
+def _fields(body: bytes, message: Message, *, growing: bool) -> None:
+    """Add the user records up to the first that cannot be resolved and, if growing, every table entry."""
+    keys, hash_keys, rows = message.keys, message.hash_keys, message.rows
+    at = total = keyless = 0
+    end = len(body)
+    while at < end:
+        tag, at = _tag(body, at)
+        if tag not in (_RECORD, _KEY, _HASH_KEY):
+            at = _after(body, at, end, tag, _DEPTH)
+            continue
+        at, stop = _span(body, at, end)
+        if tag == _RECORD:
+            key, hash_key, first, last = _record(body, at, stop)
+            # Past one that cannot be resolved the others are only counted, and checked for form.
+            if len(rows) == total and key < len(keys) and hash_key < len(hash_keys):
+                if hash_key < 0:
+                    keyless += 1
+                    rows.append((keys[key], None, body[first:last]))
+                else:
+                    rows.append((keys[key], hash_keys[hash_key], body[first:last]))
+            total += 1
+        elif growing:
+            (keys if tag == _KEY else hash_keys).append(text(body[at:stop]))
+        at = stop
+    message.total, message.keyless = total, keyless
+
+
+def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    """Both table indices (-1: no hash key), and where the data begins and ends.
+
+    The form that every producer writes is read straight through, any other field by field.
+    """
+    begin, hash_key = at, -1
+    if body[at] == _KEY_INDEX:
+        key, at = _varint(body, at + 1)
+        if body[at] == _HASH_KEY_INDEX:
+            hash_key, at = _varint(body, at + 1)
+            hash_key &= _LOW_32
+        if body[at] == _DATA:
+            size, at = _varint(body, at + 1)
+            if at + size == end:
+                return key & _LOW_32, hash_key, at, end
+    return _any_record(body, begin, end)
+
+
+def _any_record(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    key = hash_key = first = last = -1
+    while at < end:
+        tag, at = _tag(body, at)
+        if tag == _KEY_INDEX:
+            key, at = _varint(body, at)
+            key &= _LOW_32
+        elif tag == _HASH_KEY_INDEX:
+            hash_key, at = _varint(body, at)
+            hash_key &= _LOW_32
+        elif tag == _DATA:
+            first, last = _span(body, at, end)
+            at = last
+        elif tag == _TAG:
+            begin, at = _span(body, at, end)
+            _check_tag(body, begin, at)
+        else:
+            at = _after(body, at, end, tag, _DEPTH - 1)
+    if at > end or key < 0 or first < 0:  # a number crossed the end, or a required field is missing
+        raise Malformed
+    return key, hash_key, first, last
+
+
+def _check_tag(body: bytes, at: int, end: int) -> None:
+    """A Tag's contents are of no use, but its form decides whether Java accepts the whole message."""
+    keyed = False
+    while at < end:
+        tag, at = _tag(body, at)
+        keyed = keyed or tag == _TAG_KEY
+        at = _after(body, at, end, tag, _DEPTH - 2)
+    if at > end or not keyed:
+        raise Malformed
+
+
+def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+    """Where the field whose tag was just read ends; groups may nest `depth` deep."""
+    kind = tag & 7
+    if kind == _GROUP:
+        return _after_group(body, at, end, tag, depth)
+    if kind == _VARINT:
+        at = _varint(body, at)[1]
+    elif kind == _SIZED:
+        at = _span(body, at, end)[1]
+    elif kind == _EIGHT_BYTES:
+        at += 8
+    elif kind == _FOUR_BYTES:
+        at += 4
+    else:
+        raise Malformed
+    if at > end:
+        raise Malformed
+    return at
+
+
+def _after_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+    """Where a group ends. Kept on a list, not on the stack, so that no message can exhaust it."""
+    ends = [tag + 1]  # the tag that closes a group differs from the one that opens it by one
+    while ends:
+        if len(ends) > depth or at >= end:
+            raise Malformed
+        tag, at = _tag(body, at)
+        if tag & 7 == _GROUP:
+            ends.append(tag + 1)
+        elif tag & 7 != _GROUP_END:
+            at = _after(body, at, end, tag, depth)
+        elif tag != ends.pop():
+            raise Malformed
+    return at
+
+
+def _tag(body: bytes, at: int) -> tuple[int, int]:
+    tag, at = _varint(body, at)
+    tag &= _LOW_32
+    if tag < 8:  # noqa: PLR2004  field number 0
+        raise Malformed
+    return tag, at
+
+
+def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the sized field that follows begins and ends."""
+    size, at = _varint(body, at)
+    # A length above 2**31 is negative in Java; here it is past any end.
+    stop = at + (size & _LOW_32)
+    if stop > end:
+        raise Malformed
+    return at, stop
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """The number that begins here, its low 64 bits, and where it ends."""
+    value = body[at]
+    if value < _MORE:
+        return value, at + 1
+    byte = body[at + 1]
+    if byte < _MORE:
+        return value - _MORE + (byte << 7), at + 2
+    return _long_varint(body, at)
+
+
+def _long_varint(body: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(_VARINT_BYTES):
+        byte = body[at + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < _MORE:
+            return value & _LOW_64, at + place + 1
+    raise Malformed
