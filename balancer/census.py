@@ -117,7 +117,7 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     slower than half of `lease_seconds`, and clearly slower than we renew ourselves.
     """
     fair = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
-    return tuple((owner, gap) for owner, gap in me.history.gaps if gap > fair)
+    return tuple((owner, gap) for owner, gap in me.history.gaps if gap > fair and owner != me.worker)
 
 
 def _patience(me: Me, config: Config) -> dict[str, float]:

@@ -1,0 +1,132 @@
+"""How long each lease has stood still, by our own clock: a pure fold over readings of the table.
+
+Rule 1: nothing here reads a clock; a reading comes with the times it began and ended (seconds of one
+monotonic clock). Rule 2: our watching runs from the *end* of the first reading that showed something
+to the *start* of the last that showed it, so that a stall of ours makes nobody look dead.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+from attrs import evolve, field, frozen
+
+from balancer.holes import holes_after
+from balancer.model import History, Lease
+
+
+@frozen
+class Sighting:
+    """What is known of one lease.
+
+    lease       as last read, with `idle`, `held` and `heir_idle` filled in
+    version_at  end of the first reading that showed its version
+    owner_at    the same of its owner; minus infinity where it was there before we looked
+    heir_at     the same of its heir
+    gap         how long its version last stood still before its present owner moved it
+    """
+
+    lease: Lease
+    version_at: float
+    owner_at: float
+    heir_at: float
+    gap: float = 0.0
+
+
+@frozen
+class Watch:
+    """Everything earlier readings taught; give `history` to `Me`.
+
+    sightings   by key: every known lease
+    owners_at   end of the first reading that showed the present owner of every lease
+    fleet_at    end of the first reading that showed the present set of owners
+    """
+
+    history: History = field(factory=History)
+    sightings: Mapping[str, Sighting] = field(factory=dict)
+    owners_at: float | None = None
+    fleet_at: float | None = None
+
+    def look(
+        self, listing: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None = None
+    ) -> tuple["Watch", tuple[Lease, ...]]:
+        """Fold in one reading; answers every known lease, with its `idle`, `held` and `heir_idle`.
+
+        listing  the leases as read; `idle` is the store's own age of the row, 0 where it has none.
+                 A listing that failed on any page must not be given.
+        began    when the reading began, ended when its last page had come, in seconds
+        asked    the keys asked for, or None for a full reading. Asked-for keys that did not come back
+                 are gone; leases not asked for stay as they were.
+
+        `idle` is infinite only at first sight without an owner; at first sight with an owner it is the
+        store's age. `held` is infinite while the owner is the one found there by the first reading: how
+        long it had been at it is unknown, and no reason to spare it. With no owner, `held` says the same
+        of the time without one.
+        """
+        fresh = {lease.key: self._sight(lease, began, ended) for lease in listing}
+        if asked is None:
+            sightings = fresh
+        else:
+            gone = set(asked) - fresh.keys()
+            sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
+        leases = tuple(sighting.lease for sighting in sightings.values())
+        owners_at, fleet_at = self._changes(sightings, ended)
+        history = History(
+            owners_still=max(0.0, began - owners_at),
+            fleet_still=max(0.0, began - fleet_at),
+            # A few rows say nothing about a whole stream.
+            holes=holes_after(leases, self.history.holes) if asked is None else self.history.holes,
+            gaps=_gaps(sightings.values()),
+        )
+        return Watch(history, sightings, owners_at, fleet_at), leases
+
+    def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
+        before = self.sightings.get(lease.key)
+        if before is None:
+            return self._first_sight(lease, ended)
+        still, kept = before.lease.version == lease.version, before.lease.owner == lease.owner
+        version_at = before.version_at if still else ended
+        owner_at = before.owner_at if kept else ended
+        heir_at = before.heir_at if before.lease.heir == lease.heir else ended
+        moved = before.lease.idle if math.isfinite(before.lease.idle) else 0.0
+        return Sighting(
+            lease=evolve(
+                lease,
+                idle=max(lease.idle, began - version_at if still else 0.0),
+                held=max(0.0, began - owner_at),
+                heir_idle=max(0.0, began - heir_at) if lease.heir is not None else 0.0,
+            ),
+            version_at=version_at,
+            owner_at=owner_at,
+            heir_at=heir_at,
+            gap=(before.gap if still else moved) if kept else 0.0,
+        )
+
+    def _first_sight(self, lease: Lease, ended: float) -> Sighting:
+        # What a later reading shows for the first time has begun since the one before.
+        owner_at = -math.inf if self.owners_at is None else ended
+        seen = evolve(
+            lease,
+            idle=math.inf if lease.owner is None else lease.idle,
+            held=math.inf if self.owners_at is None else 0.0,
+            heir_idle=0.0,
+        )
+        return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
+
+    def _changes(self, sightings: Mapping[str, Sighting], ended: float) -> tuple[float, float]:
+        old, new = _owners(self.sightings), _owners(sightings)
+        owners_at = self.owners_at if old == new else None
+        fleet_at = self.fleet_at if owners_at is not None or set(old.values()) == set(new.values()) else None
+        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+
+
+def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
+    return {key: sighting.lease.owner for key, sighting in sightings.items()}
+
+
+def _gaps(sightings: Iterable[Sighting]) -> tuple[tuple[str, float], ...]:
+    gaps: dict[str, float] = {}
+    for sighting in sightings:
+        owner = sighting.lease.owner
+        if owner is not None and sighting.gap > gaps.get(owner, 0.0):
+            gaps[owner] = sighting.gap
+    return tuple(sorted(gaps.items()))
