@@ -4,7 +4,7 @@ Workers of one process that open the same name share one table; a store without 
 A simulator injects its faults by wrapping the store or overriding a method.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 
 from attrs import Factory, frozen
@@ -64,3 +64,8 @@ class MemoryStore(TransactedStore):
 
     def close(self) -> None:
         """Nothing to let go; a named table lives as long as its process."""
+
+
+def open_url(place: str, options: Mapping[str, str], *, create: bool) -> MemoryStore:  # noqa: ARG001  it is always there
+    """The store of this name."""
+    return MemoryStore(place)

@@ -1,0 +1,69 @@
+"""From a URL to a store: `scheme://place?option=value`, each scheme importing only what it needs.
+
+memory://name                                  a table of this process
+sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
+dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Protocol, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from stores.protocol import Store, StoreError
+
+
+class _Module(Protocol):
+    """What each of the modules below provides."""
+
+    def open_url(self, place: str, options: Mapping[str, str], *, create: bool) -> Store:
+        """The store at this place; raises ValueError naming an option it cannot use."""
+        ...
+
+
+# scheme: (module, options it understands, the extra that brings its libraries)
+_SCHEMES: dict[str, tuple[str, frozenset[str], str]] = {
+    "memory": ("stores.memory", frozenset(), ""),
+    "sqlite": ("stores.sqlite", frozenset(), ""),
+    "dynamodb": ("stores.dynamodb", frozenset({"region", "endpoint"}), "aws"),
+}
+
+
+def open_store(url: str, *, create: bool = True) -> Store:
+    """The store this URL names; its table is made if there is none, unless `create` is False.
+
+    Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret);
+    StoreError if the store cannot be used as asked; OutcomeUnknown if it cannot be reached.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError("store URL: it cannot be read as a URL; write scheme://place") from None
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"store URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(_SCHEMES))}")
+    if parts.username or parts.password:
+        raise ValueError("store URL: credentials do not belong in it; use the environment")
+    module, known, extra = _SCHEMES[parts.scheme]
+    options = _options(parts.query, known)
+    return _load(module, extra).open_url(unquote(parts.netloc + parts.path), options, create=create)
+
+
+def _options(query: str, known: frozenset[str]) -> Mapping[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            choice = f"choose among {', '.join(sorted(known))}" if known else "this store has none"
+            raise ValueError(f"store URL: unknown option {name!r}; {choice}")
+        if not value or name in options:
+            raise ValueError(f"store URL: option {name!r} wants one value")
+        options[name] = value
+    return options
+
+
+def _load(module: str, extra: str) -> _Module:
+    try:
+        return cast("_Module", import_module(module))
+    except ModuleNotFoundError as missing:
+        if not extra:
+            raise
+        raise StoreError(f"this store needs {missing.name}; install leasehold[{extra}]") from missing
