@@ -1,0 +1,196 @@
+"""Our own rules M1 to M12: everybody computes the same shares from the listing, and takes its own part of the moves.
+
+Rule 1: what two workers read alike they decide alike, so that their plans never meet; where they
+read differently, both take from the same end of a donor's leases, and the store refuses one of them.
+Rule 2: no share may depend on how far the moves have come (S4).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+
+from attrs import evolve, frozen
+
+from balancer.actions import Action, Claim, RequestHandoff, Steal
+from balancer.census import Census
+from balancer.chance import digest_under, drawn, order_under
+from balancer.config import Config, Minimal
+from balancer.groups import favoured
+from balancer.model import Lease, Me
+
+ALTERNATES = 3
+"""Further leases an announcement tries when another worker was faster (M5)."""
+
+_shed_order = order_under("minimal")
+
+
+def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action, ...]:
+    """What this worker takes now; nothing once everybody has its share."""
+    counts = handed_counts(census, config)
+    free = tuple(lease for lease in census.available if not _graced(lease, rules))
+    overdue = tuple(lease for lease in free if _overdue(lease, config, rules))
+    hint = 0 if overdue else rules.expected_workers or 0
+    floor, extras = divmod(len(census.leases), max(len(counts), hint))
+    if not census.available and counts[me.worker] > floor:
+        return ()  # M3: no share is larger than the floor + 1
+    fleet = _Fleet(census, me, config, rules, counts, floor, favoured(counts, floor, extras, rules.groups))
+    return fleet.join(free) or fleet.fill(free) or fleet.lose_patience(overdue)
+
+
+def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
+    """Leases by worker once the planned moves under way are made (H1)."""
+    moves = live_moves(census, config)
+    if not moves:
+        return census.counts
+    counts = dict(census.counts)
+    for owner, heir in moves.values():
+        counts[owner] -= 1
+        counts[heir] = counts.get(heir, 0) + 1
+    return counts
+
+
+def live_moves(census: Census, config: Config) -> dict[str, tuple[str, str]]:
+    """Owner and heir, by key, of the held leases that will be handed over (H1).
+
+    Their heir holds a lease, or was named lately (a newcomer announces itself so), or a KCL 3.x leader named it.
+    """
+    dead = {lease.key for lease in census.expired} if census.moving else set()
+    return {
+        lease.key: (lease.owner, lease.heir)
+        for lease in census.moving
+        if lease.owner is not None
+        and lease.heir is not None
+        and lease.key not in dead
+        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < handoff_seconds(config))
+    }
+
+
+def handoff_seconds(config: Config) -> float:
+    """How long an owner may take to drain and hand over before its heir steals (H4)."""
+    return config.lease_seconds + 30
+
+
+def _graced(lease: Lease, rules: Minimal) -> bool:
+    """M12: lately given up in good order; its owner's successor is on the way."""
+    return lease.owner is None and lease.idle < rules.grace_seconds
+
+
+def _overdue(lease: Lease, config: Config, rules: Minimal) -> bool:
+    """M9: free for so long that whoever should take it does not; unknown at first sight."""
+    return config.lease_seconds + rules.grace_seconds + patience_seconds(config, rules) < lease.idle < math.inf
+
+
+def patience_seconds(config: Config, rules: Minimal) -> float:
+    """How long a worker waits for others to do their part (M9)."""
+    return rules.patience * config.cycle_seconds
+
+
+@frozen
+class _Fleet:
+    """One reading and everybody's share in it."""
+
+    census: Census
+    me: Me
+    config: Config
+    rules: Minimal
+    counts: Mapping[str, int]
+    floor: int
+    favoured: frozenset[str]
+
+    def share(self, worker: str) -> int:
+        """How many leases this worker should hold (M1, M2, M7)."""
+        share = self.floor + (worker in self.favoured)
+        return share if self.rules.max_leases is None else min(share, self.rules.max_leases)
+
+    def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+        """M5: who holds nothing takes one lease, and is seen, before it takes its share."""
+        if self.counts[self.me.worker]:
+            return ()
+        if self.rules.grace_seconds and (inherited := self._inherit()):
+            return inherited
+        if free:
+            return _one_of([Claim(lease, "M5") for lease in drawn(free, self.me, 1 + ALTERNATES)])
+        return _one_of([_rob(lease, "M5") for lease in drawn(self._spare(), self.me, 1 + ALTERNATES)])
+
+    def _inherit(self) -> tuple[Action, ...]:
+        """M12: a successor takes at once what a worker here usually holds."""
+        others = sorted(count for worker, count in self.counts.items() if worker != self.me.worker)
+        usual = others[(len(others) - 1) // 2] if others else 0
+        leases = drawn(self.census.available, self.me, min(usual, self.share(self.me.worker)))
+        return tuple(Claim(lease, "M12") for lease in leases)
+
+    def _spare(self) -> tuple[Lease, ...]:
+        """What a few donors drawn by this worker can spare: so that joiners seldom meet at one lease."""
+        digest = digest_under(f"{self.me.worker}\0{self.me.turn}")
+        keeps = max(self.floor, 1)
+        donors = [worker for worker, count in self.counts.items() if count > keeps]
+        few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
+        return self._shed({donor: slice(0, self.counts[donor] - keeps) for donor in few})
+
+    def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+        """M6: free leases, then the donors' surplus, stand in one line; the takers, by id, take what they lack."""
+        lacking = {worker: self.share(worker) - count for worker, count in self.counts.items()}
+        need = lacking[self.me.worker]
+        if need <= 0:
+            return ()
+        first = sum(lack for worker, lack in lacking.items() if lack > 0 and worker < self.me.worker)
+        claimed = nsmallest(first + need, free, key=_shed_order)[first:]
+        surplus = {worker: -lack for worker, lack in lacking.items() if lack < 0}
+        stolen = self._shed(_cut(surplus, max(first - len(free), 0), first + need - len(free)))
+        # M7: what is free hurts nobody; only what is taken from the living has a limit.
+        return tuple(Claim(lease, "M6") for lease in claimed) + tuple(
+            _rob(lease, "M6") for lease in stolen[: self.rules.max_steals]
+        )
+
+    def lose_patience(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
+        """M9: what others should have done long ago anybody does, one lease a turn."""
+        held = self.counts[self.me.worker]
+        if self.rules.max_leases is not None and held >= self.rules.max_leases:
+            return ()
+        if overdue:
+            return tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
+        most, fullest = max((count, worker) for worker, count in self.counts.items())
+        if most < held + 2 or self.me.history.owners_still <= patience_seconds(self.config, self.rules):
+            return ()
+        return tuple(_rob(lease, "M9") for lease in self._shed({fullest: slice(0, 1)}))
+
+    def _shed(self, wanted: Mapping[str, slice]) -> tuple[Lease, ...]:
+        """These parts of the donors' leases in shed order, donor by donor (M4); none that is on its way (H5)."""
+        held: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(wanted)}
+        moving = live_moves(self.census, self.config)
+        for lease in self.census.held_by(wanted):
+            if lease.key not in moving:
+                held[lease.owner].append(lease)
+        return tuple(
+            lease
+            for donor, leases in held.items()
+            for lease in nsmallest(wanted[donor or ""].stop, leases, key=_shed_order)[wanted[donor or ""]]
+        )
+
+
+def _cut(surplus: Mapping[str, int], start: int, stop: int) -> dict[str, slice]:
+    """Which part of each donor's surplus falls between these places of the line."""
+    parts = {}
+    place = 0
+    for donor in sorted(surplus):
+        end = place + surplus[donor]
+        if place < stop and end > start:
+            parts[donor] = slice(max(start - place, 0), min(stop, end) - place)
+        place = end
+    return parts
+
+
+def _rob(lease: Lease, rule: str) -> Steal | RequestHandoff:
+    """Ask the living owner where it answers (H2), else steal."""
+    victim = lease.owner or ""
+    if lease.yields:
+        return RequestHandoff(lease, victim, "H2", stale_heir=lease.heir)
+    return Steal(lease, victim, rule)
+
+
+def _one_of(ways: Sequence[Claim | Steal | RequestHandoff]) -> tuple[Action, ...]:
+    """The first of these; the others stand by, but a request is answered too late to have any."""
+    if not ways or isinstance(ways[0], RequestHandoff):
+        return tuple(ways[:1])
+    others = tuple(way for way in ways[1:] if not isinstance(way, RequestHandoff))
+    return (evolve(ways[0], alternates=others),)
