@@ -1,0 +1,34 @@
+"""Planned moves under way: give what is asked for, take what was promised (H3 and H4).
+
+These belong to every rule set, for a fleet may change rules while a move is under way. Asking for one
+(H1, H2, H5) is `minimal`'s own.
+"""
+
+from balancer.actions import Claim, Release, Steal
+from balancer.census import Census
+from balancer.config import Config
+from balancer.model import Lease
+
+STUCK_SECONDS = 30.0
+"""Beyond lease_seconds, how long a living owner may take to drain before its lease is stolen (H4)."""
+
+
+def handoffs(census: Census, config: Config) -> tuple[Claim | Release | Steal, ...]:
+    """What the leases with an heir ask of this worker, in order of key."""
+    expired = {lease.key for lease in census.expired}
+    moves = (_move(lease, census.worker, config, dead=lease.key in expired) for lease in census.moving)
+    return tuple(sorted((move for move in moves if move is not None), key=lambda move: move.lease.key))
+
+
+def _move(lease: Lease, worker: str, config: Config, *, dead: bool) -> Claim | Release | Steal | None:
+    if lease.owner is None or lease.owner == lease.heir or lease.ended:
+        return None
+    if lease.owner == worker:
+        # H3: whoever carries it out drains first. A lease of ours that expired is claimed anew before.
+        return None if dead else Release(lease, rule="H3", heir=lease.heir)
+    if lease.heir != worker:
+        return None
+    if dead:
+        return Claim(lease, rule="H4")
+    stuck = lease.heir_idle >= config.lease_seconds + STUCK_SECONDS
+    return Steal(lease, victim=lease.owner, rule="H4") if stuck else None
