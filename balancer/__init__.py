@@ -1,1 +1,80 @@
 """The rules, as pure functions of a listing."""
+
+from balancer.actions import (
+    Action,
+    Claim,
+    Create,
+    Delete,
+    Look,
+    Release,
+    Renew,
+    RequestHandoff,
+    Steal,
+    Withdraw,
+)
+from balancer.ancestry import problems, readable
+from balancer.census import slow_owners
+from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal, Rules
+from balancer.lineage import births, first_leases
+from balancer.model import (
+    HASH_KEYS,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    HashRange,
+    History,
+    Hole,
+    Lease,
+    Me,
+    Notes,
+    Position,
+    Problem,
+    Shard,
+    Version,
+    at_timestamp,
+)
+from balancer.plan import look_again, plan, renewals
+from balancer.watch import Watch
+
+__all__ = [
+    "HASH_KEYS",
+    "LATEST",
+    "SHARD_END",
+    "TRIM_HORIZON",
+    "Action",
+    "Claim",
+    "Config",
+    "Create",
+    "Delete",
+    "EventHubs",
+    "HashRange",
+    "History",
+    "Hole",
+    "Kcl",
+    "KclRust",
+    "Lease",
+    "Look",
+    "Me",
+    "Minimal",
+    "Notes",
+    "Position",
+    "Problem",
+    "Release",
+    "Renew",
+    "RequestHandoff",
+    "Rules",
+    "Shard",
+    "Steal",
+    "Version",
+    "Watch",
+    "Withdraw",
+    "at_timestamp",
+    "births",
+    "first_leases",
+    "look_again",
+    "plan",
+    "problems",
+    "readable",
+    "renewals",
+    "slow_owners",
+]

@@ -11,7 +11,7 @@ The salt of a turn is the worker's id, one zero byte, and the turn as a decimal 
 worker spreads contenders apart, the turn breaks repeated collisions.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from heapq import nsmallest
 
@@ -37,6 +37,19 @@ def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
 def drawn(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
     """`count` of these leases (or all, if fewer), as this worker draws them in this turn."""
     return tuple(nsmallest(max(count, 0), leases, key=order_under(f"{me.worker}\0{me.turn}")))
+
+
+def drawn_owner(counts: Mapping[str, int], me: Me) -> str:
+    """One of these owners, as likely as it has leases: drawing among its own then equals drawing among all.
+
+    The digest of the empty text, as a number, modulo the number of leases, counted along the names.
+    """
+    place = int.from_bytes(digest_under(f"{me.worker}\0{me.turn}")("")) % sum(counts.values())
+    for owner in sorted(counts):
+        place -= counts[owner]
+        if place < 0:
+            return owner
+    raise AssertionError("a place beyond the last lease")
 
 
 def _utf8(text: str) -> bytes:

@@ -11,9 +11,9 @@ from typing import assert_never
 
 from balancer.actions import Action, Claim, Steal
 from balancer.census import Census
-from balancer.chance import drawn
+from balancer.chance import drawn, drawn_owner
 from balancer.config import Config, EventHubs
-from balancer.model import Lease, Me
+from balancer.model import Me
 
 
 def take(census: Census, me: Me, _config: Config, rules: EventHubs) -> tuple[Action, ...]:
@@ -115,5 +115,7 @@ def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
 
 
 def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> tuple[Action, ...]:
-    loot: tuple[Lease, ...] = drawn(census.held_by(victims), me, 1) if victims else ()
-    return tuple(Steal(lease, victim=lease.owner or "", rule=rule) for lease in loot)
+    if not victims:
+        return ()
+    victim = drawn_owner({owner: census.counts[owner] for owner in victims}, me)
+    return tuple(Steal(lease, victim=victim, rule=rule) for lease in drawn(census.held_by({victim}), me, 1))
