@@ -15,7 +15,7 @@ class Handoff:
         seen = owned(store)
         now = done(store.request_handoff(seen, "bob"))
         assert facts(now) == facts(evolve(seen, heir="bob"))
-        if store.promises.free_notes:
+        if store.promises.free_requests:
             assert now.version == seen.version
             assert done(store.renew(seen)).heir == "bob"
 
@@ -94,7 +94,7 @@ class Handoff:
         assert lost(store.withdraw(seen, "cat")) == seen
         now = done(store.withdraw(seen, "bob"))
         assert facts(now) == facts(evolve(seen, heir=None))
-        if store.promises.free_notes:
+        if store.promises.free_requests:
             assert now.version == seen.version
         assert lost(store.withdraw(seen, "bob")) == now
 
