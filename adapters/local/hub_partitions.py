@@ -1,0 +1,112 @@
+"""Hubs, their partitions, and where in a partition a reader starts.
+
+Rule 1: nothing here knows of AMQP links or sockets. Rule 2: time is handed in.
+"""
+
+import re
+import zlib
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+from attrs import Factory, define
+
+from adapters.local.hub_messages import annotated, events, partition_key
+
+FILTER = re.compile(r"amqp\.annotation\.x-opt-(offset|sequence-number|enqueued-time)\s*(>=|>)\s*'([^']*)'")
+LATEST = "@latest"
+
+
+class Refused(Exception):
+    """A request that a hub answers with an AMQP error condition."""
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(description)
+        self.condition = condition
+        self.description = description
+
+
+@define
+class Partition:
+    """Events in order. An offset counts bytes, so that nobody can mistake it for a sequence number."""
+
+    events: list[bytes] = Factory(list)
+    offsets: list[int] = Factory(list)
+    times: list[int] = Factory(list)
+    readers: list[Any] = Factory(list)
+    _size: int = 0
+
+    def append(self, event: bytes, now_ms: int) -> None:
+        """Enqueue one event."""
+        self.events.append(annotated(event, len(self.events), str(self._size), now_ms))
+        self.offsets.append(self._size)
+        self.times.append(now_ms)
+        self._size += len(event)
+
+    @property
+    def last(self) -> tuple[int, str, int]:
+        """Sequence number, offset and time (ms) of the last event; -1, "-1" and 0 of an empty partition."""
+        if not self.events:
+            return -1, "-1", 0
+        return len(self.events) - 1, str(self.offsets[-1]), self.times[-1]
+
+    def start(self, selector: str | None) -> int:
+        """The sequence number a reader with this filter begins at; raises Refused for a filter we cannot read."""
+        if selector is None:
+            return 0
+        match = FILTER.fullmatch(selector.strip())
+        if match is None:
+            raise Refused("com.microsoft:argument-error", f"filter not understood: {selector}")
+        what, operator, value = match.groups()
+        if value == LATEST:
+            return len(self.events)
+        if not re.fullmatch(r"-?\d+", value):
+            raise Refused("com.microsoft:argument-error", f"filter value is no number: {selector}")
+        return self._from(what, int(value), inclusive=operator == ">=")
+
+    def _from(self, what: str, value: int, *, inclusive: bool) -> int:
+        if what == "sequence-number":
+            return max(0, value if inclusive else value + 1)
+        places = self.offsets if what == "offset" else self.times
+        return bisect_left(places, value) if inclusive else bisect_right(places, value)
+
+
+@define
+class Hub:
+    """One event hub. `groups` are its consumer groups, lower case; with none, any name will do."""
+
+    name: str
+    partitions: list[Partition]
+    groups: frozenset[str] = frozenset()
+    created_ms: int = 0
+    _turn: int = 0
+
+    def add(self, count: int) -> None:
+        """Partitions added at run time, empty, after those there are."""
+        self.partitions.extend(Partition() for _ in range(count))
+
+    def partition(self, number: str) -> Partition:
+        """The partition of this id; raises Refused."""
+        if not (number.isdigit() and int(number) < len(self.partitions)):
+            last = len(self.partitions) - 1
+            raise Refused("com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last}")
+        return self.partitions[int(number)]
+
+    def check_group(self, group: str) -> None:
+        """Raises Refused if there is no such consumer group."""
+        if self.groups and group.lower() not in self.groups:
+            raise Refused("amqp:not-found", f"the consumer group {group} of {self.name} could not be found")
+
+    def enqueue(self, message: bytes, number: str | None, now_ms: int) -> Partition:
+        """Store a message or a batch in the partition named, or the key's, or the next in turn."""
+        partition = self.partition(number) if number is not None else self._choose(message)
+        for event in events(message):
+            partition.append(event, now_ms)
+        return partition
+
+    def _choose(self, message: bytes) -> Partition:
+        key = partition_key(message)
+        if key is None:
+            self._turn += 1
+            return self.partitions[(self._turn - 1) % len(self.partitions)]
+        # The service's own hash is not published; all that users may count on is one key, one partition.
+        return self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
