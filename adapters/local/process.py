@@ -18,6 +18,7 @@ from adapters.local import guard
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02
 STOP_SECONDS = guard.GRACE_SECONDS + 8.0
+LAST_WORDS_SECONDS = 0.5
 PORTS_TRIED = 3
 TAIL_LINES = 20
 
@@ -87,7 +88,9 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
         try:
             yield service
         except Exception as error:
-            if process.poll() is not None:
+            # The guard ends a moment after the service that it watches.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_SECONDS)
                 error.add_note(f"{name} had ended by then; its last words:\n{tail(service.log)}")
             raise
         finally:
@@ -102,12 +105,10 @@ def _started(
         process = _spawn(command(port), log, folder)
         try:
             _wait_until_it_answers(process, name, port, log, seconds)
-        except _PortTaken:
-            if not left:
-                raise
-        except BaseException:
+        except BaseException as error:
             _stop(process)
-            raise
+            if not (left and isinstance(error, _PortTaken)):
+                raise
         else:
             return process, Service(name, f"http://{HOST}:{port}", port, process.pid, log)
     raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,116 @@
+"""Child processes that serve a port: what happens when they, or we, die."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from adapters.local.process import Command, ServiceError, answers, free_port, serving
+
+SERVES = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    held = []
+    while True:
+        held.append(server.accept())
+"""
+
+
+def _python(code: str) -> Callable[[int], Command]:
+    return lambda port: Command((sys.executable, "-c", code, str(port)))
+
+
+def test_last_words_of_a_service_that_ends_at_once() -> None:
+    """Without it the reason why a service did not start would be lost with its log."""
+    with (
+        pytest.raises(ServiceError, match=r"frail ended with status 3; its last words:\nno disk"),
+        serving("frail", _python("import sys; print('no disk'); sys.exit(3)")),
+    ):
+        pass
+
+
+def test_a_silent_service_is_given_up() -> None:
+    """Without it a service that hangs while starting would hang whoever waits for it."""
+    with (
+        pytest.raises(ServiceError, match=r"mute did not answer within 0.2 s"),
+        serving("mute", _python("import threading; threading.Event().wait()"), start_seconds=0.2),
+    ):
+        pass
+
+
+def test_another_port_is_tried_when_somebody_was_faster() -> None:
+    """Without it two test processes that pick one port would fail now and then."""
+    given: list[int] = []
+
+    def command(port: int) -> Command:
+        given.append(port)
+        if len(given) == 1:
+            return _python("import sys; sys.exit('bind: EADDRINUSE')")(port)
+        return _python(SERVES)(port)
+
+    with serving("late", command) as service:
+        assert (len(given), service.port, answers(service.port)) == (2, given[-1], True)
+
+
+def test_ports_are_not_tried_for_ever() -> None:
+    """Without it a service that always complains of its port would be started without end."""
+    given: list[int] = []
+
+    def command(port: int) -> Command:
+        given.append(port)
+        return _python("import sys; sys.exit('Address already in use')")(port)
+
+    with pytest.raises(ServiceError, match="Address already in use"), serving("late", command):
+        pass
+    assert len(given) == 3
+
+
+def test_a_failure_carries_the_words_of_a_service_that_died_meanwhile() -> None:
+    """Without it a broken connection would be all there is to see of a service that crashed."""
+    frail = SERVES.replace("held.append(server.accept())", "server.accept()[0].recv(1) and sys.exit('out of memory')")
+    with pytest.raises(ConnectionError) as caught, serving("frail", _python(frail)) as service:
+        _talk_to_death(service.port)
+    assert caught.value.__notes__ == ["frail had ended by then; its last words:\nout of memory"]
+
+
+def _talk_to_death(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"x")
+        assert connection.recv(1) == b""
+    raise ConnectionError("it does not answer")
+
+
+def test_a_service_that_ignores_the_request_to_stop_is_ended() -> None:
+    """Without it a stuck service would outlive the tests."""
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
+    with serving("stubborn", _python(stubborn)) as service:
+        assert answers(service.port)
+    assert not answers(service.port)
+
+
+def test_a_service_dies_with_its_parent() -> None:
+    """Without it every run that is killed would leave its services behind."""
+    parent = f"""
+import sys, threading
+from adapters.local.process import Command, serving
+with serving("orphan", lambda port: Command((sys.executable, "-c", {SERVES!r}, str(port)))) as service:
+    print(service.port, flush=True)
+    threading.Event().wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            process.send_signal(signal.SIGKILL)
+            # The service never writes: the connection ends when the service does.
+            assert connection.recv(1) == b""
+    assert not answers(port)
+
+
+def test_a_free_port_can_be_bound() -> None:
+    """Without it services could be told to use a port that is not theirs to have."""
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        assert answers(server.getsockname()[1])

