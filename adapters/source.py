@@ -101,6 +101,13 @@ class Source(Protocol):
         """Whether the stream answers and says that this shard does not exist."""
         ...
 
+    def latest(self, lease: Lease) -> Position:
+        """What LATEST means on this shard now: AT_TIMESTAMP a time, or the last number enqueued.
+
+        It is stored before the first read, so that a crash before the first checkpoint skips nothing.
+        """
+        ...
+
     def open(self, lease: Lease, start: Position) -> Reader:
         """A reader that starts just after `start`, dropping records at or before it."""
         ...

@@ -1,0 +1,228 @@
+"""One held lease, as this process last wrote it: every write of a held lease goes through here.
+
+Rule 1: the writes of one lease are serialised, and use the version last written, not the one listed.
+Rule 2: a refused or unanswered write is settled by a consistent reading before the next is tried.
+Rule 3: what is lost stays lost; whoever works on the lease watches `lost` and stops.
+"""
+
+from collections.abc import Callable
+from threading import Event, Lock
+
+from balancer.model import Lease, Notes, Position
+from stores.protocol import Done, Outcome, OutcomeUnknown, Store
+
+PROCESS = "process"
+"""Our attribute that names the process which holds a lease: it tells a restart from a twin."""
+
+ATTEMPTS = 3
+
+
+class Holding:
+    """A lease this worker owns until `lost` is set.
+
+    store          where the lease lives
+    lease          as the write that made it ours answered; reading starts at its checkpoint
+    me             the worker's id
+    process        the running process, unique among all that ever used this id
+    clock          monotonic seconds
+    begun          when the write that made it ours began
+    lease_seconds  how long others wait before they take a lease that stands still
+    replaced       the process whose note this one wrote over when it re-adopted the lease
+    noticed        called once the lease is lost, given or released
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        *,
+        me: str,
+        process: str,
+        clock: Callable[[], float],
+        begun: float,
+        lease_seconds: float,
+        replaced: str | None = None,
+        noticed: Callable[["Holding"], None] = lambda _holding: None,
+    ) -> None:
+        self.key = lease.key
+        self.epoch = lease.epoch
+        self.lost = Event()
+        self.why = ""
+        self.twin = False
+        self.confirmed = begun
+        self.given: Lease | None = None
+        self._store, self._lease, self._me, self._process = store, lease, me, process
+        self._clock, self._lease_seconds = clock, lease_seconds
+        self._replaced, self._noticed = replaced, noticed
+        self._lock = Lock()
+        self._unsure: float | None = None
+        self._release_asked = False
+        self._giving_to: str | None = None
+
+    @property
+    def lease(self) -> Lease:
+        """The lease as last written or read."""
+        return self._lease
+
+    @property
+    def parting(self) -> bool:
+        """Whether the owner should finish the running batch and then `part`."""
+        heir = self._lease.heir
+        named = heir not in (None, self._me) and (self._lease.yields or self._lease.leaving)
+        return self._release_asked or named
+
+    @property
+    def expired(self) -> bool:
+        """Whether others may have taken it by now, as far as our own clock can tell."""
+        return self._clock() - self.confirmed > self._lease_seconds
+
+    def ask_release(self) -> None:
+        """Have whoever works on it finish the running batch and release it."""
+        self._release_asked = True
+
+    def renew(self, notes: Notes = ()) -> bool:
+        """Say that its owner lives; False if it is lost. Raises OutcomeUnknown."""
+        return self._write(lambda lease: self._store.renew(lease, self._signed(lease, notes)))
+
+    def checkpoint(self, position: Position, *, children: tuple[str, ...] = (), keep_owner: bool = False) -> bool:
+        """Move the checkpoint forward; False if the lease is lost, and with it the right to say so.
+
+        A position that is already behind the checkpoint changes nothing. SHARD_END drops the owner
+        unless `keep_owner`. Raises OutcomeUnknown; the next call finds out what happened.
+        """
+
+        def write(lease: Lease) -> Outcome:
+            if position.order <= lease.checkpoint.order:
+                return Done(lease)
+            return self._store.checkpoint(lease, position, children=children, keep_owner=keep_owner)
+
+        return self._write(write, ended=position.ended and not keep_owner)
+
+    def checkpoint_late(self, position: Position) -> bool:
+        """After a theft: move the checkpoint forward without touching owner or counter."""
+        return isinstance(self._store.checkpoint_late(self._lease, position), Done)
+
+    def annotate(self, name: str, value: str) -> bool:
+        """Set one of our attributes; False if the lease is lost. Raises OutcomeUnknown."""
+        return self._write(lambda lease: self._store.annotate(lease, name, value))
+
+    def part(self, position: Position | None = None) -> bool:
+        """Give the lease to its heir, or release it, with everything up to `position` processed.
+
+        False if it stays ours: the heir took its request back. Raises OutcomeUnknown.
+        """
+        if not self._lease.heir and position is not None:
+            self.checkpoint(position)
+        with self._lock:
+            self._resolve()
+            if not self.lost.is_set() and self.parting:
+                self._part(position or self._lease.checkpoint)
+            return self.lost.is_set()
+
+    def drop(self, why: str) -> None:
+        """Stop believing in it, without a word to the store."""
+        with self._lock:
+            self._lose(why)
+
+    def _part(self, position: Position) -> None:
+        heir = None if self._lease.heir == self._me else self._lease.heir
+        self._giving_to = heir
+        if heir:
+            outcome = self._attempt(lambda lease: self._store.give(lease, max(position, lease.checkpoint, key=_order)))
+        else:
+            outcome = self._attempt(lambda lease: self._store.release(lease, self._me))
+        if not isinstance(outcome, Done):
+            self._settle(outcome.lease)
+            return
+        self.given = outcome.lease if heir else None
+        self._lose(f"given to {heir}" if heir else "released")
+
+    def _write(self, write: Callable[[Lease], Outcome], *, ended: bool = False) -> bool:
+        with self._lock:
+            self._resolve()
+            for _ in range(ATTEMPTS):
+                if self.lost.is_set():
+                    return ended and self._lease.ended
+                outcome = self._attempt(write)
+                if isinstance(outcome, Done):
+                    if ended:
+                        self._lose("ended")
+                    return True
+                self._settle(outcome.lease)
+            return self._still_refused()
+
+    def _still_refused(self) -> bool:
+        if self.lost.is_set():
+            return False
+        raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
+
+    def _attempt(self, write: Callable[[Lease], Outcome]) -> Outcome:
+        begun = self._clock()
+        try:
+            outcome = write(self._lease)
+        except OutcomeUnknown:
+            self._unsure = begun
+            raise
+        if isinstance(outcome, Done):
+            self._learn(outcome.lease, begun)
+        return outcome
+
+    def _learn(self, lease: Lease, begun: float) -> None:
+        # A note that leaves the version alone is no sign of life to others.
+        if lease.version != self._lease.version:
+            self.confirmed = begun
+        self._lease = lease
+
+    def _resolve(self) -> None:
+        """Find out what became of a write that was never answered."""
+        if self._unsure is None or self.lost.is_set():
+            return
+        stored = self._store.get((self.key,))
+        begun, self._unsure = self._unsure, None
+        self._settle(stored[0] if stored else None, begun)
+
+    def _settle(self, stored: Lease | None, begun: float | None = None) -> None:
+        """What a consistent reading makes of a lease that we held to be ours."""
+        if stored is None:
+            self._lose("its row is gone")
+        elif stored.ended and not self._lease.ended:
+            self._lease = stored
+            self._lose("ended")
+        elif stored.owner != self._me:
+            # The reply to our own gift may have been lost: then it can still be taken back.
+            self.given = stored if stored.owner == self._giving_to else None
+            self._lose(f"now owned by {stored.owner}")
+        elif stored.note(PROCESS) in (None, self._process):
+            # Ours: the reply of one of our writes was lost, or an heir was named in between.
+            self._learn(stored, self.confirmed if begun is None else begun)
+        else:
+            self._dispute(stored)
+
+    def _dispute(self, stored: Lease) -> None:
+        """Another process writes under our name. The elder stays: it says so by writing again.
+
+        The younger one sees the process it replaced come back to life, and leaves.
+        """
+        if stored.note(PROCESS) == self._replaced:
+            self.twin = True
+            self._lose("another living process uses this worker id")
+        elif self.expired:
+            self._lose("re-adopted by another process of this worker id")
+        else:
+            self._lease = stored
+            self._attempt(lambda lease: self._store.renew(lease, self._signed(lease, ())))
+
+    def _signed(self, lease: Lease, notes: Notes) -> Notes:
+        if lease.note(PROCESS) == self._process:
+            return notes
+        return tuple(sorted({**dict(notes), PROCESS: self._process}.items()))
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.is_set():
+            self.why = why
+            self.lost.set()
+            self._noticed(self)
+
+
+def _order(position: Position) -> tuple[int, int, int]:
+    return position.order

@@ -1,0 +1,142 @@
+"""All leases this process holds, and how it comes by those the table already says are its own."""
+
+import logging
+from collections.abc import Callable, Iterable
+from threading import Lock
+
+from attrs import frozen
+
+from adapters.holding import PROCESS, Holding
+from balancer.model import Lease, Notes
+from stores.protocol import Done, Store, StoreError
+
+log = logging.getLogger("leasehold.holdings")
+
+
+class WorkerError(Exception):
+    """This worker must not go on: what is wrong, and what to do about it."""
+
+
+@frozen
+class Identity:
+    """Who holds: the worker's id, kept over restarts, and the running process, which never comes again."""
+
+    worker: str
+    process: str
+
+    @property
+    def notes(self) -> Notes:
+        """What every taking writes on the row."""
+        return ((PROCESS, self.process),)
+
+
+class Holdings:
+    """The leases held now, each written to through its own `Holding`.
+
+    began  called for each lease that becomes ours
+    gave   called with each lease given to its heir, as stored, and the time
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        clock: Callable[[], float],
+        lease_seconds: float,
+        began: Callable[[Holding], None],
+        gave: Callable[[Lease, float], None],
+    ) -> None:
+        self._store, self._identity = store, identity
+        self._clock, self._lease_seconds = clock, lease_seconds
+        self._began, self._gave = began, gave
+        self._held: dict[str, Holding] = {}
+        self._lock = Lock()
+        self._twin = False
+
+    @property
+    def all(self) -> tuple[Holding, ...]:
+        """What is held now, by key."""
+        with self._lock:
+            return tuple(holding for _, holding in sorted(self._held.items()))
+
+    def get(self, key: str) -> Holding | None:
+        """The holding of this lease, if it is held."""
+        with self._lock:
+            return self._held.get(key)
+
+    def check_identity(self) -> None:
+        """Raises WorkerError if another living process was seen to use this worker's id.
+
+        Then nothing is held any more, nor released: a release in our common name would be the other's loss.
+        """
+        if self._twin:
+            for holding in self.all:
+                holding.drop("another living process uses this worker id")
+            raise WorkerError(
+                f"worker id {self._identity.worker!r} is used by another living process: "
+                "stop one of the two, or give each worker its own id"
+            )
+
+    def hold(self, lease: Lease, begun: float, replaced: str | None = None) -> None:
+        """A write that began then has made this lease ours."""
+        holding = Holding(
+            self._store,
+            lease,
+            me=self._identity.worker,
+            process=self._identity.process,
+            clock=self._clock,
+            begun=begun,
+            lease_seconds=self._lease_seconds,
+            replaced=replaced,
+            noticed=self._let_go,
+        )
+        with self._lock:
+            self._held[lease.key] = holding
+        if not lease.ended:
+            self._began(holding)
+
+    def strays(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
+        """What a reading says is ours and we do not hold; finished ones only if asked for."""
+        with self._lock:
+            held = frozenset(self._held)
+        worker = self._identity.worker
+        return tuple(
+            lease for lease in leases if lease.owner == worker and lease.key not in held and (ended or not lease.ended)
+        )
+
+    def adopt(self, seen: Lease) -> None:
+        """Take up a stray: a lease given to us, or held before a restart, expired or not, without a move."""
+        try:
+            stored = self._adopt_as(seen)
+            if stored is None:
+                return
+            # The listing may have been stale; what moves between a consistent reading and our write lives.
+            again = self._adopt_as(stored)
+            self._twin = self._twin or (again is not None and again.note(PROCESS) != self._identity.process)
+        except StoreError as fault:
+            log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
+
+    def _adopt_as(self, lease: Lease) -> Lease | None:
+        """None once it is held, or is not ours any more; else the lease as it really is.
+
+        A write, not a mere reading: otherwise the giver of a lease and its heir could both own it.
+        """
+        begun = self._clock()
+        outcome = self._store.claim(lease, self._identity.worker, self._identity.notes)
+        if isinstance(outcome, Done):
+            signer = lease.note(PROCESS)
+            self.hold(outcome.lease, begun, None if signer == self._identity.process else signer)
+            return None
+        stored = outcome.lease
+        ours = stored is not None and stored.owner == self._identity.worker and not stored.ended
+        return stored if ours else None
+
+    def _let_go(self, holding: Holding) -> None:
+        log.info("lease %s: %s", holding.key, holding.why)
+        self._twin = self._twin or holding.twin
+        with self._lock:
+            if self._held.get(holding.key) is holding:
+                del self._held[holding.key]
+        if holding.given is not None:
+            self._gave(holding.given, self._clock())

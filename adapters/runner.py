@@ -1,0 +1,154 @@
+"""Threads and a monotonic clock that keep a worker's appointments: renewing, turning, and reading.
+
+A signal to end (SIGTERM, SIGINT) drains: the running batch is finished, checkpointed, and its lease
+released; a second one ends the process at once, and its leases wait for expiry.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event, Thread
+
+from adapters.appointments import Appointments
+from adapters.handling import Handler, Handling
+from adapters.holding import Holding
+from adapters.holdings import WorkerError
+from adapters.reading import Reading
+from adapters.source import SourceError
+from adapters.worker import RETRY_SECONDS, Worker
+from stores.protocol import StoreError
+
+log = logging.getLogger("leasehold.runner")
+
+READERS = 40
+WRITERS = 10
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Runner:
+    """Runs one worker until it is stopped.
+
+    worker    is given this runner as its consumer
+    handling  who handles records; a plain function is handled with the default policy
+    readers   how many shards may be read or handled side by side
+    writers   how many leases may be renewed side by side, and as many claimed
+    """
+
+    def __init__(
+        self, worker: Worker, handling: Handling | Handler, *, readers: int = READERS, writers: int = WRITERS
+    ) -> None:
+        self._worker = worker
+        self._handling = handling if isinstance(handling, Handling) else Handling(handling)
+        self._readings = Appointments(readers, worker.clock)
+        self._pools = [ThreadPoolExecutor(writers, thread_name_prefix=f"leasehold-{name}") for name in ("renew", "act")]
+        worker.each_renewal, worker.each_action = (pool.map for pool in self._pools)
+        worker.consumer = self
+        self._turn_sooner, self._renew_sooner = Event(), Event()
+        worker.hurried = self._turn_sooner.set
+        self._taking, self._renewing = Event(), Event()
+        self._taking.set()
+        self._renewing.set()
+        # A queue, because its `put` may be called from a signal's handler; an Event's `set` may hang there.
+        self._ends: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def run(self) -> None:
+        """Work until `stop` is called; returns once everything is released.
+
+        Raises WorkerError, StoreError or SourceError if the worker cannot go on, after having released.
+        """
+        turning = self._thread("turn", self._worker.turn, self._turn_sooner, self._taking)
+        renewing = self._thread("renew", self._worker.renew, self._renew_sooner, self._renewing)
+        end = self._ends.get()
+        self._drain(turning)
+        self._renewing.clear()
+        self._renew_sooner.set()
+        renewing.join()
+        self._readings.close()
+        for pool in self._pools:
+            pool.shutdown()
+        if end is not None:
+            raise end
+
+    def stop(self) -> None:
+        """Finish the running batches, checkpoint, release, and let `run` return."""
+        self._ends.put(None)
+
+    def begin(self, holding: Holding) -> None:
+        """Read what has become ours; during the drain, only to release it."""
+        if not self._taking.is_set():
+            holding.ask_release()
+        self._readings.add(holding.key, Reading(self._worker, holding, self._handling).step)
+
+    def part(self, holding: Holding) -> None:
+        """Have its reading finish the running batch, then give it up."""
+        self._readings.hurry(holding.key)
+
+    def _drain(self, turning: Thread) -> None:
+        self._taking.clear()
+        self._turn_sooner.set()
+        self._part_with_all()
+        turning.join()
+        self._worker.close()
+        # The last turn may have won leases in between; they were asked to be released as they began.
+        self._part_with_all()
+        self._readings.drain()
+
+    def _part_with_all(self) -> None:
+        for holding in self._worker.holdings:
+            holding.ask_release()
+            self._readings.hurry(holding.key)
+
+    def _thread(self, name: str, work: Callable[[float], float], sooner: Event, going: Event) -> Thread:
+        thread = Thread(target=self._keep, args=(work, sooner, going), name=f"leasehold-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _keep(self, work: Callable[[float], float], sooner: Event, going: Event) -> None:
+        clock = self._worker.clock
+        while going.is_set():
+            sooner.clear()
+            due = self._call(work, clock())
+            if going.is_set():
+                sooner.wait(min(max(0.0, due - clock()), threading.TIMEOUT_MAX))
+
+    def _call(self, work: Callable[[float], float], now: float) -> float:
+        try:
+            return work(now)
+        except (WorkerError, StoreError, SourceError) as fault:
+            self._ends.put(fault)
+            return now + RETRY_SECONDS
+        except Exception:
+            log.exception("unexpected fault, trying again in %g s", RETRY_SECONDS)
+            return now + RETRY_SECONDS
+
+
+def run(worker: Worker, handling: Handling | Handler, *, readers: int = READERS, writers: int = WRITERS) -> None:
+    """Run a worker in this process until a signal ends it.
+
+    In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
+    """
+    runner = Runner(worker, handling, readers=readers, writers=writers)
+    with _stopping_on_signals(runner):
+        runner.run()
+
+
+@contextmanager
+def _stopping_on_signals(runner: Runner) -> Iterator[None]:
+    def stop(_number: int, _frame: object) -> None:
+        for each in ENDING:
+            signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
+        runner.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, stop) for each in ENDING}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,282 @@
+"""One member of the fleet: it renews what it holds, looks, plans, and acts; others keep its appointments.
+
+Rule 1: `renew` and `turn` each do one bounded piece of work, say when they wish to be called next, and
+never wait for the other. Rule 2: no thread, no sleep and no wall clock in here.
+Rule 3: a failed execution never kills a worker; the next turn sees what is true.
+"""
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from threading import Event
+from typing import Protocol, TypeVar
+
+from attrs import evolve
+
+from adapters.backoff import Backoff
+from adapters.discovery import Discovery
+from adapters.handoff import Handoffs
+from adapters.holding import Holding
+from adapters.holdings import Holdings, Identity
+from adapters.source import Source
+from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
+from balancer.config import Config, Kcl
+from balancer.model import Lease, Me, Notes, Shard
+from balancer.plan import look_again, plan, renewals
+from balancer.watch import Watch
+from stores.execute import execute
+from stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
+
+log = logging.getLogger("leasehold.worker")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+RETRY_SECONDS = 1.0
+SOON_SECONDS = 0.05
+
+
+class Each(Protocol):
+    """Applies a function to each item: `map`, or a pool's, so that writes need not queue."""
+
+    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
+        """The answers, in the order of the items."""
+        ...
+
+
+class Consumer(Protocol):
+    """Whoever works on what is held."""
+
+    def begin(self, holding: Holding) -> None:
+        """Start reading; stop as soon as `holding.lost` is set."""
+        ...
+
+    def part(self, holding: Holding) -> None:
+        """Finish the running batch, then `holding.part`."""
+        ...
+
+
+class Unread:
+    """Nobody reads: the worker only takes part in sharing."""
+
+    def begin(self, holding: Holding) -> None:
+        """Nothing to start."""
+
+    def part(self, holding: Holding) -> None:
+        """Nothing is running, so the lease can go at once."""
+        try:
+            holding.part()
+        except OutcomeUnknown as fault:
+            log.warning("lease %s: %s", holding.key, fault)  # the next renewal asks again
+
+
+class Worker:
+    """One worker of a fleet that shares the leases of one table.
+
+    store     the table of leases
+    source    the stream they stand for
+    me        this worker's id; keep it over restarts, and leases are re-adopted without a move
+    config    the same for the whole fleet
+    consumer  works on what is held; nobody, if left out
+    each_renewal, each_action
+              `map` writes one by one; a pool's `map` side by side. Not the same pool: renewals must
+              not queue behind a turn
+    clock     monotonic seconds, the time that `now` is told in
+    process   tells this process from every other that ever used the id
+    hurried   called (from any thread) when `turn` wishes to be called sooner than it said
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        source: Source,
+        me: str,
+        config: Config | None = None,
+        consumer: Consumer | None = None,
+        each_renewal: Each = map,
+        each_action: Each = map,
+        clock: Callable[[], float] = time.monotonic,
+        process: str | None = None,
+        hurried: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store, self.source, self.me = store, source, me
+        self.config = config or Config()
+        self.consumer: Consumer = consumer or Unread()
+        self.each_renewal, self.each_action = each_renewal, each_action
+        self.clock, self.hurried = clock, hurried
+        self._identity = Identity(me, process or uuid.uuid4().hex)
+        self._discovery = Discovery(source)
+        self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._hold)
+        self._holdings = Holdings(
+            store,
+            self._identity,
+            clock=clock,
+            lease_seconds=self.config.lease_seconds,
+            began=self._began,
+            gave=self._gave,
+        )
+        self._watch = Watch()
+        self._look = Look(0.0)
+        self._look_due = self._whole_due = -math.inf
+        self._turns = 0
+        self._hurry = Event()
+        self._benched: dict[str, float] = {}
+        self._closing = False
+        self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds)
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """What this worker holds now, by key."""
+        return self._holdings.all
+
+    def renew(self, now: float) -> float:
+        """Renew what is due, and stop what others may have taken; when to call again.
+
+        Raises WorkerError if another living process uses this worker's id.
+        """
+        held = self.holdings
+        mine = tuple(evolve(holding.lease, idle=max(0.0, now - holding.confirmed)) for holding in held)
+        wanted = {action.lease.key: action for action in renewals(mine, self._asking(), self.config)}
+        renewed = list(self.each_renewal(self._renew, [(h, wanted[h.key]) for h in held if h.key in wanted]))
+        self._holdings.check_identity()
+        for holding in self.holdings:
+            self._tend(holding)
+        due = min((h.confirmed + self.config.renew_seconds for h in self.holdings), default=math.inf)
+        soonest = now + (SOON_SECONDS if all(renewed) else RETRY_SECONDS)
+        return max(soonest, min(due, now + self.config.renew_seconds))
+
+    def turn(self, now: float) -> float:
+        """Look, plan and act if that is due, and tend hand-offs; when to call again.
+
+        Raises StoreError or SourceError if the first look shows that they cannot be used at all,
+        and WorkerError if another living process uses this worker's id.
+        """
+        attend = self._handoffs.tend(now)
+        if self._closing:
+            return attend
+        if self._hurry.is_set() or now >= self._look_due:
+            self._hurry.clear()
+            self._look_due = now + self._look_or_wait(now)
+        self._holdings.check_identity()
+        return now if self._hurry.is_set() else min(attend, self._look_due)
+
+    def hurry(self) -> None:
+        """Look at the next opportunity, at shards too: one ended, or is gone."""
+        self._discovery.want()
+        self._hurry.set()
+        self.hurried()
+
+    def bench(self, key: str, seconds: float) -> None:
+        """Do not take this lease for so long: what failed here may work elsewhere."""
+        self._benched[key] = self.clock() + seconds
+
+    def close(self) -> None:
+        """Take nothing more; what is held is for the consumer to part with."""
+        self._closing = True
+        self._handoffs.withdraw()
+
+    def _renew(self, wanted: tuple[Holding, Renew]) -> bool:
+        holding, action = wanted
+        try:
+            holding.renew(_merged(action.notes, self._look.notes))
+        except StoreError as fault:
+            log.warning("lease %s could not be renewed: %s", holding.key, fault)
+            return False
+        return True
+
+    def _tend(self, holding: Holding) -> None:
+        if holding.expired:
+            # Others may have taken it: no record may be handled that nobody here is entitled to.
+            holding.drop(f"not confirmed for {self.config.lease_seconds:g} s")
+        elif holding.parting:
+            self.consumer.part(holding)
+
+    def _look_or_wait(self, now: float) -> float:
+        try:
+            seconds = self._look_and_act(now)
+        except StoreError as fault:
+            if not (self._turns or isinstance(fault, OutcomeUnknown)):
+                raise
+            log.warning("the leases could not be read: %s", fault)
+            return self._backoff.next()
+        self._backoff.reset()
+        return seconds
+
+    def _look_and_act(self, now: float) -> float:
+        # A few leases may be asked for alone, but not for longer than a cycle.
+        asked = self._look.keys if now < self._whole_due else None
+        began = self.clock()
+        listing = self.store.list() if asked is None else Listing(self.store.get(asked))
+        self._watch, leases = self._watch.look(listing.leases, began, self.clock(), asked)
+        # KCL 2.x renews finished leases too.
+        strays = self._holdings.strays(leases, ended=isinstance(self.config.rules, Kcl))
+        list(self.each_action(self._holdings.adopt, strays))
+        me = self._asking()
+        shards = self._discovery.shards(now, listing, me.history)
+        actions = plan(leases, shards, me, self.config)
+        list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
+        self._look = look_again(actions, leases, me, self.config)
+        self._turns += 1
+        if asked is None:
+            self._whole_due = now + self.config.cycle_seconds
+        return self._look.seconds
+
+    def _asking(self) -> Me:
+        return Me(self.me, self._turns, self._watch.history)
+
+    def _may(self, action: Action, shards: tuple[Shard, ...] | None, now: float) -> bool:
+        key = action.lease.key
+        match action:
+            case Renew():
+                return False  # `renew` keeps its own appointments
+            case Claim() | Steal():
+                return self._holdings.get(key) is None and self._benched.get(key, now) <= now
+            case Delete():
+                return self._discovery.deletable(action.lease, shards or ())
+            case _:
+                return True
+
+    def _act(self, action: Action) -> None:
+        held = self._holdings.get(action.lease.key)
+        if isinstance(action, Release) and held is not None:
+            held.ask_release()
+            self.consumer.part(held)
+            return
+        begun = self.clock()
+        try:
+            outcome = execute(self.store, action, self.me, notes=self._identity.notes)
+        except StoreError as fault:
+            log.warning("%s of lease %s: %s", type(action).__name__, action.lease.key, fault)
+        else:
+            self._learn(action, outcome, begun)
+
+    def _learn(self, action: Action, outcome: Outcome, begun: float) -> None:
+        match action, outcome:
+            case ((Claim() | Steal() | Create()), Done(lease)) if lease.owner == self.me:
+                self._handoffs.settled(lease.key)
+                self._hold(lease, begun)
+            case RequestHandoff(), Done(lease):
+                self._handoffs.asked(lease)
+            case Withdraw(lease), _:
+                self._handoffs.settled(lease.key)
+            case _, Lost(key):
+                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key)
+            case _:
+                pass
+
+    def _began(self, holding: Holding) -> None:
+        self.consumer.begin(holding)
+
+    def _hold(self, lease: Lease, begun: float) -> None:
+        self._holdings.hold(lease, begun)
+
+    def _gave(self, lease: Lease, now: float) -> None:
+        self._handoffs.gave(lease, now)
+        self.hurried()
+
+
+def _merged(notes: Notes, more: Notes) -> Notes:
+    return tuple(sorted({**dict(notes), **dict(more)}.items()))

@@ -1,0 +1,212 @@
+"""Workers on one memory store under a clock that only the test moves: nothing sleeps, nothing is left to chance."""
+
+from collections.abc import Callable, Iterable
+
+from attrs import define, field
+
+from adapters.holding import Holding
+from adapters.source import Batch, Reader, Record, SourceUnavailable
+from adapters.worker import Worker
+from balancer.config import Config, Kcl
+from balancer.model import LATEST, Lease, Position, Shard, at_timestamp
+from stores.memory import MemoryStore
+from stores.protocol import Listing, Outcome, OutcomeUnknown
+
+KCL = Config(Kcl(max_steals=10), lease_seconds=10.0)
+
+
+@define
+class Clock:
+    """Seconds that pass when told to."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+class FaultyStore(MemoryStore):
+    """A memory store that may be unreachable, or lose the reply of one write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = False
+        self.lose_replies = 0
+        self.writes: list[str] = []
+
+    def _reach(self) -> None:
+        if self.down:
+            raise OutcomeUnknown("the store cannot be reached")
+
+    def list(self) -> Listing:
+        """Every lease, if reachable."""
+        self._reach()
+        return super().list()
+
+    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+        """These leases, if reachable."""
+        self._reach()
+        return super().get(keys)
+
+    def _change(self, key: str, change: Callable[[Lease], Lease | None]) -> Outcome:
+        self._reach()
+        outcome = super()._change(key, change)
+        self.writes.append(key)
+        if self.lose_replies:
+            self.lose_replies -= 1
+            raise OutcomeUnknown("the reply was lost")
+        return outcome
+
+
+@define
+class Shelf:
+    """The records of one shard, and what follows it."""
+
+    records: list[Record] = field(factory=list)
+    children: tuple[Shard, ...] = ()
+    ended: bool = False
+    size: int = 100
+
+
+@define
+class ListReader:
+    """Reads a shelf from behind a position."""
+
+    shelf: Shelf
+    at: int
+    closed: bool = False
+
+    def read(self) -> Batch:
+        """The next few."""
+        records = tuple(self.shelf.records[self.at : self.at + self.shelf.size])
+        self.at += len(records)
+        ended = self.shelf.ended and self.at >= len(self.shelf.records)
+        read_to = records[-1].position if records else None
+        return Batch(records, read_to, 0.0, 0.2, ended, self.shelf.children if ended else ())
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+@define
+class ListSource:
+    """A stream held in memory."""
+
+    listed: list[Shard] = field(factory=list)
+    shelves: dict[str, Shelf] = field(factory=dict)
+    listings: int = 0
+    down: bool = False
+    opened: list[tuple[str, Position]] = field(factory=list)
+    missing: set[str] = field(factory=set)
+    stream: str = ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing, counted."""
+        if self.down:
+            raise SourceUnavailable("the source cannot be reached")
+        self.listings += 1
+        return tuple(self.listed)
+
+    def gone(self, shard: str) -> bool:
+        """Whether the test says so."""
+        return shard in self.missing
+
+    def latest(self, lease: Lease) -> Position:
+        """A fixed time."""
+        return at_timestamp(1_700_000_000_000 + len(lease.key))
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader behind this position; LATEST and a time mean the end of what is there."""
+        self.opened.append((lease.key, start))
+        shelf = self.shelves.setdefault(lease.key, Shelf())
+        later = [n for n, record in enumerate(shelf.records) if record.position.order > start.order]
+        at = later[0] if later and start != LATEST else len(shelf.records)
+        return ListReader(shelf, at)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
+    """A shard."""
+    return Shard(name, parents=parents, hash_range=(first, last), open=open)
+
+
+def four_shards() -> list[Shard]:
+    """A stream of four equal shards."""
+    quarter = 2**126
+    return [shard(f"s-{n}", n * quarter, (n + 1) * quarter - 1) for n in range(4)]
+
+
+def records(count: int, start: int = 0) -> list[Record]:
+    """Numbered records."""
+    return [Record(b"%d" % n, str(100 + n), partition_key=f"k-{n}") for n in range(start, start + count)]
+
+
+@define
+class Kept:
+    """A consumer that remembers what it was told; the test does the work."""
+
+    begun: list[Holding] = field(factory=list)
+    parting: list[Holding] = field(factory=list)
+
+    def begin(self, holding: Holding) -> None:
+        """Remember it."""
+        self.begun.append(holding)
+
+    def part(self, holding: Holding) -> None:
+        """Part at once, as nothing is running."""
+        self.parting.append(holding)
+        holding.part()
+
+
+@define
+class Driven:
+    """One worker and its appointments under the test's clock."""
+
+    worker: Worker
+    clock: Clock
+    renew_due: float = 0.0
+    turn_due: float = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Keep its appointments for so long."""
+        end = self.clock.now + seconds
+        while min(self.renew_due, self.turn_due) <= end:
+            self.clock.now = max(self.clock.now, min(self.renew_due, self.turn_due))
+            self.step()
+        self.clock.now = end
+
+    def step(self) -> None:
+        """Whatever is due now."""
+        now = self.clock.now
+        if self.renew_due <= now:
+            self.renew_due = self.worker.renew(now)
+        if self.turn_due <= now:
+            self.turn_due = self.worker.turn(now)
+
+    @property
+    def held(self) -> list[str]:
+        """The keys it holds."""
+        return [holding.key for holding in self.worker.holdings]
+
+
+def member(
+    store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
+) -> Driven:
+    """A worker that shares, with a consumer that remembers."""
+    worker = Worker(store=store, source=source, me=me, config=config, consumer=Kept(), clock=clock, process=process)
+    return Driven(worker, clock, clock.now, clock.now)
+
+
+def together(members: list[Driven], seconds: float) -> None:
+    """Keep the appointments of several workers in one order of time."""
+    clock = members[0].clock
+    end = clock.now + seconds
+    while (due := min(min(each.renew_due, each.turn_due) for each in members)) <= end:
+        clock.now = max(clock.now, due)
+        for each in members:
+            each.step()
+    clock.now = end
