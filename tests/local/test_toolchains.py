@@ -39,7 +39,7 @@ def test_a_folder_is_filled_once_by_many() -> None:
         (folder / "jar").touch()
 
     with ThreadPoolExecutor(8) as pool:
-        folders = {pool.submit(filled, "jars", fill).result() for _ in range(8)}
+        folders = set(pool.map(lambda _: filled("jars", fill), range(8)))
     assert (folders, fills) == ({cache_folder() / "jars"}, [cache_folder() / "jars"])
 
 
