@@ -3,6 +3,9 @@
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
+azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>
+s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
 """
 
 from collections.abc import Mapping
@@ -26,6 +29,8 @@ _SCHEMES: dict[str, tuple[str, frozenset[str], str]] = {
     "memory": ("stores.memory", frozenset(), ""),
     "sqlite": ("stores.sqlite", frozenset(), ""),
     "dynamodb": ("stores.dynamodb", frozenset({"region", "endpoint"}), "aws"),
+    "azblob": ("stores.blob", frozenset({"prefix", "eventhub", "group", "endpoint"}), "azure"),
+    "s3": ("stores.s3", frozenset({"region", "endpoint"}), "aws"),
 }
 
 

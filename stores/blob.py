@@ -1,0 +1,220 @@
+"""Leases in an Azure Blob container: empty block blobs whose metadata says everything.
+
+Creation is Put Blob under If-None-Match: *, never Set Metadata, whose condition the service does
+not keep. Everything later is Set Metadata under If-Match, which leaves soft-deleted copies of
+nothing behind; nothing is rewritten that does not change, and only `delete` deletes.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from azure.core import MatchConditions
+from azure.core.credentials import TokenCredential
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+)
+from azure.storage.blob import BlobClient, BlobProperties, ContainerClient
+
+from stores.blob_names import EventHubLayout
+from stores.etags import EtagStore
+from stores.layouts import Layout
+from stores.object_names import ObjectLayout
+from stores.objects import Fields, SkewWarning, Stored, age, bare
+from stores.protocol import OutcomeUnknown, StoreError
+
+CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
+"""The environment variable that holds the account's key, where one is used."""
+
+_REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
+_BUSY = frozenset({408, 429})
+_ONCE: Mapping[str, Any] = {"retry_total": 0}
+"""A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
+
+_CLIENT: Mapping[str, Any] = {
+    "retry_total": 2,
+    "initial_backoff": 0.2,
+    "increment_base": 2,
+    "connection_timeout": 5,
+    "read_timeout": 10,
+}
+
+
+def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagStore:
+    """The store at `account/container`.
+
+    With `eventhub=<namespace>/<hub>` and `group` (default $Default) the blobs are the Azure SDKs'
+    own; else leases of any source stand below `prefix`. The account's key comes from the
+    connection string in the environment; without one, the identity of this machine or user is
+    asked for. Raises ValueError, StoreError.
+    """
+    account, slash, container = place.partition("/")
+    if not (account and slash and container) or "/" in container:
+        raise ValueError("azblob URL: write azblob://account/container")
+    layout = _layout(options)
+    client = _client(account, container, options.get("endpoint"))
+    _ensure(client, create=create)
+    return EtagStore(BlobObjects(client), layout)
+
+
+def _layout(options: Mapping[str, str]) -> Layout:
+    if "eventhub" not in options:
+        if "group" in options:
+            raise ValueError("azblob URL: option 'group' goes with eventhub=<namespace>/<hub>")
+        return ObjectLayout(options.get("prefix", ""))
+    namespace, slash, hub = options["eventhub"].partition("/")
+    if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
+        raise ValueError("azblob URL: write eventhub=<fully qualified namespace>/<hub>, and no prefix beside it")
+    return EventHubLayout(namespace, hub, options.get("group", "$Default"))
+
+
+def _client(account: str, container: str, endpoint: str | None) -> ContainerClient:
+    secret = os.environ.get(CONNECTION_STRING)
+    if not secret:
+        url = endpoint or f"https://{account}.blob.core.windows.net"
+        return ContainerClient(url, container, credential=_identity(), **_CLIENT)
+    try:
+        client = ContainerClient.from_connection_string(secret, container, **_CLIENT)
+    except ValueError as bad:
+        raise StoreError(f"{CONNECTION_STRING}: it is no storage connection string") from bad
+    if client.account_name != account:
+        raise ValueError(f"azblob URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
+    return client
+
+
+def _identity() -> TokenCredential:
+    from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
+
+    return DefaultAzureCredential()
+
+
+def _ensure(client: ContainerClient, *, create: bool) -> None:
+    """Asked by a listing: an identity that may use a container need not be allowed to describe it."""
+    with _asking(client):
+        try:
+            next(iter(client.list_blobs(results_per_page=1)), None)
+        except ResourceNotFoundError:
+            if not create:
+                raise
+            try:
+                client.create_container()
+            except ResourceExistsError:
+                return  # somebody else was faster
+
+
+class BlobObjects:
+    """The blobs of one container."""
+
+    def __init__(self, container: ContainerClient, skew: SkewWarning | None = None) -> None:
+        self._container = container
+        self._skew = skew or SkewWarning()
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        """All pages; soft-deleted blobs, old versions and snapshots are not asked for."""
+        dated = _Dated(self._skew)
+        with _asking(self._container):
+            blobs = self._container.list_blobs(
+                name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.heard
+            )
+            # A page's date is read with its first blob, before the next page is fetched.
+            return tuple(_stored(blob, dated.now) for blob in blobs)
+
+    def get(self, name: str) -> Stored | None:
+        """One blob's metadata."""
+        dated = _Dated(self._skew)
+        with _asking(self._container):
+            try:
+                blob = self._blob(name).get_blob_properties(raw_response_hook=dated.heard)
+            except ResourceNotFoundError as absent:
+                if _code(absent) == "BlobNotFound":
+                    return None
+                raise
+        return _stored(blob, dated.now, name)
+
+    def put_new(self, name: str, fields: Fields) -> str | None:
+        """Put Blob, which alone keeps If-None-Match: * everywhere."""
+        return self._put(lambda: self._blob(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE))
+
+    def put_over(self, name: str, fields: Fields, etag: str) -> str | None:
+        """Set Metadata under If-Match."""
+        match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **match, **_ONCE))
+
+    def delete(self, name: str, etag: str) -> bool:
+        """Delete Blob under If-Match; of an absent blob some services say that the condition failed."""
+        match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        with _asking(self._container):
+            try:
+                self._blob(name).delete_blob(**match, **_ONCE)
+            except HttpResponseError as refused:
+                if _code(refused) not in _REFUSED:
+                    raise
+            else:
+                return True
+        return self.get(name) is None
+
+    def close(self) -> None:
+        """Let connections go."""
+        self._container.close()
+
+    def _blob(self, name: str) -> BlobClient:
+        return self._container.get_blob_client(name)
+
+    def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
+        with _asking(self._container):
+            try:
+                return bare(str(write()["etag"]))
+            except HttpResponseError as refused:
+                if _code(refused) in _REFUSED:
+                    return None
+                raise
+
+
+class _Dated:
+    """The service's own clock, as the last response told it."""
+
+    def __init__(self, skew: SkewWarning) -> None:
+        self._skew = skew
+        self.now = 0.0
+
+    def heard(self, response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
+        date = response.http_response.headers.get("Date")
+        if date:
+            self.now = parsedate_to_datetime(date).timestamp()
+            self._skew.saw(self.now)
+
+
+def _stored(blob: BlobProperties, service_now: float, name: str = "") -> Stored:
+    # Metadata names are not case-sensitive; a listing says None for an empty value.
+    fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
+    return Stored(name or blob.name, bare(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
+
+
+def _code(error: HttpResponseError) -> str:
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code))
+
+
+@contextmanager
+def _asking(container: ContainerClient) -> Iterator[None]:
+    """Turns the SDK's errors into ours; the account's key is in none of them."""
+    name = container.container_name
+    try:
+        yield
+    except ClientAuthenticationError as refused:
+        raise StoreError(f"container {name!r}: the service refused the credentials") from refused
+    except HttpResponseError as error:
+        status = error.status_code or 0
+        if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
+            raise OutcomeUnknown(f"container {name!r}: no usable answer (HTTP {status})") from error
+        if _code(error) == "ContainerNotFound":
+            raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
+        raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error
+    except AzureError as error:
+        raise OutcomeUnknown(f"container {name!r}: the service cannot be reached") from error

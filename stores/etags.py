@@ -1,0 +1,211 @@
+"""Leases in objects under ETags: ownership, checkpoint and, where the layout has them, notes.
+
+The conditions are those of `writes`; this file says in which order the objects are written.
+Rule 1: an ordinary checkpoint renews the ownership first, under its ETag, so that a worker that
+has lost its lease moves no checkpoint; only a theft between the two writes can slip by.
+Rule 2: at a shard's end and in a hand-over the checkpoint goes first, so that whoever holds the
+lease next starts where the last one stopped. Rule 3: a taken lease is answered with its
+checkpoint read after the taking.
+"""
+
+from collections.abc import Callable, Iterable
+
+from attrs import evolve
+
+from balancer.model import Lease
+from stores.fields import BadField, insist
+from stores.layouts import Layout, Part, Parts
+from stores.objects import Fields, Objects, Stored
+from stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
+from stores.transacted import Change, TransactedStore
+
+_ATTEMPTS = 64
+"""Each needs a competing write in between; more than so many in a row is no competition but a fault."""
+
+
+class EtagStore(TransactedStore):
+    """Leases of one layout in one container or bucket; safe under threads.
+
+    What was last seen of each lease is remembered, so that a renewal is one conditional write
+    and no reading: if the memory is out of date the write is refused, and the lease read anew.
+    """
+
+    def __init__(self, objects: Objects, layout: Layout) -> None:
+        self._objects = objects
+        self._layout = layout
+        self._seen: dict[str, Parts] = {}
+
+    @property
+    def promises(self) -> Promises:
+        """What the layout has room for."""
+        return self._layout.promises
+
+    def list(self) -> Listing:
+        """Every lease: one listing for each part; the ownership first."""
+        found: dict[str, Parts] = {}
+        for part in self._layout.parts:
+            for stored in self._objects.list(self._layout.prefix(part)):
+                key = self._layout.key(stored.name, part)
+                if key is not None:
+                    found[key] = found.get(key, Parts()).having(part, stored)
+        self._seen = dict(found)
+        return _listing(self._layout, found)
+
+    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+        """These leases, in the order asked. Raises StoreError for one that cannot be read as a lease."""
+        leases = (self._lease(key, self._read(key)) for key in keys)
+        return tuple(lease for lease in leases if lease)
+
+    def close(self) -> None:
+        """Let connections go."""
+        self._objects.close()
+
+    def _insert(self, lease: Lease) -> Outcome:
+        key = lease.key
+        if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
+            return self._lost(key)
+        # The checkpoint before the ownership: whoever takes the lease finds where it starts.
+        parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
+        noted = bool(lease.notes) and "notes" not in self._layout.parts
+        if parts and (lease.owner is not None or noted):
+            blank = evolve(lease, owner=None, yields=False, notes=())
+            parts = self._put(key, "ownership", parts, self._layout.ownership({}, blank, lease))
+        return self._done(key, parts) if parts else self._lost(key)
+
+    def _change(self, key: str, change: Change) -> Outcome:
+        remembered = self._seen.get(key)
+        if remembered and (outcome := self._attempt(key, remembered, change, fresh=False)):
+            return outcome
+        for _ in range(_ATTEMPTS):
+            parts = self._read(key)
+            before = self._lease(key, parts)
+            if before is None or change(before) is None:
+                return Lost(key, before)
+            if outcome := self._attempt(key, parts, change, fresh=True):
+                return outcome
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+
+    def _attempt(self, key: str, parts: Parts, change: Change, *, fresh: bool) -> Outcome | None:
+        """One try; None if it must be made again after another reading."""
+        before = self._lease(key, parts)
+        after = change(before) if before else None
+        if before is None or after is None:
+            return None
+        if _owned_anew(before, after) and not _closing(before, after):
+            return self._renewed_then_moved(key, parts, before, after)
+        # Its first write does not depend on the ownership's ETag, so the memory is not enough.
+        return self._moved_then_noted(key, parts, before, after) if fresh else None
+
+    def _renewed_then_moved(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
+        fields = self._layout.ownership(parts.fields("ownership"), before, after)
+        renewed = self._put(key, "ownership", parts, fields)
+        if not renewed:
+            return None
+        if after.owner not in (None, before.owner):
+            return self._taken(key, renewed)
+        settled = self._advance(key, renewed, after) if _moved(before, after) else renewed
+        return self._done(key, settled) if settled else self._lost(key)
+
+    def _moved_then_noted(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
+        settled = self._advance(key, parts, after) if _moved(before, after) else parts
+        if not settled:
+            return self._lost(key)
+        if _owned_anew(before, after) or (before.notes != after.notes and "notes" not in self._layout.parts):
+            fields = self._layout.ownership(parts.fields("ownership"), before, after)
+            settled = self._put(key, "ownership", settled, fields)
+        elif before.notes != after.notes:
+            fields = self._layout.notes(parts.fields("notes"), before, after)
+            settled = self._put(key, "notes", settled, fields)
+        return self._done(key, settled) if settled else None
+
+    def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
+        """Move the checkpoint object forward; None if it is past this place already, or ended."""
+        for _ in range(_ATTEMPTS):
+            moved = self._put(key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after))
+            if moved:
+                return moved
+            parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
+            now = self._lease(key, parts)
+            if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
+                return None
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} writes of its checkpoint in a row were refused")
+
+    def _taken(self, key: str, parts: Parts) -> Outcome:
+        """Rule 3. If the lease was deleted meanwhile, the ownership is an orphan and goes too."""
+        parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
+        if self._lease(key, parts):
+            return self._done(key, parts)
+        for orphan in parts.existing:
+            self._objects.delete(orphan.name, orphan.etag)
+        return Lost(key, None)
+
+    def _remove(self, key: str, fits: Callable[[Lease], bool]) -> Lost | None:
+        for _ in range(_ATTEMPTS):
+            parts = self._read(key)
+            lease = self._lease(key, parts)
+            if lease is None:
+                return None
+            if not fits(lease):
+                return Lost(key, lease)
+            # The ownership first: it guards the version. Each deletion is conditional; the first refused ends it.
+            if all(self._objects.delete(one.name, one.etag) for one in parts.existing):
+                self._seen.pop(key, None)
+                return None
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
+
+    def _put(self, key: str, part: Part, parts: Parts, fields: Fields) -> Parts | None:
+        """Write one object over the one in `parts`; None if that one is no longer the stored one."""
+        name, over = self._layout.name(key, part), parts.part(part)
+        objects = self._objects
+        etag = objects.put_over(name, fields, over.etag) if over else objects.put_new(name, fields)
+        return None if etag is None else parts.having(part, Stored(name, etag, fields))
+
+    def _read(self, key: str) -> Parts:
+        """The ownership before the checkpoint: an heir then sees what its giver wrote before giving."""
+        parts = Parts()
+        for part in self._layout.parts:
+            parts = parts.having(part, self._objects.get(self._layout.name(key, part)))
+        self._seen[key] = parts
+        return parts
+
+    def _lease(self, key: str, parts: Parts) -> Lease | None:
+        row = _read(self._layout, key, parts)
+        return insist(row) if row else None
+
+    def _done(self, key: str, parts: Parts) -> Outcome:
+        self._seen[key] = parts
+        lease = self._lease(key, parts)
+        return Done(lease) if lease else Lost(key, None)
+
+    def _lost(self, key: str) -> Lost:
+        return Lost(key, self._lease(key, self._read(key)))
+
+
+def _owned_anew(before: Lease, after: Lease) -> bool:
+    """Whether the ownership object must be written: it carries owner, counter, heir and willingness."""
+    asked = (before.heir, before.yields) != (after.heir, after.yields)
+    return asked or (before.owner, before.epoch) != (after.owner, after.epoch)
+
+
+def _moved(before: Lease, after: Lease) -> bool:
+    return (before.checkpoint, before.checkpoint.token) != (after.checkpoint, after.checkpoint.token)
+
+
+def _closing(before: Lease, after: Lease) -> bool:
+    """Rule 2: the present owner's last checkpoint."""
+    return _moved(before, after) and (after.ended or after.owner != before.owner)
+
+
+def _read(layout: Layout, key: str, parts: Parts) -> Lease | Malformed | None:
+    try:
+        return layout.lease(key, parts)
+    except BadField as bad:
+        return Malformed(key, bad.field, bad.why)
+
+
+def _listing(layout: Layout, found: dict[str, Parts]) -> Listing:
+    rows = [_read(layout, key, parts) for key, parts in sorted(found.items())]
+    return Listing(
+        tuple(row for row in rows if isinstance(row, Lease)),
+        tuple(row for row in rows if isinstance(row, Malformed)),
+    )
