@@ -8,23 +8,17 @@ import hashlib
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache, partial
-from unicodedata import decimal
 
 from attrs import frozen
 
 from adapters.kinesis.aggregation_wire import Malformed, Message, Row, read
+from adapters.kinesis.hash_keys import digest_of, hash_of, number
 from balancer.model import HASH_KEYS, HashRange
-
-try:
-    from _md5 import md5  # type: ignore[import-not-found]  # a short key takes it half as long as OpenSSL
-except ImportError:
-    md5 = partial(hashlib.md5, usedforsecurity=False)
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record; the message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_HASH_KEY_DIGITS = 39  # of 2**128 - 1
 
 
 class Reason(StrEnum):
@@ -158,7 +152,7 @@ def _surely_inside(message: Message, hash_range: HashRange) -> bool:
     if not message.keyless or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(first <= _digest(key) <= last for key in message.keys)
+    return all(first <= digest_of(key) <= last for key in message.keys)
 
 
 def _first_stop(rows: tuple[Row, ...], hash_range: HashRange) -> tuple[int, Reason | None]:
@@ -175,29 +169,7 @@ def _first_stop(rows: tuple[Row, ...], hash_range: HashRange) -> tuple[int, Reas
 
 
 def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    number = _number(hash_key) if hash_key is not None else hash_of(key or "")
-    if number is None:
+    place = number(hash_key) if hash_key is not None else hash_of(key or "")
+    if place is None:
         return Reason.BAD_HASH_KEY
-    return None if hash_range[0] <= number <= hash_range[1] else Reason.OUT_OF_RANGE
-
-
-def hash_of(partition_key: str) -> int:
-    """Where in the hash key space a partition key falls."""
-    return int.from_bytes(_digest(partition_key))
-
-
-def _digest(partition_key: str) -> bytes:
-    digest: bytes = md5(partition_key.encode()).digest()
-    return digest
-
-
-def _number(hash_key: str) -> int | None:
-    """The number as Java's BigInteger reads it: perhaps a sign, then digits of any script; None if it is none."""
-    digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
-    if not digits.isdecimal() or max(digits) > "\uffff":  # Java looks at one UTF-16 unit at a time
-        return None
-    if len(digits) > _HASH_KEY_DIGITS:
-        digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"
-    # More digits than any hash key has: all such numbers are alike, and reading one could take minutes.
-    number = int(digits) if len(digits) <= _HASH_KEY_DIGITS else 1 << 128
-    return -number if hash_key.startswith("-") else number
+    return None if hash_range[0] <= place <= hash_range[1] else Reason.OUT_OF_RANGE

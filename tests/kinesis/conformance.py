@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import kcl_jar
-from aggregates import Case, cases, text
+from aggregates import text
+from crafted import Case, cases
 
 TABLE = Path(__file__).with_name("conformance.jsonl")
 

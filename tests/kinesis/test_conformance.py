@@ -3,7 +3,7 @@
 import conformance
 import kcl_jar
 import pytest
-from aggregates import Case, cases
+from crafted import Case, cases
 
 from adapters.kinesis.aggregation import MALFORMED, MalformedAggregate, Reason, deaggregate
 

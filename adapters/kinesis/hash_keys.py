@@ -1,0 +1,35 @@
+"""Where records fall in the hash key space of a stream, 0 to 2**128 - 1."""
+
+import hashlib
+from functools import partial
+from unicodedata import decimal
+
+try:
+    from _md5 import md5  # type: ignore[import-not-found]  # a short key takes it half as long as OpenSSL
+except ImportError:
+    md5 = partial(hashlib.md5, usedforsecurity=False)
+
+_DIGITS = 39  # of 2**128 - 1
+
+
+def digest_of(partition_key: str) -> bytes:
+    """The 16 bytes of `hash_of`, which compare as the number does."""
+    digest: bytes = md5(partition_key.encode()).digest()
+    return digest
+
+
+def hash_of(partition_key: str) -> int:
+    """Where a partition key falls."""
+    return int.from_bytes(digest_of(partition_key))
+
+
+def number(hash_key: str) -> int | None:
+    """The number as Java's BigInteger reads it: perhaps a sign, then digits of any script; None if it is none."""
+    digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
+    if not digits.isdecimal() or max(digits) > "\uffff":  # Java looks at one UTF-16 unit at a time
+        return None
+    if len(digits) > _DIGITS:
+        digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"
+    # More digits than any hash key has: all such numbers are alike, and reading one could take minutes.
+    value = int(digits) if len(digits) <= _DIGITS else 1 << 128
+    return -value if hash_key.startswith("-") else value
