@@ -1,0 +1,51 @@
+"""The door of the command line: which command lives where; only the one that is called is imported."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import typer
+
+COMMANDS = {
+    "plan": ("adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
+}
+"""By name: the module whose `app` it is, and its line in the help. One line for each command."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def leasehold() -> None:
+    """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
+
+
+def _calling(name: str, module: str) -> Callable[[typer.Context], None]:
+    """What imports a command when it is called, so that none waits for, or needs, another's libraries."""
+
+    def call(ctx: typer.Context) -> None:
+        try:
+            command: typer.Typer = import_module(module).app
+        except ModuleNotFoundError as missing:
+            if (missing.name or "").partition(".")[0] in {"adapters", "stores", "balancer"}:
+                raise
+            print(
+                f"leasehold {name}: {missing.name} is not installed; try: pip install 'leasehold[all]'", file=sys.stderr
+            )
+            raise typer.Exit(2) from None
+        command(args=ctx.args, prog_name=f"leasehold {name}")
+
+    return call
+
+
+for _name, (_module, _help) in COMMANDS.items():
+    # Everything after the name belongs to the command itself, --help included.
+    app.command(
+        _name,
+        help=_help,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )(_calling(_name, _module))
+
+
+def run() -> None:
+    """The entry point."""
+    app(prog_name="leasehold")
