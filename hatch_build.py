@@ -1,0 +1,72 @@
+"""Compiles the hot files when a wheel is built; where that cannot be done the wheel carries them plain, and says so.
+
+An editable install is left alone: it would go on running compiled files after their source changed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+HOT = ("adapters/kinesis/aggregation_wire.py", "adapters/kinesis/aggregation_encode.py")
+"""What is written so that mypyc can compile it."""
+
+PURE = "LEASEHOLD_PURE"
+"""Set to anything, no file is compiled."""
+
+_SETUP = """
+from mypyc.build import mypycify
+from setuptools import setup
+
+setup(name="hot", packages=[], ext_modules=mypycify({arguments!r}, opt_level="3"))
+"""
+
+
+class CannotCompile(Exception):
+    """No compiler, or it would not have it."""
+
+
+def compile_to(directory: Path) -> tuple[Path, ...]:
+    """Compile the hot files into a directory that mirrors the packages; the extension modules, relative to it."""
+    root = Path(__file__).parent
+    for hot in HOT:
+        (directory / hot).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / hot, directory / hot)
+        for package in Path(hot).parents:
+            (directory / package / "__init__.py").touch()
+    (directory / "__init__.py").unlink()
+    (directory / "setup.py").write_text(_SETUP.format(arguments=["--strict", *HOT]))
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--build-temp", "scratch"]
+    run = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)  # noqa: S603  our own
+    if run.returncode:
+        raise CannotCompile((run.stderr or run.stdout).strip().splitlines()[-1])
+    shutil.rmtree(directory / "build")
+    return tuple(sorted(file.relative_to(directory) for file in (*directory.rglob("*.so"), *directory.rglob("*.pyd"))))
+
+
+class CompileHot(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own parameter is of no use here
+    """Called by hatchling around the building of a wheel."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Add the compiled files to the wheel, and name it after this platform."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="leasehold-"))
+        if self.target_name != "wheel" or version == "editable" or os.environ.get(PURE):
+            return
+        try:
+            for file in compile_to(self._scratch):
+                build_data["force_include"][str(self._scratch / file)] = str(file)
+        except CannotCompile as error:
+            self.app.display_warning(f"aggregated records will be read and written by plain Python: {error}")
+        else:
+            build_data.update(pure_python=False, infer_tag=True)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002  its form
+        """Clear away what was compiled, now that the wheel holds it."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
