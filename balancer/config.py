@@ -35,6 +35,11 @@ def _groups(_config: object, attribute: "Attribute[Any]", value: object) -> None
         raise ValueError(f'{attribute.name}: {value!r} is neither none, "prefix" nor a list of separators')
 
 
+def _workers(config: object, attribute: "Attribute[Any]", value: object) -> None:
+    if not (isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)):
+        _number(1, whole=True, none=True)(config, attribute, value)
+
+
 @frozen
 class Kcl:
     """The Kinesis Client Library 2.x (rules K1 to K9).
@@ -77,15 +82,15 @@ class Minimal:
 
     groups            how workers form groups: None; "prefix", the text before the last "-";
                       or separators, outermost first, for a tree
-    expected_workers  how many workers are known to be coming; None: only those seen
+    expected_workers  which workers are known to be coming, or only how many; None: only those seen
     max_leases        most leases one worker may hold; None: no limit
-    max_steals        most leases taken from the living in one turn; None: half a quota
+    max_steals        most leases taken from the living in one turn; None: no limit
     patience          turns an unbalanced group may stand still before slots are ignored (M9)
     grace_seconds     how long gracefully released leases wait for a joiner (M12); 0: off
     """
 
     groups: Literal["prefix"] | tuple[str, ...] | None = field(default=None, validator=_groups)
-    expected_workers: int | None = field(default=None, validator=_number(1, whole=True, none=True))
+    expected_workers: int | tuple[str, ...] | None = field(default=None, validator=_workers)
     max_leases: int | None = field(default=None, validator=_number(1, whole=True, none=True))
     max_steals: int | None = field(default=None, validator=_number(1, whole=True, none=True))
     patience: int = field(default=3, validator=_number(1, whole=True))

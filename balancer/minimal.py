@@ -7,15 +7,16 @@ Rule 2: no share may depend on how far the moves have come (S4).
 
 import math
 from collections.abc import Mapping, Sequence
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 
 from attrs import evolve, frozen
 
-from balancer.actions import Action, Claim, RequestHandoff, Steal
+from balancer.actions import Action, Claim, RequestHandoff, Steal, Withdraw
 from balancer.census import Census
 from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
+from balancer.handoff import STUCK_SECONDS
 from balancer.model import Lease, Me
 
 ALTERNATES = 3
@@ -29,12 +30,14 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
     counts = handed_counts(census, config)
     free = tuple(lease for lease in census.available if not _graced(lease, rules))
     overdue = tuple(lease for lease in free if _overdue(lease, config, rules))
-    hint = 0 if overdue else rules.expected_workers or 0
-    floor, extras = divmod(len(census.leases), max(len(counts), hint))
-    if not census.available and counts[me.worker] > floor:
+    names, size = ((), 0) if overdue else _expected(rules)  # M9: who was hinted at did not come
+    counts = {**dict.fromkeys(names, 0), **counts} if names else counts
+    floor, extras = divmod(len(census.leases), max(len(counts), size))
+    if not census.available and counts[me.worker] > floor and not census.moving:
         return ()  # M3: no share is larger than the floor + 1
     fleet = _Fleet(census, me, config, rules, counts, floor, favoured(counts, floor, extras, rules.groups))
-    return fleet.join(free) or fleet.fill(free) or fleet.lose_patience(overdue)
+    joined = () if me.worker in names else fleet.join(free)
+    return joined or fleet.fill(free) or fleet.lose_patience(overdue) or fleet.withdraw()
 
 
 def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
@@ -61,13 +64,14 @@ def live_moves(census: Census, config: Config) -> dict[str, tuple[str, str]]:
         if lease.owner is not None
         and lease.heir is not None
         and lease.key not in dead
-        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < handoff_seconds(config))
+        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < config.lease_seconds + STUCK_SECONDS)
     }
 
 
-def handoff_seconds(config: Config) -> float:
-    """How long an owner may take to drain and hand over before its heir steals (H4)."""
-    return config.lease_seconds + 30
+def _expected(rules: Minimal) -> tuple[tuple[str, ...], int]:
+    """The hint of M1: who is coming, or only how many."""
+    hint = rules.expected_workers
+    return (hint, len(hint)) if isinstance(hint, tuple) else ((), hint or 0)
 
 
 def _graced(lease: Lease, rules: Minimal) -> bool:
@@ -120,12 +124,11 @@ class _Fleet:
         return tuple(Claim(lease, "M12") for lease in leases)
 
     def _spare(self) -> tuple[Lease, ...]:
-        """What a few donors drawn by this worker can spare: so that joiners seldom meet at one lease."""
+        """Any lease of a few donors drawn by this worker, so that joiners seldom meet at one lease."""
         digest = digest_under(f"{self.me.worker}\0{self.me.turn}")
-        keeps = max(self.floor, 1)
-        donors = [worker for worker, count in self.counts.items() if count > keeps]
+        donors = [worker for worker, count in self.counts.items() if count > max(self.floor, 1)]
         few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
-        return self._shed({donor: slice(0, self.counts[donor] - keeps) for donor in few})
+        return self._shed({donor: slice(0, self.counts[donor]) for donor in few})
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """M6: free leases, then the donors' surplus, stand in one line; the takers, by id, take what they lack."""
@@ -153,6 +156,13 @@ class _Fleet:
         if most < held + 2 or self.me.history.owners_still <= patience_seconds(self.config, self.rules):
             return ()
         return tuple(_rob(lease, "M9") for lease in self._shed({fullest: slice(0, 1)}))
+
+    def withdraw(self) -> tuple[Action, ...]:
+        """H4: take back what was asked for and is more than this worker's share by now."""
+        over = self.counts[self.me.worker] - self.share(self.me.worker)
+        asked = [lease for lease in self.census.moving if lease.heir == self.me.worker and not lease.leaving]
+        last = nlargest(max(over, 0), (lease for lease in asked if lease.owner != self.me.worker), key=_shed_order)
+        return tuple(Withdraw(lease, "H4") for lease in last)
 
     def _shed(self, wanted: Mapping[str, slice]) -> tuple[Lease, ...]:
         """These parts of the donors' leases in shed order, donor by donor (M4); none that is on its way (H5)."""
