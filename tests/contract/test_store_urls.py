@@ -19,7 +19,7 @@ from stores.urls import open_store
     [
         ("postgres://h/db", r"unknown scheme 'postgres'; choose one of .*dynamodb, memory"),
         ("leases.db", r"unknown scheme ''"),
-        ("http://[", r"cannot be read as a URL"),
+        ("http://[", r"it cannot be read as a URL"),
         ("memory://x?size=3", r"unknown option 'size'; this store has none"),
         ("dynamodb://t?regoin=x", r"unknown option 'regoin'; choose among endpoint, region"),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
@@ -59,7 +59,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     """A user of the plain installation would be told of a module and not what to install."""
     real = builtins.__import__
 
-    def without_boto3(name: str, *rest: Any) -> ModuleType:
+    def without_boto3(name: str, *rest: Any) -> ModuleType:  # noqa: ANN401  whatever import takes
         if name.startswith("boto"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest)
