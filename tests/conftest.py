@@ -12,6 +12,9 @@ from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
 from adapters.local.process import Service
 from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite, kinesis_local, moto
 
+# Lets a failing clause of the contract show its values, as in a file of tests.
+pytest.register_assert_rewrite("stores.contract")
+
 # No test may find real credentials, nor ask a machine's metadata service for them; children inherit this.
 os.environ.update(
     AWS_ACCESS_KEY_ID="testing",
