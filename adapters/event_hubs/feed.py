@@ -1,0 +1,97 @@
+"""One receiver of one partition: what the client brings, kept in a small inbox until it is taken.
+
+The client's asynchronous face is the one that fits. It is public, it needs one thread for all the
+partitions of a worker, and it hands events over every 50 ms. The blocking face wants two threads for
+each partition and one of the SDK's besides, and holds a trickle of events back until as many came as
+were to be prefetched. The client's own balancing and checkpoint stores are not used.
+"""
+
+import asyncio
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+from azure.eventhub import EventData
+
+from adapters.event_hubs.access import Access
+from adapters.event_hubs.background import Background
+from adapters.event_hubs.partitions import Start
+
+BATCHES_WAITING = 2
+
+
+class Feed:
+    """Receives until it fails or is closed.
+
+    prefetch  events that the service may send ahead; about four times as many can be in memory
+    epoch     the owner level; a reader with this or a higher one ends ours, and ours a lower one
+    """
+
+    def __init__(
+        self, background: Background, access: Access, partition: str, start: Start, *, epoch: int, prefetch: int
+    ) -> None:
+        self._background, self._access, self._partition, self._start = background, access, partition, start
+        self._epoch, self._prefetch = epoch, prefetch
+        self._inbox: deque[list[EventData]] = deque()
+        self._room: asyncio.Event | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+        self._work: Future[None] = background.start(self._run())
+
+    def take(self) -> list[EventData]:
+        """One batch of what has come, in order; empty if nothing has."""
+        if not self._inbox:
+            return []
+        batch = self._inbox.popleft()
+        if self._room is not None:
+            self._background.soon(self._room.set)
+        return batch
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why no more will come, once the inbox is empty."""
+        if self._fault is None and self._work.done():
+            return ConnectionError("the receiver ended without a reason")
+        return self._fault
+
+    def close(self) -> None:
+        """Give the link up; the loop does the waiting."""
+        self._work.cancel()
+
+    async def _run(self) -> None:
+        self._room = asyncio.Event()
+        try:
+            async with self._access.client() as client:
+                self._receiving = asyncio.create_task(self._receive(client))
+                await self._receiving
+        except Exception as error:  # noqa: BLE001  whatever ends a receiver is for its reader to explain
+            self._fault = self._fault or error
+
+    async def _receive(self, client: Any) -> None:  # noqa: ANN401  the SDK types its callbacks too narrowly
+        await client.receive_batch(
+            self._arrived,
+            partition_id=self._partition,
+            owner_level=self._epoch,
+            prefetch=self._prefetch,
+            max_batch_size=self._prefetch,
+            starting_position=self._start.at,
+            starting_position_inclusive=self._start.inclusive,
+            on_error=self._failed,
+        )
+
+    async def _arrived(self, _context: object, events: list[EventData]) -> None:
+        self._inbox.append(events)
+        # The client receives no more than it was given credit for while this waits, so a slow
+        # handler bounds what is in memory, and nothing but its own partition waits with it.
+        room = self._room
+        while room is not None and len(self._inbox) >= BATCHES_WAITING:
+            room.clear()
+            if len(self._inbox) >= BATCHES_WAITING:
+                await room.wait()
+
+    async def _failed(self, _context: object, error: Exception) -> None:
+        self._fault = error
+        # Left alone, the client would sleep half a minute and then open the link again by itself,
+        # from where it first started.
+        if self._receiving is not None:
+            self._receiving.cancel()

@@ -1,0 +1,118 @@
+"""Reads one partition for its lease: never waits, drops what was done, and begins again after faults."""
+
+import logging
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import cast
+
+from azure.eventhub import EventData
+from azure.eventhub.amqp import AmqpMessageBodyType
+
+from adapters.backoff import Backoff
+from adapters.event_hubs.access import Access
+from adapters.event_hubs.background import Background
+from adapters.event_hubs.faults import Contended, explained
+from adapters.event_hubs.feed import Feed
+from adapters.event_hubs.partitions import starting
+from adapters.source import Batch, Record, SourceUnavailable
+from balancer.model import Position
+
+log = logging.getLogger("leasehold.event_hubs")
+
+IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
+FAULT_SECONDS, FAULT_SECONDS_MOST = 0.5, 30.0
+CONTENDED_SECONDS = 10.0
+"""Before a link is taken back: longer than a worker needs to learn that its lease is gone."""
+
+
+class PartitionReader:
+    """Reads one partition from just after `start`.
+
+    A reading takes what has already arrived. Faults that may pass come back as an empty batch with a
+    longer wait, after which the partition is opened again just after the last record handed out.
+    """
+
+    def __init__(
+        self, background: Background, access: Access, partition: str, start: Position, *, epoch: int, prefetch: int
+    ) -> None:
+        self._background, self._access, self._partition = background, access, partition
+        self._epoch, self._prefetch = epoch, prefetch
+        self._position = start
+        self._last = int(start.sequence) if start.numbered else -1
+        self._idle = IDLE_SECONDS
+        self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST)
+        self._behind: float | None = None
+        self._feed: Feed | None = self._opened()
+
+    def read(self) -> Batch:
+        """What has arrived since, at once. Raises SourceError if trying again cannot help."""
+        self._feed = feed = self._feed or self._opened()
+        events = feed.take()
+        if events:
+            return self._batch(events)
+        fault = feed.fault
+        return self._waiting() if fault is None else self._again(fault)
+
+    def close(self) -> None:
+        """Give the link up."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def _opened(self) -> Feed:
+        start = starting(self._position)
+        return Feed(self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch)
+
+    def _batch(self, events: list[EventData]) -> Batch:
+        records = tuple(record(event, number) for event in events if (number := _number(event)) > self._last)
+        last = events[-1]
+        self._last = max(self._last, _number(last))
+        self._position = Position(str(self._last), token=last.offset or "") if records else self._position
+        self._idle, self._behind = IDLE_SECONDS, _behind(last.enqueued_time)
+        self._backoff.reset()
+        return Batch(records, self._position, self._behind, wait_seconds=0.0)
+
+    def _waiting(self) -> Batch:
+        wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
+        return Batch((), None, None if self._behind is None else 0.0, wait)
+
+    def _again(self, fault: BaseException) -> Batch:
+        why = explained(fault, self._access, self._partition)
+        self.close()
+        self._feed = None
+        if not isinstance(why, SourceUnavailable):
+            raise why from fault
+        wait = CONTENDED_SECONDS if isinstance(why, Contended) else self._backoff.next()
+        log.warning("%s; trying again in %.1f s", why, wait)
+        return Batch((), None, self._behind, wait)
+
+
+def record(event: EventData, number: int) -> Record:
+    """An event as a record; the event itself goes with it."""
+    enqueued = event.enqueued_time
+    key = event.partition_key
+    return Record(
+        body(event),
+        str(number),
+        partition_key=key.decode() if isinstance(key, bytes) else key,
+        arrived=None if enqueued is None else enqueued.timestamp(),
+        token=event.offset or "",
+        event=event,
+    )
+
+
+def body(event: EventData) -> bytes:
+    """The bytes of an event; of an AMQP value or sequence, which has none, its text."""
+    if event.body_type == AmqpMessageBodyType.DATA:
+        return b"".join(cast("Iterable[bytes]", event.body))
+    return event.body_as_str().encode()
+
+
+def _number(event: EventData) -> int:
+    number = event.sequence_number
+    return -1 if number is None else number
+
+
+def _behind(enqueued: datetime | None) -> float | None:
+    """The age of what was read last, by this machine's clock."""
+    return None if enqueued is None else max(0.0, time.time() - enqueued.timestamp())

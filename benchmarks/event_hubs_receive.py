@@ -1,0 +1,141 @@
+"""How fast our partition reader receives, beside the official client on the same local hub in the same run."""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
+from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
+
+from adapters.event_hubs.access import CONNECTION_STRING
+from adapters.event_hubs.source import open_url
+from adapters.local.event_hubs import EventHubs, event_hubs
+from balancer.model import TRIM_HORIZON, Lease
+
+HUB = "benchmark"
+BATCH = 1000
+BEGINNING = "-1"
+
+
+class Clock:
+    """Time from the first event to the last one wanted: opening a link is not receiving."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.got, self.began, self.ended = wanted, 0, 0.0, 0.0
+
+    def count(self, events: int) -> bool:
+        """Whether all have come."""
+        self.began = self.began or time.perf_counter()
+        self.got += events
+        self.ended = time.perf_counter()
+        return self.got >= self.wanted
+
+    @property
+    def rate(self) -> float:
+        """Events a second."""
+        return self.wanted / (self.ended - self.began)
+
+
+def fill(hubs: EventHubs, partitions: int, each: int, size: int) -> None:
+    """As many events into every partition."""
+    with EventHubProducerClient.from_connection_string(hubs.connection_string(HUB)) as producer:
+        for partition in range(partitions):
+            for _ in range(each // BATCH):
+                batch = producer.create_batch(partition_id=str(partition))
+                for _ in range(BATCH):
+                    batch.add(EventData(b"x" * size))
+                producer.send_batch(batch)
+
+
+def ours(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """Our readers, one after another in one thread, each called again when it asked to be."""
+    source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
+    readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(partitions)]
+    due = [0.0] * partitions
+    done = False
+    while not done:
+        for number, reader in enumerate(readers):
+            if due[number] <= time.monotonic():
+                batch = reader.read()
+                due[number] = time.monotonic() + batch.wait_seconds
+                done = bool(batch.records) and clock.count(len(batch.records)) or done
+        time.sleep(max(0.0, min(due) - time.monotonic()))
+    source.close()
+
+
+def official_async(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """The client's asynchronous face, one `receive_batch` a partition."""
+
+    async def receive() -> None:
+        done = asyncio.Event()
+
+        async def arrived(_context: object, events: list[EventData]) -> None:
+            if clock.count(len(events)):
+                done.set()
+
+        client = AsyncConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
+        options = {"starting_position": BEGINNING, "prefetch": prefetch, "max_batch_size": prefetch}
+        tasks = [
+            asyncio.create_task(client.receive_batch(arrived, partition_id=str(number), **options))
+            for number in range(partitions)
+        ]
+        await done.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+    asyncio.run(receive())
+
+
+def official(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """The client's blocking face, all partitions in its one thread."""
+    client = EventHubConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
+
+    def arrived(_context: object, events: list[EventData]) -> None:
+        if clock.count(len(events)):
+            threading.Thread(target=client.close).start()
+
+    client.receive_batch(arrived, starting_position=BEGINNING, prefetch=prefetch, max_batch_size=prefetch)
+
+
+def main() -> None:
+    """Each side in turn, several times over; the median of each, and ours as a ratio to theirs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--events", type=int, default=40_000)
+    parser.add_argument("--size", type=int, default=100, help="bytes an event")
+    parser.add_argument("--prefetch", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    sides: dict[str, Callable[[EventHubs, int, Clock, int], None]] = {
+        "ours": ours,
+        "official, asynchronous": official_async,
+        "official, blocking": official,
+    }
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    each = options.events // options.partitions // BATCH * BATCH
+    with event_hubs({HUB: options.partitions}) as hubs:
+        os.environ[CONNECTION_STRING] = hubs.connection_string()
+        fill(hubs, options.partitions, each, options.size)
+        for _ in range(options.rounds):
+            for name, receive in sides.items():
+                clock = Clock(each * options.partitions)
+                receive(hubs, options.partitions, clock, options.prefetch)
+                rates[name].append(clock.rate)
+    for name, measured in rates.items():
+        middle, mine = statistics.median(measured), statistics.median(rates["ours"])
+        spread = f"{min(measured):,.0f}-{max(measured):,.0f}"
+        print(f"{name:24} {middle:>8,.0f} events/s ({spread}); ours / this: {mine / middle:.2f}")
+
+
+if __name__ == "__main__":
+    main()
