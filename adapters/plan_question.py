@@ -45,7 +45,7 @@ def question(text: bytes) -> Question:
         leases=tuple(_lease(each) for each in fields.need("leases").items()),
         shards=fields.read("shards", lambda value: value.unless_null(_shards, null=None), None),
         me=_me(fields.need("me")),
-        config=fields.read("config", _config, Config()),
+        config=fields.read("config", config_of, Config()),
     )
     fields.done()
     _no_twins("leases", "key", (lease.key for lease in asked.leases))
@@ -183,8 +183,8 @@ def _hash_range(value: Value) -> HashRange | None:
     return (ends[0], ends[1])
 
 
-def _config(value: Value) -> Config:
-    """The options of the rule set lie flat among the others."""
+def config_of(value: Value) -> Config:
+    """A configuration; the options of the rule set lie flat among the others. Raises BadField, naming the field."""
     fields = value.fields()
     rules = _rules(fields)
     given: dict[str, Any] = {}

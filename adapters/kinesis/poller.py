@@ -1,0 +1,167 @@
+"""Reads one shard by GetRecords: where it starts, how often it asks, and what it makes of the answers.
+
+Rule 1: never more than five requests per second, growing to one in two seconds where nothing comes.
+Rule 2: the first iterator is AT the checkpoint, and records up to it are dropped, since an aggregated
+record may be half done; a refreshed one is AFTER the last Kinesis record read.
+"""
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from adapters.backoff import Backoff
+from adapters.kinesis.aggregation import deaggregate
+from adapters.kinesis.faults import code_of, said_plainly
+from adapters.kinesis.shards import children
+from adapters.source import Batch, Record, SourceUnavailable
+from balancer.model import HashRange, Position
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, GetShardIteratorInputTypeDef, RecordTypeDef
+
+log = logging.getLogger("leasehold.kinesis")
+
+LEAST_SECONDS = 0.2
+IDLE_SECONDS = 2.0
+FAULT_SECONDS = 10.0
+RECORDS = 10_000
+
+
+class Poller:
+    """A reader of one shard.
+
+    client      speaks to the service
+    stream      its name
+    shard       the shard's id
+    start       where to start: a number is done with, a sentinel or a time is not
+    hash_range  the shard's own: aggregates with a record outside are dropped, as KCL does; None: all are kept
+    """
+
+    def __init__(
+        self, client: "KinesisClient", stream: str, shard: str, start: Position, hash_range: HashRange | None
+    ) -> None:
+        self._client, self._stream, self._shard = client, stream, shard
+        self._start, self._hash_range = start, hash_range
+        self._done = start.order if start.numbered else None
+        self._iterator: str | None = None
+        self._read: str | None = None
+        self._idle = LEAST_SECONDS
+        self._faults = Backoff(2 * LEAST_SECONDS, FAULT_SECONDS)
+
+    def read(self) -> Batch:
+        """One GetRecords; an iterator that expired is replaced at the next call.
+
+        A passing fault is an empty batch with a longer wait. Raises SourceError if trying again cannot help.
+        """
+        try:
+            answer = self._ask()
+        except SourceUnavailable as fault:
+            wait = self._faults.next()
+            log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
+            return Batch((), None, None, wait)
+        if answer is None:
+            return Batch((), None, None, LEAST_SECONDS)
+        self._faults.reset()
+        return self._batch(answer)
+
+    def close(self) -> None:
+        """Nothing to let go: the client is the source's."""
+
+    def _ask(self) -> "GetRecordsOutputTypeDef | None":
+        with said_plainly(self._stream):
+            if self._iterator is None:
+                self._iterator = self._client.get_shard_iterator(**self._place())["ShardIterator"]
+            try:
+                return self._client.get_records(ShardIterator=self._iterator, Limit=RECORDS)
+            except ClientError as error:
+                if code_of(error) != "ExpiredIteratorException":
+                    raise
+        log.info("shard %s: its iterator expired, taking a new one", self._shard)
+        self._iterator = None
+        return None
+
+    def _place(self) -> "GetShardIteratorInputTypeDef":
+        place: GetShardIteratorInputTypeDef = {
+            "StreamName": self._stream,
+            "ShardId": self._shard,
+            "ShardIteratorType": "TRIM_HORIZON",
+        }
+        if self._read is not None:
+            return {**place, "ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": self._read}
+        if self._start.numbered:
+            return {
+                **place,
+                "ShardIteratorType": "AT_SEQUENCE_NUMBER",
+                "StartingSequenceNumber": self._start.sequence,
+            }
+        if self._start.sequence == "AT_TIMESTAMP":
+            return {
+                **place,
+                "ShardIteratorType": "AT_TIMESTAMP",
+                "Timestamp": datetime.fromtimestamp(self._start.sub / 1000, UTC),
+            }
+        return {**place, "ShardIteratorType": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
+
+    def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
+        rows = answer["Records"]
+        self._iterator = answer.get("NextShardIterator") or None
+        behind = answer.get("MillisBehindLatest") or 0
+        subs = 0
+        records: list[Record] = []
+        for row in rows:
+            subs = self._unpack(row, records)
+        if rows:
+            self._read = rows[-1]["SequenceNumber"]
+        return Batch(
+            records=tuple(records),
+            # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
+            read_to=Position(rows[-1]["SequenceNumber"], max(subs - 1, 0)) if rows else None,
+            behind_seconds=behind / 1000,
+            wait_seconds=self._wait(idle=not rows and not behind),
+            ended=self._iterator is None,
+            children=children(answer.get("ChildShards", ())),
+        )
+
+    def _wait(self, *, idle: bool) -> float:
+        self._idle = min(2 * self._idle, IDLE_SECONDS) if idle else LEAST_SECONDS
+        return self._idle
+
+    def _unpack(self, row: "RecordTypeDef", records: list[Record]) -> int:
+        """Append a Kinesis record's user records that are not done yet; how many there were, dropped ones too."""
+        key = row.get("PartitionKey")  # a stream that spreads records itself has none
+        users = deaggregate(row["Data"], key, None, self._hash_range)
+        if users.dropped:
+            log.warning(
+                "shard %s: %d user records of %s dropped: %s",
+                self._shard,
+                users.dropped,
+                row["SequenceNumber"],
+                users.reason,
+            )
+        records += self._fresh(
+            Record(
+                data=data,
+                sequence_number=row["SequenceNumber"],
+                sub_sequence_number=sub,
+                partition_key=user_key,
+                explicit_hash_key=hash_key,
+                arrived=row["ApproximateArrivalTimestamp"].timestamp()
+                if "ApproximateArrivalTimestamp" in row
+                else None,
+                aggregated=users.aggregated,
+            )
+            for sub, (user_key, hash_key, data) in enumerate(users.rows)
+        )
+        return len(users) + users.dropped
+
+    def _fresh(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            if self._done is None:
+                yield record
+            elif record.position.order > self._done:
+                self._done = None  # all that follows is later still
+                yield record

@@ -1,0 +1,121 @@
+"""A Kinesis stream as a source: its shards, and a reader for each."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import ClientError
+
+from adapters.kinesis.faults import code_of, said_plainly
+from adapters.kinesis.poller import Poller
+from adapters.kinesis.shards import listed
+from adapters.source import SourceError
+from balancer.model import Lease, Position, Shard, at_timestamp
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+log = logging.getLogger("leasehold.kinesis")
+
+CONNECTIONS = 64
+PAGE = 1000
+
+
+class KinesisSource:
+    """One stream.
+
+    client  speaks to the service; it is shared by all threads
+    name    the stream's
+    wall    seconds since 1970, corrected by the service's own clock
+    """
+
+    def __init__(self, client: "KinesisClient", name: str, *, wall: Callable[[], float] = time.time) -> None:
+        self._client, self._name, self._wall = client, name, wall
+        self._ahead: float | None = None
+        self._keys_decide: bool | None = None
+
+    @property
+    def stream(self) -> str:
+        """One table serves this one stream, so leases carry no name."""
+        return ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Every page of ListShards. Raises SourceUnavailable or SourceError."""
+        with said_plainly(self._name):
+            page = self._client.list_shards(StreamName=self._name, MaxResults=PAGE)
+            rows = page["Shards"]
+            while token := page.get("NextToken"):
+                page = self._client.list_shards(NextToken=token, MaxResults=PAGE)
+                rows += page["Shards"]
+        self._set_clock(page["ResponseMetadata"]["HTTPHeaders"])
+        return listed(rows)
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream answers and says that this shard does not exist."""
+        try:
+            with said_plainly(self._name):
+                self._client.get_shard_iterator(StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+        except SourceError as fault:
+            missing = (
+                isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+            )
+            if not missing:
+                raise
+            # A stream that is gone says the same of its shards: then `shards` raises, and nothing is deleted.
+            return all(each.id != shard for each in self.shards())
+        return False
+
+    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
+        """The present time by the service's clock, never later: a time to come would be refused."""
+        if self._ahead is None:
+            self.shards()
+        return at_timestamp(int((self._wall() + (self._ahead or 0.0)) * 1000))
+
+    def open(self, lease: Lease, start: Position) -> Poller:
+        """A reader that starts just after `start`."""
+        if self._keys_decide is None:
+            self._keys_decide = self._ask_whether_keys_decide()
+        return Poller(self._client, self._name, lease.shard, start, lease.hash_range if self._keys_decide else None)
+
+    def close(self) -> None:
+        """Let connections go."""
+        self._client.close()
+
+    def _ask_whether_keys_decide(self) -> bool:
+        """Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced."""
+        with said_plainly(self._name):
+            try:
+                summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+            except ClientError as error:
+                if code_of(error) != "AccessDeniedException":
+                    raise
+                log.warning("stream %s may not be described: aggregates are filtered by hash range", self._name)
+                return True
+        return summary.get("RecordDistributionStrategy") != "AUTO"
+
+    def _set_clock(self, headers: Mapping[str, str]) -> None:
+        # The header's whole seconds are cut off, so what is derived from it is early by less than one.
+        told = headers.get("date")
+        self._ahead = parsedate_to_datetime(told).timestamp() - self._wall() if told else 0.0
+
+
+def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
+    """The stream of this name. Raises SourceError if no region is known."""
+    with said_plainly(name):
+        client = boto3.client(
+            "kinesis",
+            region_name=options.get("region"),
+            endpoint_url=options.get("endpoint"),
+            config=ClientConfig(
+                connect_timeout=5,
+                read_timeout=15,
+                max_pool_connections=CONNECTIONS,
+                # One quick repetition; longer waits are the poller's, which gives its thread back.
+                retries={"mode": "standard", "total_max_attempts": 2},
+            ),
+        )
+    return KinesisSource(client, name)
