@@ -56,7 +56,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagSto
     """
     account, slash, container = place.partition("/")
     if not (account and slash and container) or "/" in container:
-        raise ValueError("azblob URL: write azblob://account/container")
+        raise ValueError("store URL: azblob:// wants account/container")
     layout = _layout(options)
     client = _client(account, container, options.get("endpoint"))
     _ensure(client, create=create)
@@ -66,11 +66,13 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagSto
 def _layout(options: Mapping[str, str]) -> Layout:
     if "eventhub" not in options:
         if "group" in options:
-            raise ValueError("azblob URL: option 'group' goes with eventhub=<namespace>/<hub>")
+            raise ValueError("store URL: option 'group' goes with eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
-        raise ValueError("azblob URL: write eventhub=<fully qualified namespace>/<hub>, and no prefix beside it")
+        raise ValueError(
+            "store URL: option 'eventhub' wants <fully qualified namespace>/<hub>, and no prefix beside it"
+        )
     return EventHubLayout(namespace, hub, options.get("group", "$Default"))
 
 
@@ -84,7 +86,7 @@ def _client(account: str, container: str, endpoint: str | None) -> ContainerClie
     except ValueError as bad:
         raise StoreError(f"{CONNECTION_STRING}: it is no storage connection string") from bad
     if client.account_name != account:
-        raise ValueError(f"azblob URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
+        raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
     return client
 
 

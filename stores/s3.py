@@ -33,7 +33,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagSto
     """The store at `bucket/prefix`. Raises ValueError, StoreError."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
-        raise ValueError("s3 URL: write s3://bucket/prefix")
+        raise ValueError("store URL: s3:// wants bucket/prefix")
     objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"))
     objects.ensure(create=create)
     return EtagStore(objects, ObjectLayout(prefix))
@@ -45,7 +45,7 @@ class S3Objects:
     def __init__(
         self, bucket: str, *, region: str | None = None, endpoint: str | None = None, skew: SkewWarning | None = None
     ) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._skew = skew or SkewWarning()
         # Reading may be tried again at will; a write sent twice could be refused by its own first try.
         self._reads = _client(region, endpoint, attempts=3)
@@ -56,7 +56,7 @@ class S3Objects:
         """Make the bucket if there is none and we may. Raises StoreError."""
         with self._asking():
             try:
-                self._reads.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+                self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
             except ClientError as absent:
                 if not create or _code(absent) != "NoSuchBucket":
                     raise
@@ -66,7 +66,7 @@ class S3Objects:
         region = self._writes.meta.region_name
         where: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
         try:
-            self._writes.create_bucket(Bucket=self._bucket, **({} if region == "us-east-1" else where))
+            self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else where))
         except ClientError as taken:
             if _code(taken) != "BucketAlreadyOwnedByYou":
                 raise
@@ -75,7 +75,7 @@ class S3Objects:
         """All pages; what an earlier listing has fetched is not fetched again until its ETag changes."""
         listed: list[Stored | str] = []
         with self._asking():
-            for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+            for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
                 now = self._heard(page)
                 listed += [self._remembered(row, now) for row in page.get("Contents", [])]
         with ThreadPoolExecutor(_FETCHES) as pool:
@@ -88,7 +88,7 @@ class S3Objects:
         """One object's content."""
         with self._asking():
             try:
-                answer = self._reads.get_object(Bucket=self._bucket, Key=name)
+                answer = self._reads.get_object(Bucket=self.bucket, Key=name)
             except ClientError as absent:
                 if _code(absent) == "NoSuchKey":
                     return None
@@ -109,7 +109,7 @@ class S3Objects:
         """DeleteObject under If-Match."""
         with self._asking():
             try:
-                self._writes.delete_object(Bucket=self._bucket, Key=name, IfMatch=f'"{etag}"')
+                self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
             except ClientError as refused:
                 if _code(refused) not in _REFUSED:
                     raise
@@ -127,7 +127,7 @@ class S3Objects:
         with self._asking():
             try:
                 answer = self._writes.put_object(
-                    Bucket=self._bucket, Key=name, Body=body, ContentType="application/json", **condition
+                    Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
                 )
             except ClientError as refused:
                 if _code(refused) in _REFUSED:
@@ -150,7 +150,7 @@ class S3Objects:
     @contextmanager
     def _asking(self) -> Iterator[None]:
         """Turns the SDK's errors into ours; no credential is in any of them."""
-        where = f"bucket {self._bucket!r}"
+        where = f"bucket {self.bucket!r}"
         try:
             yield
         except ClientError as error:

@@ -1,0 +1,226 @@
+"""What azurite, and by its documentation Azure Blob, answers to each condition; and bad circumstances."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+
+import pytest
+from azure.storage.blob import ContainerClient
+from object_stores import container
+from process_race import assert_one_winner_each
+
+from balancer.model import TRIM_HORIZON, Lease, Position
+from stores.blob import CONNECTION_STRING, BlobObjects
+from stores.blob_names import EventHubLayout
+from stores.contract.actors import done
+from stores.etags import EtagStore
+from stores.layouts import Layout
+from stores.object_names import ObjectLayout
+from stores.objects import SkewWarning, age
+from stores.protocol import Done, Malformed, OutcomeUnknown, Store, StoreError
+from stores.urls import open_store
+
+pytestmark = pytest.mark.services
+
+HUB = EventHubLayout("ns.servicebus.windows.net", "Orders", "$Default")
+PREFIX = "ns.servicebus.windows.net/orders/$default"
+ACCOUNT = "devstoreaccount1"
+
+
+@pytest.fixture
+def blobs(azurite_connection: str) -> Iterator[ContainerClient]:
+    """A new, empty container."""
+    with container(azurite_connection) as client:
+        yield client
+
+
+@pytest.fixture
+def objects(blobs: ContainerClient) -> BlobObjects:
+    """The same, as the stores see it."""
+    return BlobObjects(blobs)
+
+
+@pytest.fixture
+def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The connection string, where a URL looks for it."""
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    return azurite_connection
+
+
+def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
+    """A condition the service ignores makes two owners of one lease."""
+    first = objects.put_new("a/b", {"ownerid": "ann"})
+    assert first is not None
+    assert objects.put_new("a/b", {"ownerid": "bob"}) is None
+    second = objects.put_over("a/b", {"ownerid": "ann"}, first)
+    assert second not in (None, first)  # the same content is a new version all the same
+    assert objects.put_over("a/b", {"ownerid": "bob"}, first) is None
+    assert objects.put_over("absent", {"ownerid": "bob"}, first) is None
+    assert objects.get("absent") is None
+    assert [objects.delete("a/b", first), objects.delete("a/b", str(second))] == [False, True]
+    assert objects.delete("a/b", first)
+    assert objects.list("") == ()
+
+
+def test_etags_are_bare_wherever_they_come_from(objects: BlobObjects) -> None:
+    """Listed bare and answered quoted, a lease would seem to change hands between list and get."""
+    written = objects.put_new("a", {"ownerid": ""})
+    (listed,) = objects.list("a")
+    got = objects.get("a")
+    assert got is not None
+    assert written == listed.etag == got.etag
+    assert '"' not in str(written)
+    assert listed.fields == got.fields == {"ownerid": ""}
+
+
+def test_a_listing_has_all_pages(objects: BlobObjects, blobs: ContainerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every partition past the first page would be created again at its start."""
+    monkeypatch.setattr(blobs, "list_blobs", partial(blobs.list_blobs, results_per_page=2))
+    for number in range(5):
+        objects.put_new(f"a/{number}", {})
+    assert [one.name for one in objects.list("a/")] == [f"a/{number}" for number in range(5)]
+
+
+def test_what_strangers_and_peers_leave_in_the_prefix(objects: BlobObjects) -> None:
+    """One odd blob makes the SDKs' listings fail; ours would stop with them."""
+    objects.put_new(f"{PREFIX}/ownership/0", {})
+    objects.put_new(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
+    objects.put_new(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
+    objects.put_new(f"{PREFIX}/ownership/2", {"OwnerId": "ann"})
+    objects.put_new(f"{PREFIX}/checkpoint/3", {"offset": "0", "sequencenumber": "x"})
+    for foreign in ("ownership/readme.txt", "ownership/0/old", "0", "ownership-old/7"):
+        objects.put_new(f"{PREFIX}/{foreign}", {"ownerid": "stranger"})
+    store = EtagStore(objects, HUB)
+    listing = store.list()
+    rows = [(lease.key, lease.owner, lease.checkpoint) for lease in listing.leases]
+    assert rows == [("0", None, TRIM_HORIZON), ("1", None, Position("17")), ("2", "ann", TRIM_HORIZON)]
+    assert listing.malformed == (Malformed("3", "sequencenumber", "'x' is no decimal sequence number"),)
+    done(store.claim(listing.leases[1], "bob"))
+    kept = objects.get(f"{PREFIX}/ownership/1")
+    assert kept is not None
+    assert kept.fields == {"clientidentifier": "them", "ownerid": "bob", "handoffowner": "bob"}
+
+
+@pytest.mark.parametrize(("skew", "says"), [(600, "ahead of"), (-600, "behind")])
+def test_a_clock_far_off_is_said_once_and_changes_nothing(
+    blobs: ContainerClient, caplog: pytest.LogCaptureFixture, skew: int, says: str
+) -> None:
+    """By a clock ten minutes ahead every living owner is dead, and the group falls apart."""
+    store = EtagStore(BlobObjects(blobs, SkewWarning(lambda: time.time() + skew)), HUB)
+    lease = done(store.create(Lease("0", owner="ann")))
+    assert store.list().leases[0].idle < 60
+    assert store.get(["0"])[0].idle < 60
+    assert done(store.renew(lease)).owner == "ann"
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "stores.objects"]
+    assert re.match(rf"the local clock is (59|60)\d s {says} the storage service's", warning)
+
+
+def test_a_clock_nearly_right_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """A warning at every start would be read by nobody."""
+    SkewWarning(lambda: 1_000_059.0).saw(1_000_000.0)
+    assert caplog.records == []
+
+
+def test_an_age_allows_for_the_seconds_it_is_told_in() -> None:
+    """A lease written at the very end of a second would expire a second early."""
+    assert [age(1000.0, 990.0), age(1000.0, 1000.0), age(1000.0, 1003.0)] == [9.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("layout", [HUB, ObjectLayout("p")], ids=["event-hubs", "ours"])
+def test_of_thirty_two_claimants_one_wins(blobs: ContainerClient, layout: Layout) -> None:
+    """Two workers would read one partition: each with its own memory of the lease, all at once."""
+    workers = [f"w-{number}" for number in range(32)]
+    stores = {me: EtagStore(BlobObjects(blobs), layout) for me in workers}
+    lease = done(stores["w-0"].create(Lease("7")))
+    gate = Barrier(len(workers))
+
+    def claim(me: str) -> bool:
+        gate.wait(60)
+        return isinstance(stores[me].claim(lease, me), Done)
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        winners = [me for me, won in zip(workers, pool.map(claim, workers), strict=True) if won]
+    assert winners == [stores["w-0"].get(["7"])[0].owner]
+
+
+def test_one_winner_between_processes(connection: str, blobs: ContainerClient) -> None:
+    """What holds between threads of one client need not hold between clients."""
+    assert connection
+    assert_one_winner_each(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=race")
+
+
+def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> None:
+    """A typo in a name would be answered by an empty table, against the user's word."""
+    assert connection
+    url = f"azblob://{ACCOUNT}/made-by-url?eventhub=NS/Orders&group=%24Default"
+    with pytest.raises(StoreError, match="container 'made-by-url': it does not exist"):
+        open_store(url, create=False)
+    row = done(open_store(url).create(Lease("0")))
+    again = open_store("azblob://devstoreaccount1/made-by-url?eventhub=ns/orders", create=False)
+    assert again.list().leases == (row,)
+    assert open_store(f"azblob://{ACCOUNT}/made-by-url?prefix=p", create=False).list().leases == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("azblob://acme", "azblob:// wants account/container"),
+        ("azblob://acme/a/b", "azblob:// wants account/container"),
+        ("azblob://acme/a?eventhub=hub", "option 'eventhub' wants"),
+        ("azblob://acme/a?eventhub=ns/hub&prefix=p", "option 'eventhub' wants"),
+        ("azblob://acme/a?group=g", "option 'group' goes with"),
+        ("azblob://acme/leases", "AZURE_STORAGE_CONNECTION_STRING is for account 'devstoreaccount1', not 'acme'"),
+    ],
+)
+def test_a_bad_url_is_named_by_its_part(connection: str, url: str, says: str) -> None:
+    """A worker would keep its leases where nobody looks for them."""
+    assert connection
+    with pytest.raises(ValueError, match=f"store URL: .*{says}"):
+        open_store(url)
+
+
+def test_a_wrong_key_is_said_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user would see a service that is down, or the secret in a log."""
+    monkeypatch.setenv(CONNECTION_STRING, connection.replace("AccountKey=E", "AccountKey=F"))
+    with pytest.raises(StoreError, match="the service refused") as caught:
+        open_store(f"azblob://{ACCOUNT}/leases")
+    assert "Fby8" not in str(caught.value)
+    assert not isinstance(caught.value, OutcomeUnknown)
+    monkeypatch.setenv(CONNECTION_STRING, "not one")
+    with pytest.raises(StoreError, match=CONNECTION_STRING):
+        open_store(f"azblob://{ACCOUNT}/leases")
+
+
+DOWN: tuple[Callable[[Store, Lease], object], ...] = (
+    lambda store, _: store.list(),
+    lambda store, lease: store.get([lease.key]),
+    lambda store, lease: store.create(lease),
+    lambda store, lease: store.claim(lease, "ann"),
+    lambda store, lease: store.steal(lease, "ann"),
+    lambda store, lease: store.renew(lease),
+    lambda store, lease: store.delete(lease, "ann"),
+)
+
+
+@pytest.mark.parametrize("ask", DOWN)
+def test_a_service_that_is_down_is_an_unknown_outcome(
+    azurite_connection: str, ask: Callable[[Store, Lease], object]
+) -> None:
+    """A claim counted as won with the storage down is a partition read by two."""
+    nowhere = azurite_connection.replace("BlobEndpoint=http://127.0.0.1:", "BlobEndpoint=http://127.0.0.1:1/")
+    down = ContainerClient.from_connection_string(nowhere, "leases", retry_total=0, connection_timeout=2)
+    with pytest.raises(OutcomeUnknown, match="container 'leases': the service cannot be reached"):
+        ask(EtagStore(BlobObjects(down), HUB), Lease("0"))
+
+
+def test_a_container_that_vanished_is_a_fault_and_no_refusal(objects: BlobObjects, blobs: ContainerClient) -> None:
+    """Read as "no such lease", it would have every partition created anew."""
+    store = EtagStore(objects, HUB)
+    lease = done(store.create(Lease("0", owner="ann")))
+    blobs.delete_container()
+    for ask in DOWN:
+        with pytest.raises(StoreError, match="it does not exist"):
+            ask(store, lease)

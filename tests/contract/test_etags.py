@@ -1,0 +1,218 @@
+"""In which order a lease's objects are written, and what that leaves behind when something happens in between."""
+
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+from object_memory import ObjectMemory
+
+from balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from stores.blob_names import EventHubLayout
+from stores.contract.actors import done, facts, lost
+from stores.etags import EtagStore
+from stores.layouts import Layout
+from stores.object_names import ObjectLayout
+from stores.protocol import Lost, OutcomeUnknown, StoreError
+
+OURS = ObjectLayout()
+HUB = EventHubLayout("ns", "hub", "group")
+LAYOUTS = pytest.mark.parametrize("layout", [OURS, HUB], ids=["ours", "event-hubs"])
+AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
+
+
+def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
+    """An empty bucket and a store in it."""
+    objects = ObjectMemory()
+    return objects, EtagStore(objects, layout)
+
+
+def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
+    """A lease of ann's; how it came about is not in the log."""
+    lease = done(store.create(Lease("0", owner="ann")))
+    objects.log.clear()
+    return lease
+
+
+def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
+    """Does this just before the first such call."""
+    pending = [act]
+
+    def hook(asked: str) -> None:
+        if asked == line and pending:
+            pending.pop()()
+
+    return hook
+
+
+@LAYOUTS
+def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
+    """Whoever takes the lease from a creator that died would start somewhere else."""
+    objects, store = opened(layout)
+    done(store.create(Lease("0", owner="ann")))
+    assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
+
+
+@LAYOUTS
+def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> None:
+    """The lease would exist for nobody and its start be lost."""
+    objects, store = opened(layout)
+    objects.mute = frozenset({"new"})
+    with pytest.raises(OutcomeUnknown):
+        store.create(Lease("0", owner="ann", checkpoint=AT_9))
+    objects.mute = frozenset()
+    (lease,) = EtagStore(objects, layout).list().leases
+    assert lease == Lease("0", checkpoint=AT_9)
+    assert done(store.claim(lease, "bob")).owner == "bob"
+
+
+@LAYOUTS
+def test_a_renewal_is_one_write_and_no_reading(layout: Layout) -> None:
+    """Ten thousand leases would cost forty thousand requests at every renewal instead of ten."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    lease = done(store.renew(done(store.renew(lease))))
+    done(store.checkpoint(lease, AT_9))
+    assert objects.log == ["over ownership/0"] * 3 + ["over checkpoint/0"]
+
+
+@LAYOUTS
+def test_a_robbed_owner_moves_no_checkpoint(layout: Layout) -> None:
+    """Rule 1: two workers would write their places over one another, though only one may."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    robbed = done(EtagStore(objects, layout).steal(lease, "bob"))
+    assert lost(store.checkpoint(lease, AT_9)) == robbed
+    assert lost(store.checkpoint(lease, SHARD_END)) == robbed
+    assert lost(store.give(evolve(lease, heir="bob"), AT_9)) == robbed
+    assert robbed.checkpoint == TRIM_HORIZON
+    assert "over checkpoint/0" not in objects.log
+
+
+@LAYOUTS
+def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
+    """Rule 2: an heir, or whoever claims a lease set free, would begin where the owner began."""
+    objects, store = opened(layout)
+    lease = done(store.request_handoff(owned(objects, store), "bob"))
+    lease = done(store.accept(done(store.give(lease, AT_9)), "bob"))
+    done(store.checkpoint(lease, SHARD_END))
+    writes = [line for line in objects.log if line.startswith("over")]
+    request, accept, closing = "over ownership/0", "over ownership/0", ["over checkpoint/0", "over ownership/0"]
+    assert writes == [request, *closing, accept, *closing]
+
+
+@LAYOUTS
+def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
+    """Rule 3: what the victim checkpointed since the listing would be read twice."""
+    objects, store = opened(layout)
+    victim = owned(objects, store)
+    thief = EtagStore(objects, layout)
+    (seen,) = thief.list().leases
+    done(store.checkpoint(victim, AT_9))
+    assert done(thief.steal(seen, "bob")).checkpoint == AT_9
+
+
+@LAYOUTS
+def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
+    """Between the renewal and the checkpoint a drain has finished more: going back would undo it."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.checkpoint_late(lease, AT_10))
+    outcome = store.checkpoint(lease, AT_9)
+    assert isinstance(outcome, Lost)
+    assert store.get(["0"]) == (outcome.lease,)
+    assert facts(outcome.lease) == facts(evolve(lease, checkpoint=AT_10))
+
+
+@LAYOUTS
+def test_a_checkpoint_rewritten_by_another_is_tried_again(layout: Layout) -> None:
+    """An earlier checkpoint landing in between would refuse the later one for good."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.checkpoint_late(lease, AT_9))
+    assert done(store.checkpoint(lease, AT_10)).checkpoint == AT_10
+
+
+@LAYOUTS
+@pytest.mark.parametrize("verb", ["claim", "steal", "renew", "release"])
+def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
+    """The Python SDK counts such a claim as won, and reads a partition that may not be its own."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    objects.mute = frozenset({"over"})
+    writes: dict[str, Callable[[], object]] = {
+        "claim": lambda: store.claim(lease, "bob"),
+        "steal": lambda: store.steal(lease, "bob"),
+        "renew": lambda: store.renew(lease),
+        "release": lambda: store.release(lease, "ann"),
+    }
+    with pytest.raises(OutcomeUnknown):
+        writes[verb]()
+    assert objects.log == ["over ownership/0"]
+
+
+def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
+    """An ownership without a lease would be adopted by whoever creates that key again."""
+    objects, store = opened(OURS)
+    free = done(store.create(Lease("0")))
+    other = EtagStore(objects, OURS)
+    objects.before = once("new ownership/0", lambda: other.delete(free, "bob"))
+    assert store.claim(free, "ann") == Lost("0", None)
+    assert objects.stored == {}
+
+
+def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
+    """The new owner's next renewal would be refused by its predecessor's drain."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    other = EtagStore(objects, OURS)
+    done(other.checkpoint_late(lease, AT_9))
+    done(other.annotate(lease, "seal", "7"))
+    objects.log.clear()
+    assert done(store.renew(lease)).owner == "ann"
+    assert objects.log == ["over ownership/0"]
+
+
+@LAYOUTS
+def test_nothing_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
+    """With soft delete or versioning on, each needless write is kept and billed for years."""
+    objects, store = opened(layout)
+    lease = done(store.annotate(owned(objects, store), "seal", "7"))
+    lease = done(store.request_handoff(lease, "bob"))
+    objects.log.clear()
+    assert done(store.annotate(lease, "seal", "7")) == done(store.request_handoff(lease, "bob")) == lease
+    assert lost(store.create(Lease("0"))) == lease
+    assert not [line for line in objects.log if line.startswith(("over", "delete"))]
+
+
+@LAYOUTS
+def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) -> None:
+    """Taken for missing, it would be created again and its partition start all over."""
+    objects, store = opened(layout)
+    done(store.create(Lease("1")))
+    objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
+    listing = store.list()
+    assert [lease.key for lease in listing.leases] == ["1"]
+    assert [(bad.key, bad.field) for bad in listing.malformed] in ([("0", "sequence")], [("0", "sequencenumber")])
+    with pytest.raises(StoreError, match="lease 0: sequence"):
+        store.get(["0"])
+
+
+def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
+    """The SDKs checkpoint long after claiming; creating over them would set a start they never chose."""
+    objects, store = opened(HUB)
+    objects.put_new(HUB.name("0", "ownership"), {"ownerid": "sdk"})
+    (lease,) = store.list().leases
+    assert (lease.owner, lease.checkpoint) == ("sdk", TRIM_HORIZON)
+    assert lost(store.create(Lease("0", owner="ann"))) == lease
+    assert set(objects.stored) == {"ns/hub/group/ownership/0"}
+
+
+def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker would ask for ever, and nobody would learn why."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    monkeypatch.setattr(ObjectMemory, "put_over", lambda *_asked: None)
+    with pytest.raises(StoreError, match="64 conditional writes in a row were refused"):
+        store.steal(lease, "bob")
