@@ -145,11 +145,10 @@ def _kept(message: Message, hash_range: HashRange | None) -> UserRecords:
 
 def _surely_inside(message: Message, hash_range: HashRange) -> bool:
     """Whether the tables alone show that no row lies outside; each key is hashed once, not once a row."""
-    if message.keyless < len(message.rows):
-        for hash_key in message.hash_keys:
-            if _stop("", hash_key, hash_range) is not None:
-                return False
-    if not message.keyless or hash_range == HASH_KEYS:
+    if any(_stop("", hash_key, hash_range) for hash_key in message.hash_keys):
+        return False
+    hashed = message.hash_keys and all(hash_key is not None for _, hash_key, _ in message.rows)
+    if hashed or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
     return all(first <= digest_of(key) <= last for key in message.keys)

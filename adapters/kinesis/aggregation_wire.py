@@ -14,6 +14,7 @@ Row = tuple[str | None, str | None, bytes]
 
 _MORE: Final = 0x80  # set in every byte of a varint but the last
 _VARINT_BYTES: Final = 10  # at most
+_SHORT: Final = 1 << 14  # numbers below take at most two bytes
 _DEPTH: Final = 100  # messages and groups within one another, Java's limit
 _LOW_32: Final = 0xFFFF_FFFF
 _LOW_64: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -47,7 +48,6 @@ class Message:
 
     keys, hash_keys  the two tables
     rows             the user records before the first whose index is in no table
-    keyless          how many of the rows have no explicit hash key
     total            user records in the message
     """
 
@@ -56,7 +56,6 @@ class Message:
         self.keys: list[str] = []
         self.hash_keys: list[str] = []
         self.rows: list[Row] = []
-        self.keyless = 0
         self.total = 0
 
 
@@ -74,20 +73,18 @@ def read(body: bytes) -> Message:
     return message
 
 
-def text(raw: bytes) -> str:
-    """UTF-8 as Java decodes it: each malformed part is one U+FFFD, a surrogate's three bytes too."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
-
-
 def _fields(body: bytes, message: Message, *, growing: bool) -> None:
     """Add the user records up to the first that cannot be resolved and, if growing, every table entry."""
     keys, hash_keys, rows = message.keys, message.hash_keys, message.rows
-    at = total = keyless = 0
-    end = len(body)
+    at, end, unresolved = 0, len(body), 0
     while at < end:
+        if growing and body[at] != _RECORD:
+            at = _common_entries(body, at, _KEY, keys)
+            at = _common_entries(body, at, _HASH_KEY, hash_keys)
+        if not unresolved:
+            at = _common_records(body, at, keys, hash_keys, rows)
+        if at == end:
+            break
         tag, at = _tag(body, at)
         if tag not in (_RECORD, _KEY, _HASH_KEY):
             at = _after(body, at, end, tag, _DEPTH)
@@ -96,38 +93,80 @@ def _fields(body: bytes, message: Message, *, growing: bool) -> None:
         if tag == _RECORD:
             key, hash_key, first, last = _record(body, at, stop)
             # Past one that cannot be resolved the others are only counted, and checked for form.
-            if len(rows) == total and key < len(keys) and hash_key < len(hash_keys):
-                if hash_key < 0:
-                    keyless += 1
-                    rows.append((keys[key], None, body[first:last]))
-                else:
-                    rows.append((keys[key], hash_keys[hash_key], body[first:last]))
-            total += 1
+            if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
+                unresolved += 1
+            else:
+                rows.append((keys[key], hash_keys[hash_key] if hash_key >= 0 else None, body[first:last]))
         elif growing:
-            (keys if tag == _KEY else hash_keys).append(text(body[at:stop]))
+            (keys if tag == _KEY else hash_keys).append(_text(body[at:stop]))
         at = stop
-    message.total, message.keyless = total, keyless
+    message.total = len(rows) + unresolved
+
+
+def _common_entries(body: bytes, at: int, tag: int, entries: list[str]) -> int:
+    """Read on through table entries of under 128 bytes; where the first other thing begins."""
+    end = len(body)
+    while at < end and body[at] == tag and body[at + 1] < _MORE:
+        stop = at + 2 + body[at + 1]
+        if stop > end:
+            raise Malformed
+        try:
+            entries.append(body[at + 2 : stop].decode())
+        except UnicodeDecodeError:
+            entries.append(_text(body[at + 2 : stop]))
+        at = stop
+    return at
+
+
+def _common_records(  # noqa: C901  one loop: calls were most of its time
+    body: bytes, at: int, keys: list[str], hash_keys: list[str], rows: list[Row]
+) -> int:
+    """Read on through user records of the form that producers write; where the first other thing begins.
+
+    What it reads `_fields` would read alike, in several times the time. A record cut off by the end
+    of the message is an IndexError here and malformed there: its last field, the data, is required.
+    """
+    end, hash_key = len(body), -1
+    while at < end and body[at] == _RECORD:
+        size, place = body[at + 1], at + 2
+        if size >= _MORE:
+            size, place = size - _MORE + (body[place] << 7), place + 1
+        stop = place + size
+        if body[place] != _KEY_INDEX:
+            break
+        key, place = body[place + 1], place + 2
+        if key >= _MORE:
+            key, place = key - _MORE + (body[place] << 7), place + 1
+        hashed = body[place] == _HASH_KEY_INDEX
+        if hashed:
+            hash_key, place = body[place + 1], place + 2
+            if hash_key >= _MORE:
+                hash_key, place = hash_key - _MORE + (body[place] << 7), place + 1
+        if body[place] != _DATA:
+            break
+        length, place = body[place + 1], place + 2
+        if length >= _MORE:
+            length, place = length - _MORE + (body[place] << 7), place + 1
+        # A number of three bytes shows here as 2**14 or more, and is left to `_fields`.
+        if place + length != stop or stop > end or size >= _SHORT or key >= min(len(keys), _SHORT):
+            break
+        if not hashed:
+            rows.append((keys[key], None, body[place:stop]))
+        elif hash_key < min(len(hash_keys), _SHORT):
+            rows.append((keys[key], hash_keys[hash_key], body[place:stop]))
+        else:
+            break
+        at = stop
+    return at
+
+
+def _text(raw: bytes) -> str:
+    """UTF-8 as Java decodes it: each malformed part is one U+FFFD, a surrogate's three bytes too."""
+    return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
 def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
-    """Both table indices (-1: no hash key), and where the data begins and ends.
-
-    The form that every producer writes is read straight through, any other field by field.
-    """
-    begin, hash_key = at, -1
-    if body[at] == _KEY_INDEX:
-        key, at = _varint(body, at + 1)
-        if body[at] == _HASH_KEY_INDEX:
-            hash_key, at = _varint(body, at + 1)
-            hash_key &= _LOW_32
-        if body[at] == _DATA:
-            size, at = _varint(body, at + 1)
-            if at + size == end:
-                return key & _LOW_32, hash_key, at, end
-    return _any_record(body, begin, end)
-
-
-def _any_record(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    """Both table indices (-1: no hash key), and where the data begins and ends."""
     key = hash_key = first = last = -1
     while at < end:
         tag, at = _tag(body, at)

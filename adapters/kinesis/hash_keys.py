@@ -25,6 +25,8 @@ def hash_of(partition_key: str) -> int:
 
 def number(hash_key: str) -> int | None:
     """The number as Java's BigInteger reads it: perhaps a sign, then digits of any script; None if it is none."""
+    if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # nearly every one there is
+        return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
     if not digits.isdecimal() or max(digits) > "\uffff":  # Java looks at one UTF-16 unit at a time
         return None

@@ -1,0 +1,176 @@
+"""Reading and writing aggregated records, beside aws_kinesis_agg and beside the MD5 that nobody can avoid.
+
+Every figure is a median over interleaved rounds of one run; both sides' answers are compared first.
+`make bench` runs it; the bars are printed with what was reached.
+"""
+
+import argparse
+import hashlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+from attrs import frozen
+from aws_kinesis_agg.aggregator import AggRecord  # type: ignore[import-untyped]
+from aws_kinesis_agg.deaggregator import iter_deaggregate_records  # type: ignore[import-untyped]
+from compiled import plain_and_compiled
+
+MAGIC, DIGEST = 4, 16
+SHARD = (0, 2**128 - 2)  # all but one of the hash keys: every key must be hashed, none is dropped
+Rows = list[tuple[str, str | None, bytes]]
+
+
+@frozen
+class Shape:
+    """One aggregate: `count` records of `size` bytes, over so many keys, and perhaps a hash key each."""
+
+    name: str
+    count: int
+    size: int
+    keys: int
+    hashed: bool = False
+
+    def rows(self) -> Rows:
+        """The user records."""
+        data = hashlib.sha256(self.name.encode()).digest() * (self.size // 32 + 1)
+        places = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
+        return [(f"key-{i % self.keys:06d}", places[i], data[: self.size]) for i in range(self.count)]
+
+
+SHAPES = (
+    Shape("500 x 100 B", 500, 100, 500),
+    Shape("500 x 100 B, 10 keys", 500, 100, 10),
+    Shape("500 x 100 B, 500 hash keys", 500, 100, 500, hashed=True),
+    Shape("50 x 1 KB", 50, 1024, 50),
+)
+
+
+@frozen
+class Bar:
+    """A figure that was promised: for one shape and one contender, at least `least`."""
+
+    shape: str
+    contender: str
+    least: float
+    of: str = "peer"
+
+
+READ_BARS = (
+    Bar("500 x 100 B", "compiled", 4.0),
+    Bar("500 x 100 B", "compiled", 0.55, of="ceiling"),
+    Bar("50 x 1 KB", "compiled", 2.2),
+    Bar("50 x 1 KB", "compiled", 0.75, of="ceiling"),
+    Bar("500 x 100 B", "compiled, KCL's filter", 2.0),
+    Bar("50 x 1 KB", "compiled, KCL's filter", 2.0),
+    Bar("500 x 100 B", "plain", 1.4),
+    Bar("50 x 1 KB", "plain", 1.4),
+    Bar("500 x 100 B", "compiled, Arrow", 0.8, of="ceiling"),
+    Bar("50 x 1 KB", "compiled, Arrow", 0.8, of="ceiling"),
+)
+WRITE_BARS = (Bar("500 x 100 B", "compiled", 2.5), Bar("50 x 1 KB", "compiled", 1.8))
+
+
+def _packed(encode: ModuleType, rows: Rows) -> bytes:
+    aggregate = encode.Aggregate(1 << 20)
+    for key, hash_key, data in rows:
+        aggregate.add(data, key, hash_key)
+    sealed: bytes = aggregate.sealed()
+    return sealed
+
+
+def _peer_packed(rows: Rows) -> bytes:
+    aggregate = AggRecord()
+    for key, hash_key, data in rows:
+        aggregate.add_user_record(key, data, hash_key)
+    packed: bytes = aggregate.get_contents()[2]
+    return packed
+
+
+def _peer_read(data: bytes) -> int:
+    record = {"Data": data, "PartitionKey": "a", "SequenceNumber": "1", "ApproximateArrivalTimestamp": datetime.now(UTC)}
+    count = 0
+    for _ in iter_deaggregate_records([record], data_format="Boto3"):
+        count += 1
+    return count
+
+
+def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
+    """Every contender at reading one aggregate."""
+    body = data[MAGIC:-DIGEST]
+    contenders: dict[str, Callable[[], Any]] = {
+        "peer": lambda: _peer_read(data),
+        "ceiling": lambda: hashlib.md5(body, usedforsecurity=False).digest() == data[-DIGEST:],
+    }
+    for name, form in forms.items():
+        read, arrow = form["aggregation"].deaggregate, form["aggregation_arrow"].user_record_batch
+        contenders[name] = lambda read=read: read(data)
+        contenders[f"{name}, typed view"] = lambda read=read: list(read(data))
+        contenders[f"{name}, KCL's filter"] = lambda read=read: read(data, hash_range=SHARD)
+        contenders[f"{name}, Arrow"] = lambda arrow=arrow: arrow([data])
+    return contenders
+
+
+def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
+    """Every contender at writing one aggregate."""
+    contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _peer_packed(rows)}
+    for name, form in forms.items():
+        contenders[name] = lambda encode=form["aggregation_encode"]: _packed(encode, rows)
+    return contenders
+
+
+def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
+    """Microseconds of each, taken in turn so that a busy moment hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            began = time.perf_counter()
+            for _ in range(repeat):
+                contender()
+            seconds[name].append((time.perf_counter() - began) / repeat)
+    return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items()}
+
+
+def report(title: str, shape: Shape, figures: dict[str, float], bars: Iterable[Bar]) -> bool:
+    """Print one shape's figures against its bars; whether every bar was met."""
+    print(f"\n{title}, {shape.name}")
+    for name, micros in figures.items():
+        ceiling = f"{figures['ceiling'] / micros:6.0%} of the ceiling" if "ceiling" in figures else ""
+        rate = shape.count / micros
+        print(f"  {name:28} {micros:9.1f} us {rate:7.2f} M records/s {figures['peer'] / micros:6.2f} x peer {ceiling}")
+    met = True
+    for bar in bars:
+        if bar.shape == shape.name:
+            reached = figures[bar.of] / figures[bar.contender]
+            met = met and reached >= bar.least
+            verdict = "pass" if reached >= bar.least else "FAIL"
+            print(f"  {verdict}: {bar.contender} {reached:.2f} of {bar.of}, at least {bar.least}")
+    return met
+
+
+def main() -> None:
+    """Compare the answers, then the times."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--rounds", type=int, default=25)
+    asked.add_argument("--repeat", type=int, default=20)
+    options = asked.parse_args()
+    print(f"Python {platform.python_version()}, {platform.machine()}, median of {options.rounds} rounds")
+    met = True
+    with plain_and_compiled() as forms:
+        for shape in SHAPES:
+            rows = shape.rows()
+            packs = writers(rows, forms)
+            data = packs["compiled"]()
+            assert {pack() for pack in packs.values()} == {data}, "the writers disagree"
+            for form in forms.values():
+                assert list(form["aggregation"].deaggregate(data, hash_range=SHARD).rows) == rows
+            met &= report("reading", shape, medians(readers(data, forms), options.rounds, options.repeat), READ_BARS)
+            met &= report("writing", shape, medians(packs, options.rounds, options.repeat), WRITE_BARS)
+    print("\nevery bar is met" if met else "\nNOT every bar is met")
+
+
+if __name__ == "__main__":
+    main()

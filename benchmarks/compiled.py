@@ -1,0 +1,42 @@
+"""The hot files as a wheel carries them, compiled to a passing directory, beside the plain ones."""
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from hatch_build import HOT, compile_to
+
+_HOT_MODULES = tuple(hot.removesuffix(".py").replace("/", ".") for hot in HOT)
+_USERS = ("adapters.kinesis.aggregation", "adapters.kinesis.aggregation_arrow")
+
+
+def _forget() -> None:
+    for name in (*_HOT_MODULES, *_USERS):
+        sys.modules.pop(name, None)
+
+
+def _imported() -> dict[str, ModuleType]:
+    _forget()
+    return {name.rsplit(".", 1)[1]: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
+
+
+@contextmanager
+def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
+    """Both forms of every module of the codec. Raises CannotCompile."""
+    kinesis = importlib.import_module("adapters.kinesis")
+    with tempfile.TemporaryDirectory() as scratch:
+        forms = {"plain": _imported()}
+        compile_to(Path(scratch))
+        path = list(kinesis.__path__)
+        sys.path.insert(0, scratch)
+        kinesis.__path__.insert(0, str(Path(scratch) / "adapters" / "kinesis"))
+        forms["compiled"] = _imported()
+        kinesis.__path__[:] = path
+        sys.path.remove(scratch)
+        yield forms
