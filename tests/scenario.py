@@ -1,0 +1,264 @@
+"""The language of the scenario files in specs/scenarios: commands in, the answer of the rules out.
+
+A file is a list of blocks with blank lines between them. A block is a sentence of intent (#), commands,
+a line of dashes, and the answer. A block without dashes is the file's preamble: its commands come first
+in every other block. Nothing is kept from one block to the next.
+
+    config rules=kcl max_steals=2      options as in `leasehold plan`
+    layout aab.x- idle=2               one lease a letter: its owner; . never owned, x expired, - given up
+    held a=3 b=3 free=1 expired=2      so many leases each; a*100=5 stands for a-00=5, a-01=5, ...
+    lease s-1 owner=a idle=31          one lease, its fields as in `leasehold plan`
+    shards 4+ 6<0,1 8<6,7+@0-399       listed shards: + open, < parents, @ hash range (or @0-max)
+    leased 3 4 checkpoint=LATEST       leases for listed shards, held by `other`
+    scan at=0                          one reading of the table, at this second
+    ranges 0-1 2-max                   leases r-0, r-1, ... that cover these hash keys
+    renew s-1                          its version moves
+    annul s-1, annul-shards 3 4        their rows are gone; they are not listed
+    plan me turn=2                     what `me` does
+    dialects me                        what `me` does in each dialect of the event-hubs rules
+    settle a b*3 rounds=9              these plan and act in turns until nothing but renewals is left
+    problems, first LATEST, holes      what is wrong; the leases of an empty table; what no lease covers
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from attrs import define, evolve, field
+
+from adapters.plan_question import question
+from balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal
+from balancer.ancestry import problems
+from balancer.config import Config
+from balancer.lineage import first_leases
+from balancer.model import HASH_KEYS, HashRange, Lease, Me, Position, Shard, Version
+from balancer.plan import plan
+from balancer.watch import Watch
+
+
+@define
+class Scene:
+    """Everything one block has said so far."""
+
+    config: Config = field(factory=Config)
+    leases: dict[str, Lease] = field(factory=dict)
+    shards: list[Shard] = field(factory=list)
+    watch: Watch = field(factory=Watch)
+
+    def run(self, line: str) -> str:
+        """The answer of one command; empty for one that only sets the scene."""
+        name, *words = line.split()
+        plain = [word for word in words if "=" not in word]
+        options = {key: _value(value) for key, _, value in (word.partition("=") for word in words if "=" in word)}
+        commands: dict[str, Callable[[list[str], dict[str, Any]], str | None]] = {
+            "config": self._config,
+            "layout": self._layout,
+            "held": self._held,
+            "lease": self._lease,
+            "shards": self._shards,
+            "leased": self._leased,
+            "scan": self._scan,
+            "renew": self._renew,
+            "annul": self._annul,
+            "annul-shards": self._annul_shards,
+            "ranges": self._ranges,
+            "plan": self._plan,
+            "dialects": self._dialects,
+            "settle": self._settle,
+            "problems": self._problems,
+            "first": self._first,
+            "holes": self._holes,
+        }
+        return commands[name](plain, options) or ""
+
+    def _config(self, _plain: list[str], options: dict[str, Any]) -> None:
+        self.config = question(_document([], options)).config
+
+    def _layout(self, plain: list[str], options: dict[str, Any]) -> None:
+        states: dict[str, dict[str, Any]] = {
+            ".": {"idle": None},
+            "-": {"idle": 1},
+            "x": {"owner": "gone", "idle": 1000},
+        }
+        for place, letter in enumerate(plain[0] if plain else ""):
+            self._add(str(place), states.get(letter, {"owner": letter} | options))
+
+    def _held(self, _plain: list[str], options: dict[str, Any]) -> None:
+        states: dict[str, dict[str, Any]] = {"free": {"idle": None}, "expired": {"owner": "gone", "idle": 1000}}
+        for name, count in options.items():
+            for owner in _fleet([name]):
+                for _ in range(count):
+                    self._add(f"{len(self.leases):03d}", states.get(owner, {"owner": owner}))
+
+    def _lease(self, plain: list[str], options: dict[str, Any]) -> None:
+        parents = {"parents": str(options["parents"]).split(",")} if "parents" in options else {}
+        self._add(plain[0], options | parents)
+
+    def _add(self, key: str, fields: dict[str, Any]) -> None:
+        checkpoint = {"checkpoint": str(fields["checkpoint"])} if "checkpoint" in fields else {}
+        (self.leases[key],) = question(_document([{"key": key, "version": "1"} | fields | checkpoint], {})).leases
+
+    def _shards(self, plain: list[str], _options: dict[str, Any]) -> None:
+        self.shards += [_shard(word) for word in plain]
+
+    def _leased(self, plain: list[str], options: dict[str, Any]) -> None:
+        listed = {shard.id: shard for shard in self.shards}
+        for key in plain:
+            self._add(key, {"owner": "other", "checkpoint": "LATEST"} | options)
+            shard = listed.get(key, Shard(key))
+            self.leases[key] = evolve(self.leases[key], parents=shard.parents, hash_range=shard.hash_range)
+
+    def _scan(self, _plain: list[str], options: dict[str, Any]) -> None:
+        listing = [evolve(lease, idle=0.0) for lease in self.leases.values()]
+        self.watch, seen = self.watch.look(listing, began=options["at"], ended=options["at"])
+        self.leases = {lease.key: lease for lease in seen}
+
+    def _renew(self, plain: list[str], _options: dict[str, Any]) -> None:
+        for key in plain:
+            self.leases[key] = evolve(self.leases[key], version=Version(self.leases[key].version + "+"))
+
+    def _annul(self, plain: list[str], _options: dict[str, Any]) -> None:
+        for key in plain:
+            del self.leases[key]
+
+    def _annul_shards(self, plain: list[str], _options: dict[str, Any]) -> None:
+        self.shards = [shard for shard in self.shards if shard.id not in plain]
+
+    def _ranges(self, plain: list[str], _options: dict[str, Any]) -> None:
+        for word in plain:
+            key = f"r-{len(self.leases)}"
+            self._add(key, {"owner": "other"})
+            self.leases[key] = evolve(self.leases[key], hash_range=_shard(f"{key}@{word}").hash_range)
+
+    def _plan(self, plain: list[str], options: dict[str, Any]) -> str:
+        me = Me(plain[0], options.get("turn", 0), self.watch.history)
+        actions = plan(self.leases.values(), self.shards, me, self.config)
+        return "\n".join(_told(action) for action in actions) or "nothing"
+
+    def _dialects(self, plain: list[str], options: dict[str, Any]) -> str:
+        answers = []
+        for name in ("gist", "dotnet", "java", "python", "python greedy"):
+            dialect, _, mode = name.partition(" ")
+            self._config(
+                [], {"rules": "event-hubs", "dialect": dialect, "mode": mode or "balanced", "lease_seconds": 120}
+            )
+            answers.append(f"{name}: " + ", ".join(self._plan(plain, options).splitlines()))
+        return "\n".join(answers)
+
+    def _settle(self, plain: list[str], options: dict[str, Any]) -> str:
+        made: Counter[str] = Counter()
+        for turn in range(options.get("rounds", 99)):
+            before = made.total()
+            for worker in _fleet(plain):
+                actions = plan(self.leases.values(), None, Me(worker, turn), self.config)
+                for action in actions:
+                    if isinstance(action, Claim | Steal):
+                        made[type(action).__name__.lower()] += 1
+                        self.leases[action.lease.key] = evolve(action.lease, owner=worker, idle=0.0)
+            if made.total() == before:
+                break
+        return f"{_counts(self.leases.values())}; {made['claim']} claims, {made['steal']} steals"
+
+    def _problems(self, _plain: list[str], _options: dict[str, Any]) -> str:
+        return "\n".join(f"{problem.shard} {problem.what}".strip() for problem in problems(self.shards)) or "nothing"
+
+    def _first(self, plain: list[str], _options: dict[str, Any]) -> str:
+        return "\n".join(_told(create) for create in first_leases(self.shards, Position(plain[0]))) or "nothing"
+
+    def _holes(self, _plain: list[str], _options: dict[str, Any]) -> str:
+        holes = self.watch.history.holes
+        return "\n".join(f"{hole.first} to {hole.last}, reading {hole.times} in a row" for hole in holes) or "nothing"
+
+
+def blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
+    """Each block as its lines above the dashes, the preamble's commands, and the answer it gives today."""
+    preamble: list[str] = []
+    for block in re.split(r"\n{2,}", text.strip()):
+        above = block.partition("\n----")[0].splitlines()
+        commands = [line for line in above if not line.startswith("#")]
+        if "\n----" not in block:
+            preamble = commands
+            continue
+        scene = Scene()
+        answers = [scene.run(line) for line in preamble + commands]
+        yield above, preamble, "\n".join(answer for answer in answers if answer)
+
+
+def rewritten(text: str) -> str:
+    """The file with the answers that the rules give today."""
+    answers = blocks(text)
+    whole = []
+    for block in re.split(r"\n{2,}", text.strip()):
+        if "\n----" in block:
+            above, _, answer = next(iter(answers))
+            whole.append("\n".join([*above, "----", answer]))
+        else:
+            whole.append(block)
+    return "\n\n".join(whole) + "\n"
+
+
+def _told(action: Action) -> str:
+    said = _said(action)
+    if isinstance(action, Claim | Steal):
+        said = " or ".join([said, *(_said(other) for other in action.alternates)])
+    return f"{said} ({action.rule})"
+
+
+def _said(action: Action) -> str:
+    lease = action.lease
+    verb = re.sub(r"(?<!^)(?=[A-Z])", " ", type(action).__name__).lower()
+    match action:
+        case Create():
+            return f"{verb} {lease.key} at {lease.checkpoint.sequence}"
+        case Claim():
+            return f"{verb} {lease.key}, {'free' if lease.owner is None else 'expired'}"
+        case Steal() | RequestHandoff():
+            return f"{verb} {lease.key} from {action.victim}"
+        case Release():
+            return f"{verb} {lease.key} to {action.heir or 'all'}"
+        case Delete():
+            return f"{verb} {lease.key}, {'finished' if lease.ended else 'unlisted'}"
+        case _:
+            return f"{verb} {lease.key}"
+
+
+def _counts(leases: Iterable[Lease]) -> str:
+    """How many workers of each name (up to its last dash) hold how many leases."""
+    held = Counter(lease.owner or "nobody" for lease in leases)
+    alike = Counter((owner.rpartition("-")[0] or owner, count) for owner, count in held.items())
+    return ", ".join(
+        f"{name} {count}" if workers == 1 else f"{workers} of {name} {count}"
+        for (name, count), workers in sorted(alike.items(), key=lambda entry: (entry[0][0], -entry[0][1]))
+    )
+
+
+def _shard(word: str) -> Shard:
+    word, _, keys = word.partition("@")
+    name, _, parents = word.rstrip("+").partition("<")
+    hash_range: HashRange | None = None
+    if keys:
+        first, _, last = keys.partition("-")
+        hash_range = (int(first), HASH_KEYS[1] if last == "max" else int(last))
+    return Shard(name, parents=tuple(parents.split(",")) if parents else (), hash_range=hash_range, open="+" in word)
+
+
+def _fleet(words: Iterable[str]) -> list[str]:
+    """Names; a*3 stands for a-00, a-01 and a-02."""
+    fleet = []
+    for word in words:
+        name, star, count = word.partition("*")
+        fleet += [f"{name}-{place:02d}" for place in range(int(count))] if star else [name]
+    return fleet
+
+
+def _value(text: str) -> Any:  # noqa: ANN401  whatever JSON can say
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _document(leases: list[dict[str, Any]], config: dict[str, Any]) -> bytes:
+    return json.dumps({"leases": leases, "me": {"worker": "me"}, "config": config}).encode()
