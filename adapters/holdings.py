@@ -7,7 +7,7 @@ from threading import Lock
 from attrs import frozen
 
 from adapters.holding import PROCESS, Holding
-from balancer.model import Lease, Notes
+from balancer.model import Lease, Notes, Version
 from stores.protocol import Done, Store, StoreError
 
 log = logging.getLogger("leasehold.holdings")
@@ -53,6 +53,8 @@ class Holdings:
         self._held: dict[str, Holding] = {}
         self._lock = Lock()
         self._twin = False
+        self._ever: set[str] = set()
+        self._ousted: dict[str, Version] = {}
 
     @property
     def all(self) -> tuple[Holding, ...]:
@@ -93,6 +95,7 @@ class Holdings:
         )
         with self._lock:
             self._held[lease.key] = holding
+            self._ever.add(lease.key)
         if not lease.ended:
             self._began(holding)
 
@@ -100,10 +103,18 @@ class Holdings:
         """What a reading says is ours and we do not hold; finished ones only if asked for."""
         with self._lock:
             held = frozenset(self._held)
-        worker = self._identity.worker
-        return tuple(
-            lease for lease in leases if lease.owner == worker and lease.key not in held and (ended or not lease.ended)
-        )
+        mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
+        return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
+
+    def _has_successor(self, lease: Lease) -> bool:
+        """Whether another process of our id took up what we let expire: asleep for long, we have been replaced."""
+        signer = lease.note(PROCESS)
+        replaced = lease.key in self._ever and signer not in {None, self._identity.process}
+        if not replaced or lease.idle > self._lease_seconds:
+            return False
+        before = self._ousted.setdefault(lease.key, lease.version)
+        self._twin = self._twin or before != lease.version
+        return True
 
     def adopt(self, seen: Lease) -> None:
         """Take up a stray: a lease given to us, or held before a restart, expired or not, without a move."""

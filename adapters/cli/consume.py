@@ -59,11 +59,8 @@ def command(  # noqa: PLR0917  one for each option
     verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     try:
         me = worker or f"{socket.gethostname()}-{os.getpid()}"
         given = {"lease_seconds": lease_seconds, "timestamp_ms": timestamp_ms}

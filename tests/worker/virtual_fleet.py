@@ -49,6 +49,14 @@ class FaultyStore(MemoryStore):
         self._reach()
         return super().get(keys)
 
+    def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
+        """Change a row behind everybody's back."""
+        super()._change(key, change)
+
+    def row(self, key: str) -> Lease:
+        """A row as it is."""
+        return super().get([key])[0]
+
     def _change(self, key: str, change: Callable[[Lease], Lease | None]) -> Outcome:
         self._reach()
         outcome = super()._change(key, change)
@@ -193,7 +201,7 @@ class Driven:
         return [holding.key for holding in self.worker.holdings]
 
 
-def member(
+def member(  # noqa: PLR0917  a test names the last ones
     store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
 ) -> Driven:
     """A worker that shares, with a consumer that remembers."""

@@ -1,0 +1,245 @@
+"""One worker's appointments under a virtual clock: what it takes, keeps, loses, and takes up again."""
+
+import pytest
+from attrs import evolve
+from virtual_fleet import KCL, Clock, Driven, FaultyStore, ListSource, four_shards, member, shard, together
+
+from adapters.holdings import WorkerError
+from adapters.worker import Worker
+from balancer.model import HASH_KEYS, SHARD_END, Lease, Position, Version
+from stores.protocol import Lost
+
+ALL = ["s-0", "s-1", "s-2", "s-3"]
+
+
+def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p-1") -> Driven:
+    """A worker that holds all four leases."""
+    one = member(store, ListSource(four_shards()), clock, me, process)
+    one.run(3)
+    assert one.held == ALL
+    return one
+
+
+def owners(store: FaultyStore) -> dict[str, str | None]:
+    """Who owns what."""
+    return {lease.key: lease.owner for lease in store.list().leases}
+
+
+def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
+    """Without it nothing would ever be read."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    before = {lease.key: lease.epoch for lease in store.list().leases}
+    one.run(60)
+    after = {lease.key: lease.epoch for lease in store.list().leases}
+    assert one.held == ALL
+    assert all(15 <= after[key] - before[key] <= 20 for key in ALL), "renewed every third of lease_seconds"
+
+
+def test_shards_are_listed_only_when_something_asks_for_it() -> None:
+    """Without it a fleet would spend the rate limit of ListShards on nothing."""
+    clock, store = Clock(), FaultyStore()
+    source = ListSource(four_shards())
+    one = member(store, source, clock)
+    one.run(250)
+    assert source.listings == 1
+    one.worker.hurry()
+    one.turn_due = clock.now
+    one.run(1)
+    assert source.listings == 2
+    one.run(300)
+    assert source.listings == 3
+
+
+def test_a_lasting_hole_is_looked_up_and_filled() -> None:
+    """Without it a lease deleted by mistake would stay away until the next safety listing."""
+    clock, store = Clock(), FaultyStore()
+    source = ListSource(four_shards())
+    one = member(store, source, clock)
+    one.run(3)
+    store.delete(store.row("s-2"), "a-1")
+    one.run(70)
+    assert (source.listings, one.held) == (2, ALL)
+
+
+def test_a_lost_reply_costs_nothing() -> None:
+    """Without it one dropped packet would stop a shard's reader."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    holdings = one.worker.holdings
+    store.lose_replies = 1
+    one.run(30)
+    assert one.worker.holdings == holdings, "the same holdings, not new ones"
+    assert not any(holding.lost.is_set() for holding in holdings)
+
+
+def test_a_claim_whose_reply_was_lost_is_taken_up_at_the_next_look() -> None:
+    """Without it the table would say that we own a lease nobody reads."""
+    clock, store = Clock(), FaultyStore()
+    one = member(store, ListSource(four_shards()), clock)
+    one.step()
+    store.lose_replies = 4
+    one.run(30)
+    assert one.held == ALL
+
+
+def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
+    """Without it two workers would read one shard for longer than the thief expects."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    victim = one.worker.holdings[0]
+    store.steal(store.row("s-0"), "b-1", (("process", "p-2"),))
+    one.run(KCL.renew_seconds + 0.1)
+    assert (victim.lost.is_set(), victim.why, one.held) == (True, "now owned by b-1", ALL[1:])
+
+
+def test_a_lease_whose_row_was_deleted_is_lost() -> None:
+    """Without it a reader would go on without anything to checkpoint to."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    victim = one.worker.holdings[0]
+    store.delete(store.row("s-0"), "somebody")
+    one.run(KCL.renew_seconds + 0.1)
+    assert (victim.lost.is_set(), victim.why) == (True, "its row is gone")
+
+
+def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
+    """Without it a request on a store whose notes move the version would look like a theft."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    holding = one.worker.holdings[0]
+    store.rewrite("s-0", lambda lease: evolve(lease, version=Version("etag-after-request"), heir="b-1"))
+    one.run(KCL.renew_seconds + 0.1)
+    assert (holding.why, owners(store)["s-0"]) == ("given to b-1", "b-1")
+
+
+def test_holdings_outlive_a_store_that_is_away_for_less_than_others_wait() -> None:
+    """Without it a short outage of the table would stop every reader."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    holdings = one.worker.holdings
+    store.down = True
+    one.run(6)
+    store.down = False
+    one.run(20)
+    assert one.worker.holdings == holdings
+
+
+def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_store() -> None:
+    """Without it a worker cut off from the table would process beside its successor."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    old = one.worker.holdings
+    store.down = True
+    one.run(3 * KCL.cycle_seconds)
+    assert (one.held, {holding.why for holding in old}) == ([], {"not confirmed for 10 s"})
+    store.down = False
+    one.run(KCL.cycle_seconds + 1)
+    assert one.held == ALL
+    assert set(one.worker.holdings).isdisjoint(old)
+
+
+def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
+    """Without it every deployment would wait for expiry, or move leases that need not move."""
+    clock, store = Clock(), FaultyStore()
+    settled(clock, store)
+    clock.now += 500
+    again = member(store, ListSource(four_shards()), clock, process="p-2")
+    again.step()
+    assert again.held == ALL
+    assert {lease.note("process") for lease in store.list().leases} == {"p-2"}
+
+
+def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
+    """Without it two processes would hand over the same records for ever, each believing that it owns them."""
+    clock, store = Clock(), FaultyStore()
+    elder = settled(clock, store)
+    younger = member(store, ListSource(four_shards()), clock, process="p-2")
+    with pytest.raises(WorkerError, match=r"worker id 'a-1' is used by another living process: stop one of the two"):
+        together([elder, younger], 2 * KCL.renew_seconds + 1)
+    assert (elder.held, younger.held) == (ALL, [])
+    elder.run(30)
+    assert elder.held == ALL
+
+
+def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
+    """Without it a process that was suspended would wake up and oust the one started in its place."""
+    clock, store = Clock(), FaultyStore()
+    asleep = settled(clock, store)
+    clock.now += 60
+    successor = member(store, ListSource(four_shards()), clock, process="p-2")
+    successor.run(20)
+    asleep.renew_due = asleep.turn_due = clock.now
+    with pytest.raises(WorkerError):
+        together([asleep, successor], 30)
+    assert (asleep.held, successor.held) == ([], ALL)
+
+
+def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() -> None:
+    """Without it every restart would renew finished shards for ever."""
+    store = FaultyStore()
+    ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
+    store.create(ended)
+    holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the choice is what is tested
+    assert (holdings.strays([ended], ended=False), holdings.strays([ended], ended=True)) == ((), (ended,))
+
+
+def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gone() -> None:
+    """Without it one incomplete listing could delete checkpoints."""
+    clock, store = Clock(), FaultyStore()
+    store.create(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17")))
+    source = ListSource(four_shards())
+    one = member(store, source, clock)
+    one.run(1)
+    assert [lease.key for lease in store.list().leases] == [*ALL, "s-old"]
+    source.missing.add("s-old")
+    one.worker.hurry()
+    one.turn_due = clock.now
+    one.run(1)
+    assert [lease.key for lease in store.list().leases] == ALL
+
+
+def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
+    """Without it a shard that fails here would be taken again at once, and fail again."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    holding = one.worker.holdings[0]
+    one.worker.bench("s-0", 60)
+    holding.ask_release()
+    holding.part()
+    one.run(50)
+    assert one.held == ALL[1:]
+    one.run(40)
+    assert one.held == ALL
+
+
+def test_two_workers_end_with_half_each_and_nothing_moves_again() -> None:
+    """Without it a fleet would not share."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    two = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
+    together([one, two], 60)
+    shares = (one.held, two.held)
+    assert [len(share) for share in shares] == [2, 2]
+    together([one, two], 120)
+    assert (one.held, two.held) == shares
+
+
+def test_an_outage_of_the_source_stops_no_sharing() -> None:
+    """Without it a worker that cannot list shards would not take over a dead one's leases."""
+    clock, store = Clock(), FaultyStore()
+    settled(clock, store)
+    source = ListSource(four_shards(), down=True)
+    two = member(store, source, clock, "b-1", "p-2")
+    two.run(90)
+    assert two.held == ALL
+
+
+def test_a_refused_write_names_the_lease_as_it_is() -> None:
+    """Without it the harness of these tests would prove nothing: a stale version must be refused."""
+    store = FaultyStore()
+    store.create(Lease("s", hash_range=HASH_KEYS))
+    seen = store.row("s")
+    store.claim(seen, "a-1")
+    assert store.claim(seen, "b-1") == Lost("s", store.row("s"))
+    assert shard("x", 0, 1).open
