@@ -19,6 +19,14 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
 """
 
 
+GREETS = (
+    SERVES
+    + """
+        held[-1][0].sendall(b"!")
+"""
+)
+
+
 def _python(code: str) -> Callable[[int], Command]:
     return lambda port: Command((sys.executable, "-c", code, str(port)))
 
@@ -96,7 +104,7 @@ def test_a_service_dies_with_its_parent() -> None:
     parent = f"""
 import sys, threading
 from adapters.local.process import Command, serving
-with serving("orphan", lambda port: Command((sys.executable, "-c", {SERVES!r}, str(port)))) as service:
+with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, str(port)))) as service:
     print(service.port, flush=True)
     threading.Event().wait()
 """
@@ -104,6 +112,7 @@ with serving("orphan", lambda port: Command((sys.executable, "-c", {SERVES!r}, s
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            assert connection.recv(1) == b"!"
             process.send_signal(signal.SIGKILL)
             # The service keeps every connection open: this one ends only when the service does.
             assert connection.recv(1) == b""
