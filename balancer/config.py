@@ -87,6 +87,7 @@ class Minimal:
     max_steals        most leases taken from the living in one turn; None: no limit
     patience          turns an unbalanced group may stand still before slots are ignored (M9)
     grace_seconds     how long gracefully released leases wait for a joiner (M12); 0: off
+    release           whether an overloaded worker gives a lease up for peers that never steal (M11)
     """
 
     groups: Literal["prefix"] | tuple[str, ...] | None = field(default=None, validator=_groups)
@@ -95,6 +96,7 @@ class Minimal:
     max_steals: int | None = field(default=None, validator=_number(1, whole=True, none=True))
     patience: int = field(default=3, validator=_number(1, whole=True))
     grace_seconds: float = field(default=0.0, validator=_number(0))
+    release: bool = field(default=False, validator=instance_of(bool))
 
 
 Rules = Kcl | KclRust | EventHubs | Minimal

@@ -7,11 +7,11 @@ Rule 2: no share may depend on how far the moves have come (S4).
 
 import math
 from collections.abc import Mapping, Sequence
-from heapq import nlargest, nsmallest
+from heapq import nsmallest
 
 from attrs import evolve, frozen
 
-from balancer.actions import Action, Claim, RequestHandoff, Steal, Withdraw
+from balancer.actions import Action, Claim, Release, RequestHandoff, Steal
 from balancer.census import Census
 from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
@@ -37,7 +37,7 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
         return ()  # M3: no share is larger than the floor + 1
     fleet = _Fleet(census, me, config, rules, counts, floor, favoured(counts, floor, extras, rules.groups))
     joined = () if me.worker in names else fleet.join(free)
-    return joined or fleet.fill(free) or fleet.lose_patience(overdue) or fleet.withdraw()
+    return joined or fleet.fill(free) or fleet.lose_patience(overdue)
 
 
 def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
@@ -58,13 +58,15 @@ def live_moves(census: Census, config: Config) -> dict[str, tuple[str, str]]:
     Their heir holds a lease, or was named lately (a newcomer announces itself so), or a KCL 3.x leader named it.
     """
     dead = {lease.key for lease in census.expired} if census.moving else set()
+    # A cycle later than the heir steals (H4): given up any earlier, two heirs replace each other for ever.
+    given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.heir)
         for lease in census.moving
         if lease.owner is not None
         and lease.heir is not None
         and lease.key not in dead
-        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < config.lease_seconds + STUCK_SECONDS)
+        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < given_up)
     }
 
 
@@ -152,17 +154,19 @@ class _Fleet:
             return ()
         if overdue:
             return tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
-        most, fullest = max((count, worker) for worker, count in self.counts.items())
-        if most < held + 2 or self.me.history.owners_still <= patience_seconds(self.config, self.rules):
+        if self.me.history.owners_still <= patience_seconds(self.config, self.rules):
             return ()
-        return tuple(_rob(lease, "M9") for lease in self._shed({fullest: slice(0, 1)}))
+        most, fullest = max((count, worker) for worker, count in self.counts.items())
+        if most >= held + 2:
+            return tuple(_rob(lease, "M9") for lease in self._shed({fullest: slice(0, 1)}))
+        return self._release() if self.rules.release else ()
 
-    def withdraw(self) -> tuple[Action, ...]:
-        """H4: take back what was asked for and is more than this worker's share by now."""
-        over = self.counts[self.me.worker] - self.share(self.me.worker)
-        asked = [lease for lease in self.census.moving if lease.heir == self.me.worker and not lease.leaving]
-        last = nlargest(max(over, 0), (lease for lease in asked if lease.owner != self.me.worker), key=_shed_order)
-        return tuple(Withdraw(lease, "H4") for lease in last)
+    def _release(self) -> tuple[Action, ...]:
+        """M11: some peers take what is free and steal from nobody; for them the overloaded let go, later than M9."""
+        patience = 2 * patience_seconds(self.config, self.rules)
+        if self.counts[self.me.worker] < min(self.counts.values()) + 2 or self.me.history.owners_still <= patience:
+            return ()
+        return tuple(Release(lease, "M11") for lease in self._shed({self.me.worker: slice(0, 1)}))
 
     def _shed(self, wanted: Mapping[str, slice]) -> tuple[Lease, ...]:
         """These parts of the donors' leases in shed order, donor by donor (M4); none that is on its way (H5)."""

@@ -1,0 +1,1 @@
+"""Every interleaving of a small fleet, checked over the real `plan`."""

@@ -1,0 +1,73 @@
+"""The fleets that are checked: a bounded choice for every test run, and all of them."""
+
+from attrs import evolve
+
+from adapters.checker.fleet import Fleet
+from adapters.checker.verdict import Case, Fault
+from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
+
+OURS = Config(rules=Minimal())
+RELEASING = Config(rules=Minimal(release=True))
+GROUPED = Config(rules=Minimal(groups="prefix"))
+KCL = Config(rules=Kcl())
+KCL_3 = Config(rules=Kcl(max_steals=3))
+RUST = Config(rules=KclRust())
+DOTNET = Config(rules=EventHubs(dialect="dotnet"))
+JAVA = Config(rules=EventHubs(dialect="java"))
+PYTHON = Config(rules=EventHubs(dialect="python"))
+
+PEERS = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
+
+
+def bounded() -> tuple[Case, ...]:
+    """A few seconds of every kind; it finds each fault it must find."""
+    return (
+        *(_ours(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
+        *_strained(4, 3),
+        *(case for peer in PEERS for case in _mixed(4, peer)),
+        *(_peers(peer, 4, 3) for peer in PEERS),
+        _peers("python", 5, 3, "uneven"),
+        _stuck_4_2_2(),
+    )
+
+
+def _fleet(leases: int, rules: tuple[Config | None, ...]) -> Fleet:
+    """Workers of two groups in turn."""
+    return Fleet(leases, tuple(f"{'xy'[place % 2]}-{place}" for place in range(len(rules))), rules)
+
+
+def _ours(leases: int, workers: int, limit: int = 2_000_000) -> Case:
+    return Case("minimal", _fleet(leases, (OURS,) * workers), limit=limit)
+
+
+def _strained(leases: int, workers: int) -> tuple[Case, ...]:
+    """Our rules under everything that may befall them."""
+    fleet, some = _fleet(leases, (OURS,) * workers), (OURS,) * (workers - 1)
+    return (
+        Case("minimal, one crash", evolve(fleet, crashes=1)),
+        Case("minimal, one zombie", _fleet(leases, (*some, None))),
+        Case("minimal, one zombie, no patience", evolve(_fleet(leases, (*some, None)), hasty=True)),
+        Case("minimal, no patience", evolve(fleet, hasty=True)),
+        Case("minimal, planned moves", evolve(fleet, yields=True)),
+        Case("minimal, planned moves, one crash", evolve(fleet, yields=True, crashes=1)),
+        Case("minimal, groups", _fleet(leases, (GROUPED,) * workers), groups="prefix"),
+        Case("minimal releasing, python", _fleet(leases, (*(RELEASING,) * (workers - 1), PYTHON))),
+    )
+
+
+def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
+    rules = PEERS[peer]
+    return (
+        Case(f"two minimal, one {peer}", _fleet(leases, (OURS, rules, OURS))),
+        Case(f"one minimal, two {peer}", _fleet(leases, (rules, OURS, rules))),
+    )
+
+
+def _peers(peer: str, leases: int, workers: int, *known: Fault) -> Case:
+    return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=frozenset(known))
+
+
+def _stuck_4_2_2() -> Case:
+    """The division that the Event Hubs client for Python never leaves."""
+    owners = (0, 0, 0, 0, 1, 1, 2, 2)
+    return Case("python, 4/2/2", _fleet(8, (PYTHON,) * 3), known=frozenset({"uneven"}), owners=owners)
