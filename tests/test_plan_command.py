@@ -1,0 +1,233 @@
+"""`leasehold plan`: the example of its help, and every way of asking wrongly."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.cli.plan import EXAMPLE
+from adapters.json_fields import BadField
+from adapters.plan_json import action_json, answer
+from balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal, Withdraw
+from balancer.model import Lease, at_timestamp
+
+ROOT = Path(__file__).parents[1]
+LEASE: dict[str, Any] = {"key": "s-0", "owner": "a-1", "idle": 2.5, "version": "17", "checkpoint": "17", "sub": 2}
+SHARD: dict[str, Any] = {"id": "s-0", "parents": [], "hash_range": ["0", "99"], "open": True}
+WHOLE: dict[str, Any] = {
+    "leases": [LEASE, {"key": "s-1", "owner": None, "idle": None, "version": "0"}],
+    "shards": [SHARD, SHARD | {"id": "s-1", "hash_range": ["100", "199"]}],
+    "me": {"worker": "b-1", "turn": 4},
+    "config": {"rules": "kcl", "lease_seconds": 10, "initial_position": "LATEST", "max_leases": 100, "max_steals": 1},
+}
+
+
+def asked(document: object) -> dict[str, Any]:
+    return answer(json.dumps(document).encode())
+
+
+def command(text: str) -> tuple[int, str, str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", "from adapters.cli.main import run; run()", "plan"],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def test_the_example_of_the_help_is_true() -> None:
+    """Whoever copies the example must get what it shows."""
+    question, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
+    code, out, err = command(question)
+    assert (code, json.loads(out), err) == (0, json.loads(shown.partition("\n\n")[0]), "")
+
+
+def test_a_whole_question_is_answered() -> None:
+    """The published form must be understood with all its fields."""
+    assert asked(WHOLE) == {
+        "actions": [{"do": "claim", "key": "s-1", "rule": "K5"}],
+        "look_again_seconds": 20.05,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "input: not a JSON document"),
+        ("[]", "input: [] is not an object"),
+        (json.dumps(WHOLE | {"lease": []}), "lease: unknown field"),
+    ],
+)
+def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> None:
+    """A caller in another language has only the exit status and this line to go by."""
+    code, out, err = command(text)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"leasehold plan: {complaint}")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "complaint"),
+    [
+        ("leases", {}, "leases: {} is not a list"),
+        ("leases.0", 3, "leases[0]: 3 is not an object"),
+        ("leases.0.key", "", 'leases[0].key: "" is not a name'),
+        ("leases.0.key", None, "leases[0].key: null is not a string"),
+        ("leases.0.owner", 7, "leases[0].owner: 7 is not a string"),
+        ("leases.0.idle", "1", 'leases[0].idle: "1" is not a number'),
+        ("leases.0.idle", -1, "leases[0].idle: -1 is not between 0 and 1e+12"),
+        ("leases.0.idle", True, "leases[0].idle: true is not a number"),
+        ("leases.0.version", 17, "leases[0].version: 17 is not a string"),
+        ("leases.0.checkpoint", "HERE", 'leases[0].checkpoint: "HERE" is not one of'),
+        ("leases.0.sub", 1.5, "leases[0].sub: 1.5 is not a whole number"),
+        ("leases.0.parents", "s-9", 'leases[0].parents: "s-9" is not a list'),
+        ("leases.0.notes", {"a": 1}, "leases[0].notes.a: 1 is not a string"),
+        ("leases.0.colour", "red", "leases[0].colour: unknown field"),
+        ("leases.1.key", "s-0", "leases[1].key: 's-0' was given before"),
+        ("shards.0.hash_range", ["9", "1"], 'shards[0].hash_range: ["9", "1"] is not a first and a last'),
+        ("shards.0.hash_range", ["0", str(2**128)], "shards[0].hash_range[1]: "),
+        ("shards.0.open", "yes", 'shards[0].open: "yes" is not true or false'),
+        ("shards.1.id", "s-0", "shards[1].id: 's-0' was given before"),
+        ("me", {}, "me.worker: is missing"),
+        ("me.turn", -1, "me.turn: -1 is not between 0 and 1e+12"),
+        ("config.rules", "fair", 'config.rules: "fair" is not one of kcl, kcl-rust, event-hubs, minimal'),
+        ("config.max_leases", 0, "config.max_leases: 0 is not a whole number of at least 1"),
+        ("config.max_steals", None, "config.max_steals: None is not a whole number of at least 1"),
+        ("config.lease_seconds", 0, "config.lease_seconds: 0.0 is not a number above 0"),
+        ("config.patience", 3, "config.patience: unknown field"),
+        ("config.initial_position", "SHARD_END", 'config.initial_position: "SHARD_END" is not one of'),
+        ("config.initial_position", "AT_TIMESTAMP", "config.timestamp_ms: is missing"),
+        ("config.timestamp_ms", 5, "config.timestamp_ms: unknown field"),
+    ],
+)
+def test_a_complaint_names_the_field(where: str, value: object, complaint: str) -> None:
+    """A mere "bad input" sends the caller through hundreds of leases by hand."""
+    document = json.loads(json.dumps(WHOLE))
+    *path, last = where.split(".")
+    inner = document
+    for step in path:
+        inner = inner[int(step) if step.isdigit() else step]
+    inner[int(last) if last.isdigit() else last] = value
+    with pytest.raises(BadField) as error:
+        asked(document)
+    assert str(error.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ({"rules": "kcl", "very_old_multiplier": 0, "max_leases": None}, "K7"),
+        ({"rules": "kcl-rust", "leases_to_acquire": 3, "max_leases": 4}, "R1"),
+        ({"rules": "event-hubs", "dialect": "gist", "mode": "greedy"}, "E6"),
+        ({"rules": "event-hubs", "dialect": "java"}, "E5"),
+        ({"rules": "event-hubs"}, "E4"),
+        (
+            {
+                "rules": "minimal",
+                "groups": ["/", "-"],
+                "expected_workers": 2,
+                "max_leases": 9,
+                "max_steals": 1,
+                "patience": 2,
+                "grace_seconds": 0,
+            },
+            "M5",
+        ),
+        ({"groups": "prefix", "renew_seconds": 5, "cycle_seconds": 9}, "M5"),
+    ],
+)
+def test_every_rule_set_and_option_can_be_asked_for(config: dict[str, Any], rule: str) -> None:
+    """An option that the form does not know cannot be used from another language."""
+    (action,) = asked(WHOLE | {"config": config})["actions"]
+    assert (action["do"], action["key"], action["rule"]) == ("claim", "s-1", rule)
+
+
+LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (
+            Create(LEASE_SEEN, "L3"),
+            {"do": "create", "owner": "v", "checkpoint": "AT_TIMESTAMP", "timestamp_ms": 5, "parents": ["p"]},
+        ),
+        (Renew(LEASE_SEEN, "K10"), {"do": "renew"}),
+        (Claim(LEASE_SEEN, "K7"), {"do": "claim"}),
+        (
+            Steal(LEASE_SEEN, "v", "M5", alternates=(Claim(Lease("s-1"), "M5"),)),
+            {"do": "steal", "from": "v", "alternates": [{"do": "claim", "key": "s-1", "rule": "M5"}]},
+        ),
+        (RequestHandoff(LEASE_SEEN, "v", "H2"), {"do": "request-handoff", "from": "v"}),
+        (Withdraw(LEASE_SEEN, "H4"), {"do": "withdraw"}),
+        (Release(LEASE_SEEN, "H3", heir="b"), {"do": "release", "to": "b"}),
+        (Delete(LEASE_SEEN, "L8"), {"do": "delete"}),
+    ],
+    ids=lambda each: each["do"] if isinstance(each, dict) else "",
+)
+def test_every_action_has_its_json(action: Action, said: dict[str, Any]) -> None:
+    """A caller cannot carry out an action whose victim or heir it is not told."""
+    assert action_json(action) == {"key": "s-0", "rule": action.rule} | said
+
+
+def test_what_stops_a_stream_is_said() -> None:
+    """Otherwise nobody would know why no lease is created for it."""
+    shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
+    (problem,) = asked(WHOLE | {"shards": shards, "leases": []})["problems"]
+    assert (problem["shard"], problem["what"][:20]) == ("s-0", "is open but has a ch")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just("s-0"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
+    """A traceback on standard error names no field, and its exit status is not 2."""
+    document = json.loads(json.dumps(WHOLE))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = document
+        while isinstance(place, dict | list) and place:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = data.draw(st.sampled_from(keys))
+            if not (isinstance(place[key], dict | list) and place[key]) or data.draw(st.booleans()):
+                place[key] = data.draw(json_values)
+                break
+            place = place[key]
+    _answered_or_refused(json.dumps(document).encode())
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
+    """Standard input may be anything."""
+    _answered_or_refused(text)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b'{"leases":' + b"9" * 5000 + b"}", b'{"me":1,"me":2}', b"\xff\xfe", b""]
+)
+def test_hostile_documents_are_refused(text: bytes) -> None:
+    """Deep nesting, endless numbers, doubled fields and no text at all are bad input, not bugs."""
+    with pytest.raises(BadField):
+        answer(text)
+
+
+def _answered_or_refused(text: bytes) -> None:
+    try:
+        told = answer(text)
+    except BadField as refused:
+        said = str(refused)
+    else:
+        said = f"{json.dumps(told, allow_nan=False)}"
+    assert ":" in said
+    assert "\n" not in said
