@@ -49,6 +49,11 @@ class FaultyStore(MemoryStore):
         self._reach()
         return super().get(keys)
 
+    def _insert(self, lease: Lease) -> Outcome:
+        self._reach()
+        self.writes.append(lease.key)
+        return super()._insert(lease)
+
     def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
         """Change a row behind everybody's back."""
         super()._change(key, change)

@@ -1,0 +1,129 @@
+"""Planned moves between two workers: asked for, given at the batch boundary, accepted by a write."""
+
+import pytest
+from virtual_fleet import Clock, Driven, FaultyStore, Kept, ListSource, four_shards, member, together
+
+from balancer.config import Config
+from balancer.model import Lease, Position
+from stores.protocol import Done, OutcomeUnknown
+
+MINIMAL = Config(lease_seconds=10.0)
+
+
+def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
+    """One worker with four leases, and one that has just started."""
+    one = member(store, ListSource(four_shards()), clock, config=MINIMAL)
+    one.run(10)
+    assert len(one.held) == 4
+    return one, member(store, ListSource(four_shards()), clock, "b-1", "p-2", MINIMAL)
+
+
+def consumer(driven: Driven) -> Kept:
+    """Its consumer."""
+    assert isinstance(driven.worker.consumer, Kept)
+    return driven.worker.consumer
+
+
+def asked_for(store: FaultyStore, key: str = "s-0", heir: str = "b-1") -> None:
+    """A request on a lease, as its heir writes it."""
+    outcome = store.request_handoff(store.row(key), heir)
+    assert isinstance(outcome, Done)
+
+
+def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
+    """Without it every planned move would cost the records since the last checkpoint."""
+    clock, store = Clock(), FaultyStore()
+    one, two = pair(clock, store)
+    together([one, two], 40)
+    assert [len(each.held) for each in (one, two)] == [2, 2]
+    moved = [holding for holding in consumer(one).parting if holding.lost.is_set()]
+    assert {holding.why for holding in moved} == {"given to b-1"}
+    assert all(holding.given is not None for holding in moved)
+
+
+def test_an_owner_asked_for_a_lease_is_told_at_its_next_renewal() -> None:
+    """Without it a request would wait for the owner's next look at the whole table."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    asked_for(store)
+    one.run(MINIMAL.renew_seconds + 0.1)
+    assert [holding.key for holding in consumer(one).parting] == ["s-0"]
+    assert store.row("s-0").owner == "b-1"
+
+
+def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
+    """Without it a taker that died would leave the lease to expire."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    asked_for(store)
+    one.run(MINIMAL.renew_seconds + 0.1)
+    assert "s-0" not in one.held
+    one.turn_due = clock.now
+    one.run(2.1)
+    assert ("s-0" in one.held, store.row("s-0").owner) == (True, "a-1")
+
+
+def test_what_was_accepted_is_not_taken_back() -> None:
+    """Without it two workers would process one shard."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    asked_for(store)
+    one.run(MINIMAL.renew_seconds + 0.1)
+    store.accept(store.row("s-0"), "b-1")
+    one.turn_due = clock.now
+    one.run(2.1)
+    assert ("s-0" in one.held, store.row("s-0").owner) == (False, "b-1")
+
+
+def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
+    """Without it a lost reply and a dead heir together would leave the lease to expire."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    holding = one.worker.holdings[0]
+    asked_for(store, holding.key)
+    assert holding.renew()
+    store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        holding.part()
+    assert holding.part()
+    assert holding.why == "now owned by b-1"
+    one.turn_due = clock.now
+    one.run(2.1)
+    assert (holding.key in one.held, store.row(holding.key).owner) == (True, "a-1")
+
+
+def test_a_request_taken_back_leaves_the_lease_where_it_is() -> None:
+    """Without it an owner would stop working for an heir that has changed its mind."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    holding = one.worker.holdings[0]
+    asked_for(store, holding.key)
+    assert holding.renew()
+    assert holding.parting
+    store.withdraw(store.row(holding.key), "b-1")
+    assert not holding.part()
+    assert (holding.parting, holding.lost.is_set(), store.row(holding.key).owner) == (False, False, "a-1")
+
+
+def test_a_gift_carries_how_far_the_giver_came() -> None:
+    """Without it the heir would start at the last checkpoint, and repeat what was done since."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    holding = one.worker.holdings[0]
+    asked_for(store, holding.key)
+    assert holding.renew()
+    assert holding.part(Position("77"))
+    row = store.row(holding.key)
+    assert (row.owner, row.heir, row.checkpoint) == ("b-1", None, Position("77"))
+
+
+def test_an_heir_that_leaves_takes_its_requests_back() -> None:
+    """Without it an owner would give a lease to a worker that has ended."""
+    clock, store = Clock(), FaultyStore()
+    one, two = pair(clock, store)
+    quiet = Driven(one.worker, clock, clock.now + 1000, clock.now + 1000)
+    together([quiet, two], 9)
+    asked: tuple[Lease, ...] = tuple(lease for lease in store.list().leases if lease.heir == "b-1")
+    assert asked != ()
+    two.worker.close()
+    assert [lease.heir for lease in store.list().leases] == [None] * 4
