@@ -21,7 +21,7 @@ from balancer.model import Position
 log = logging.getLogger("leasehold.event_hubs")
 
 IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
-FAULT_SECONDS, FAULT_SECONDS_MOST = 0.5, 30.0
+FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
 CONTENDED_SECONDS = 10.0
 """Before a link is taken back: longer than a worker needs to learn that its lease is gone."""
 

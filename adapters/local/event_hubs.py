@@ -17,8 +17,7 @@ import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,14 @@ class EventHubs:
         text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
         # The value must be lower case: the SDK compares it as text, and speaks TLS to any other.
         return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
+
+    def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
+        """One more hub; with no groups named, any consumer group will do."""
+        self._ask(do="create", hub=hub, count=partitions, groups=groups)
+
+    def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:
+        """Enqueue events without the trouble of a client."""
+        self._ask(do="put", hub=hub, partition=partition, bodies=list(bodies))
 
     def add_partitions(self, hub: str, count: int) -> None:
         """Add empty partitions while everybody goes on reading."""
@@ -108,21 +115,20 @@ def main(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="adapters.local.event_hubs", description="Local event hubs for tests.")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--hub", action="append", required=True, metavar="NAME=PARTITIONS")
+    parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
     parser.add_argument("--group", action="append", default=[], help="a consumer group; without any, all are known")
     return parser.parse_args(arguments)
 
 
 async def _serve(options: argparse.Namespace) -> None:
     # Imported by the child alone, so that whoever starts it needs no AMQP engine.
-    from adapters.local.hub_partitions import Hub, Partition  # noqa: PLC0415
+    from adapters.local.hub_partitions import Hub  # noqa: PLC0415
     from adapters.local.hub_server import serve  # noqa: PLC0415
 
-    groups = frozenset(group.lower() for group in options.group)
     hubs = {}
     for text in options.hub:
         name, _, count = text.partition("=")
-        hubs[name.lower()] = Hub(name, [Partition() for _ in range(int(count))], groups, int(time.time() * 1000))
+        hubs[name.lower()] = Hub.of(name, int(count), options.group)
     server = await serve(hubs, os.environ.get("EVENT_HUBS_KEY"), HOST, options.port)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  the promised line
     await server.serve_forever()

@@ -4,7 +4,6 @@ Addresses are the service's own: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/
 `$cbs` and `$management`; a client may write a whole URL before them.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -114,7 +113,7 @@ class Writing:
     def take(self, delivery: Delivery, message: bytes) -> Partition | None:
         """Store what came; the partition that grew, or None if it was rejected."""
         try:
-            grown = self.hub.enqueue(message, self.partition, int(time.time() * 1000))
+            grown = self.hub.enqueue(message, self.partition)
         except Refused as error:
             delivery.local.condition = Condition(error.condition, error.description)
             delivery.update(Delivery.REJECTED)
@@ -133,6 +132,13 @@ class Asking:
     def answers(self, asked: "Asking") -> bool:
         """Whether this is the link by which the answer to a question from `asked` goes back."""
         return self.link.is_sender and self.node == asked.node and self.link.session == asked.link.session
+
+
+def wake(grown: Partition | None) -> None:
+    """Hand what was stored to whoever reads there."""
+    for reading in grown.readers if grown else ():
+        reading.pump()
+        reading.flush()
 
 
 def accept(link: Link) -> None:

@@ -88,6 +88,11 @@ def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int)
     return header + annotations + b"".join(rest)
 
 
+def plain(body: bytes) -> bytes:
+    """An event of nothing but these bytes."""
+    return b"\x00\x53\x75\xb0" + len(body).to_bytes(4) + body
+
+
 def _pairs(encoded: bytes) -> tuple[int, bytes]:
     """How many keys and values an encoded map holds, and they themselves."""
     width = _SIZED[encoded[0] >> 4]

@@ -13,8 +13,8 @@ from proton import Collector, Connection, Delivery, Event, Link, Message, Receiv
 from adapters.local.hub_answers import authorised, managed
 from adapters.local.hub_control import obey
 from adapters.local.hub_frames import Padding
-from adapters.local.hub_links import Asking, Reading, Writing, accept, place, read, refuse
-from adapters.local.hub_partitions import Hub, Partition, Refused
+from adapters.local.hub_links import Asking, Reading, Writing, accept, place, read, refuse, wake
+from adapters.local.hub_partitions import Hub, Refused
 
 NODES = ("$cbs", "$management")
 PIECE = 65536
@@ -136,7 +136,7 @@ class Speaker(asyncio.Protocol):
 
     def _take(self, link: Reading | Writing | Asking | None, delivery: Delivery, message: bytes) -> None:
         if isinstance(link, Writing):
-            _wake(link.take(delivery, message))
+            wake(link.take(delivery, message))
         elif isinstance(link, Asking):
             delivery.update(Delivery.ACCEPTED)
             self._answer(link, message)
@@ -163,12 +163,6 @@ def _engine() -> tuple[Transport, Connection, Collector]:
 def _forget(link: Reading | Writing | Asking | None) -> None:
     if isinstance(link, Reading) and link in link.partition.readers:
         link.partition.readers.remove(link)
-
-
-def _wake(grown: Partition | None) -> None:
-    for reading in grown.readers if grown else ():
-        reading.pump()
-        reading.flush()
 
 
 async def serve(hubs: dict[str, Hub], key: str | None, host: str, port: int) -> asyncio.Server:

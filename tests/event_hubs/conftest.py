@@ -1,0 +1,28 @@
+"""One process of local event hubs for these tests, and a hub of its own for each of them."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from hub_steps import Here
+
+from adapters.event_hubs.access import CONNECTION_STRING
+from adapters.local.event_hubs import EventHubs, event_hubs
+
+
+@pytest.fixture(scope="session")
+def hubs() -> Iterator[EventHubs]:
+    """The process."""
+    with event_hubs({}) as running:
+        yield running
+
+
+@pytest.fixture
+def here(hubs: EventHubs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """A hub with two partitions and consumer groups `$Default`, `second` and `third`, its key in the environment."""
+    name = re.sub(r"\W+", "-", request.node.name)
+    hubs.create(name, 2, ("$Default", "second", "third"))
+    monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())
+    place = Here(hubs, name)
+    yield place
+    place.close()

@@ -1,0 +1,88 @@
+"""The local hub against the real `azure-eventhub` client: what every other test here stands on."""
+
+from datetime import UTC, datetime
+
+import pytest
+from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
+from azure.eventhub.exceptions import AuthenticationError
+from hub_steps import Here, until
+
+from adapters.local.process import ServiceError
+
+pytestmark = pytest.mark.services
+
+
+def test_properties_tell_of_hub_and_partitions(here: Here) -> None:
+    """LATEST is pinned from these properties, and partitions are listed from them."""
+    here.send(["a", "bc"])
+    with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
+        assert client.get_eventhub_properties()["partition_ids"] == ["0", "1"]
+        full, empty = client.get_partition_properties("0"), client.get_partition_properties("1")
+    stored = here.received(2, "-1")
+    assert full["last_enqueued_sequence_number"] == stored[1].sequence_number == 1
+    assert full["last_enqueued_offset"] == stored[1].offset
+    assert full["last_enqueued_time_utc"] == stored[1].enqueued_time
+    assert (full["is_empty"], empty["is_empty"]) == (False, True)
+    assert (empty["last_enqueued_sequence_number"], empty["last_enqueued_offset"]) == (-1, "-1")
+
+
+def test_producers_reach_partitions_by_number_by_key_and_in_turn(here: Here) -> None:
+    """A batch stored as one event, or in the wrong place, would make every count a lie."""
+    with EventHubProducerClient.from_connection_string(here.hubs.connection_string(here.hub)) as producer:
+        producer.send_batch([EventData(str(number)) for number in range(5)], partition_id="1")
+        producer.send_batch([EventData("k1"), EventData("k2")], partition_key="key")
+        producer.send_batch([EventData("k3")], partition_key="key")
+        before = [partition["events"] for partition in here.hubs.look(here.hub)]
+        for _ in range(4):
+            producer.send_event(EventData("turn"))
+    after = [partition["events"] for partition in here.hubs.look(here.hub)]
+    assert before in ([3, 5], [0, 8])
+    assert [new - old for old, new in zip(before, after, strict=True)] == [2, 2]
+
+
+def test_the_client_starts_where_it_asks_to(here: Here) -> None:
+    """Offset, sequence number and time, with and without the event itself: resuming is built on these."""
+    here.send(["a", "b", "c", "d"])
+    first, second, third, fourth = here.received(4, "-1")
+    assert [event.body_as_str() for event in (first, second, third, fourth)] == ["a", "b", "c", "d"]
+    assert second.offset != str(second.sequence_number)
+    began = datetime.fromtimestamp(0, UTC)
+    found = [
+        here.received(2, second.offset or "")[0].body_as_str(),
+        here.received(3, second.offset or "", inclusive=True)[0].body_as_str(),
+        here.received(1, third.sequence_number or 0)[0].body_as_str(),
+        here.received(2, third.sequence_number or 0, inclusive=True)[0].body_as_str(),
+        here.received(4, began)[0].body_as_str(),
+    ]
+    assert found == ["c", "b", "d", "c", "a"]
+
+
+def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here) -> None:
+    """Going from 20 partitions to 25 at run time is a case of its own for every processor."""
+    reader = here.reader()
+    until(here.readers)
+    here.hubs.add_partitions(here.hub, 5)
+    with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
+        assert client.get_partition_ids() == [str(number) for number in range(7)]
+    here.send(["new"], partition="6")
+    here.send(["old"], partition="0")
+    assert until(lambda: reader.read().records)[0].data == b"old"
+    assert [partition["events"] for partition in here.hubs.look(here.hub)] == [1, 0, 0, 0, 0, 0, 1]
+
+
+def test_a_key_that_is_not_the_hubs_is_turned_away(here: Here) -> None:
+    """Without this no test could tell what a user with a wrong key is told."""
+    wrong = here.hubs.connection_string(here.hub).replace(here.hubs.key, "another")
+    with (
+        EventHubConsumerClient.from_connection_string(wrong, "$Default", retry_total=0) as client,
+        pytest.raises(AuthenticationError, match="InvalidSignature"),
+    ):
+        client.get_partition_ids()
+
+
+def test_orders_that_cannot_be_carried_out_are_errors(here: Here) -> None:
+    """A test that detaches nobody by a slip of the pen would pass for the wrong reason."""
+    with pytest.raises(ServiceError, match="partition 9"):
+        here.hubs.detach(here.hub, "9")
+    with pytest.raises(ServiceError, match="KeyError"):
+        here.hubs.add_partitions("another", 1)
