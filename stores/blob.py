@@ -32,6 +32,8 @@ from stores.protocol import OutcomeUnknown, StoreError
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 """The environment variable that holds the account's key, where one is used."""
 
+DOMAIN = "servicebus.windows.net"
+
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
 _BUSY = frozenset({408, 429})
 _ONCE: Mapping[str, Any] = {"retry_total": 0}
@@ -54,13 +56,19 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagSto
     connection string in the environment; without one, the identity of this machine or user is
     asked for. Raises ValueError, StoreError.
     """
+    layout = _layout(options)
+    client = open_container(place, options.get("endpoint"), create=create)
+    return EtagStore(BlobObjects(client), layout)
+
+
+def open_container(place: str, endpoint: str | None, *, create: bool) -> ContainerClient:
+    """A client of `account/container`. Raises ValueError, StoreError."""
     account, slash, container = place.partition("/")
     if not (account and slash and container) or "/" in container:
         raise ValueError("store URL: azblob:// wants account/container")
-    layout = _layout(options)
-    client = _client(account, container, options.get("endpoint"))
+    client = _client(account, container, endpoint)
     _ensure(client, create=create)
-    return EtagStore(BlobObjects(client), layout)
+    return client
 
 
 def _layout(options: Mapping[str, str]) -> Layout:
@@ -68,12 +76,19 @@ def _layout(options: Mapping[str, str]) -> Layout:
         if "group" in options:
             raise ValueError("store URL: option 'group' goes with eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
+    return EventHubLayout(*one_hub(options))
+
+
+def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
+    """Namespace, hub and group of a URL's options; `contoso` is short for its full name. Raises ValueError."""
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
         raise ValueError(
             "store URL: option 'eventhub' wants <fully qualified namespace>/<hub>, and no prefix beside it"
         )
-    return EventHubLayout(namespace, hub, options.get("group", "$Default"))
+    if not {".", ":"} & set(namespace):
+        namespace = f"{namespace}.{DOMAIN}"  # as the SDKs spell it, or their workers would never meet ours
+    return namespace, hub, options.get("group", "$Default")
 
 
 def _client(account: str, container: str, endpoint: str | None) -> ContainerClient:
@@ -98,7 +113,7 @@ def _identity() -> TokenCredential:
 
 def _ensure(client: ContainerClient, *, create: bool) -> None:
     """Asked by a listing: an identity that may use a container need not be allowed to describe it."""
-    with _asking(client):
+    with asking(client):
         try:
             next(iter(client.list_blobs(results_per_page=1)), None)
         except ResourceNotFoundError:
@@ -120,7 +135,7 @@ class BlobObjects:
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """All pages; soft-deleted blobs, old versions and snapshots are not asked for."""
         dated = _Dated(self._skew)
-        with _asking(self._container):
+        with asking(self._container):
             blobs = self._container.list_blobs(
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.heard
             )
@@ -130,7 +145,7 @@ class BlobObjects:
     def get(self, name: str) -> Stored | None:
         """One blob's metadata."""
         dated = _Dated(self._skew)
-        with _asking(self._container):
+        with asking(self._container):
             try:
                 blob = self._blob(name).get_blob_properties(raw_response_hook=dated.heard)
             except ResourceNotFoundError as absent:
@@ -151,7 +166,7 @@ class BlobObjects:
     def delete(self, name: str, etag: str) -> bool:
         """Delete Blob under If-Match; of an absent blob some services say that the condition failed."""
         match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        with _asking(self._container):
+        with asking(self._container):
             try:
                 self._blob(name).delete_blob(**match, **_ONCE)
             except HttpResponseError as refused:
@@ -169,7 +184,7 @@ class BlobObjects:
         return self._container.get_blob_client(name)
 
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
-        with _asking(self._container):
+        with asking(self._container):
             try:
                 return bare(str(write()["etag"]))
             except HttpResponseError as refused:
@@ -204,7 +219,7 @@ def _code(error: HttpResponseError) -> str:
 
 
 @contextmanager
-def _asking(container: ContainerClient) -> Iterator[None]:
+def asking(container: ContainerClient) -> Iterator[None]:
     """Turns the SDK's errors into ours; the account's key is in none of them."""
     name = container.container_name
     try:

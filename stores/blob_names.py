@@ -60,8 +60,10 @@ class EventHubLayout:
         return f"{self.namespace}/{self.hub}/{self.group}/{part}/".lower()
 
     def name(self, key: str, part: Part) -> str:
-        """The blob of one partition."""
-        return self.prefix(part) + key.lower()
+        """The blob of one partition. Raises StoreError for what is none."""
+        if not (key.isascii() and key.isdigit()):
+            raise StoreError(f"lease {key!r}: the Azure SDKs' layout has room for partitions (0, 1, …) only")
+        return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
         """The partition; None for a name that no partition has."""
@@ -80,7 +82,7 @@ class EventHubLayout:
             owner=owner,
             version=parts.version,
             idle=parts.ownership.age if parts.ownership else 0.0,
-            checkpoint=_position(parts.fields("checkpoint"), self.start) if parts.checkpoint else self.start,
+            checkpoint=read_position(parts.fields("checkpoint"), self.start) if parts.checkpoint else self.start,
             heir=(fields.get("handoffto") or None) if yields else None,
             yields=yields,
             notes=read_notes(fields.get("notes", "")),
@@ -135,7 +137,7 @@ def _written(at: Position) -> Fields:
     return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
 
 
-def _position(fields: Fields, start: Position) -> Position:
+def read_position(fields: Fields, start: Position) -> Position:
     """The offset wins; some SDKs leave it out or write a word for none, others the number."""
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
     known = number not in ("", BEGINNING)

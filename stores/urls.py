@@ -5,6 +5,7 @@ sqlite:///folder/leases.db                     a file on this machine; sqlite://
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>
+azblob-eph://account/container?eventhub=…      the retired Event Processor Host's blobs, to copy from
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
 """
 
@@ -30,6 +31,7 @@ _SCHEMES: dict[str, tuple[str, frozenset[str], str]] = {
     "sqlite": ("stores.sqlite", frozenset(), ""),
     "dynamodb": ("stores.dynamodb", frozenset({"region", "endpoint"}), "aws"),
     "azblob": ("stores.blob", frozenset({"prefix", "eventhub", "group", "endpoint"}), "azure"),
+    "azblob-eph": ("stores.blob_eph", frozenset({"prefix", "eventhub", "group", "endpoint"}), "azure"),
     "s3": ("stores.s3", frozenset({"region", "endpoint"}), "aws"),
 }
 

@@ -155,12 +155,15 @@ def test_one_winner_between_processes(connection: str, blobs: ContainerClient) -
 def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> None:
     """A typo in a name would be answered by an empty table, against the user's word."""
     assert connection
-    url = f"azblob://{ACCOUNT}/made-by-url?eventhub=NS/Orders&group=%24Default"
+    url = f"azblob://{ACCOUNT}/made-by-url?eventhub=NS.servicebus.windows.net/Orders&group=%24Default"
     with pytest.raises(StoreError, match="container 'made-by-url': it does not exist"):
         open_store(url, create=False)
     row = done(open_store(url).create(Lease("0")))
     again = open_store("azblob://devstoreaccount1/made-by-url?eventhub=ns/orders", create=False)
     assert again.list().leases == (row,)
+    blobs = ContainerClient.from_connection_string(connection, "made-by-url")
+    assert [*blobs.list_blob_names()] == [f"{PREFIX}/checkpoint/0"]
+    blobs.close()
     assert open_store(f"azblob://{ACCOUNT}/made-by-url?prefix=p", create=False).list().leases == ()
 
 

@@ -140,6 +140,12 @@ def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
         HUB.checkpoint({}, Lease("0", checkpoint=at))
 
 
+def test_a_shard_is_no_partition() -> None:
+    """A lease written under such a name would be skipped by every listing, ours included."""
+    with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout has room for partitions"):
+        HUB.name("shardId-0", "checkpoint")
+
+
 def test_an_owner_that_no_header_can_carry_is_named() -> None:
     """The service's own refusal would speak of a malformed header and of nobody."""
     with pytest.raises(StoreError, match=r"owner: 'ann\\n' cannot stand"):
