@@ -13,7 +13,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-HOT = ("adapters/kinesis/aggregation_wire.py", "adapters/kinesis/aggregation_encode.py")
+HOT = (
+    "adapters/kinesis/aggregation_wire.py",
+    "adapters/kinesis/aggregation_encode.py",
+    "adapters/kinesis/aggregation_spans.py",
+)
 """What is written so that mypyc can compile it."""
 
 PURE = "LEASEHOLD_PURE"

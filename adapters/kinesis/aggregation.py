@@ -151,7 +151,7 @@ def _surely_inside(message: Message, hash_range: HashRange) -> bool:
     if hashed or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(first <= digest_of(key) <= last for key in message.keys)
+    return all(first <= digest_of(key.encode()) <= last for key in message.keys)
 
 
 def _first_stop(rows: tuple[Row, ...], hash_range: HashRange) -> tuple[int, Reason | None]:

@@ -12,15 +12,15 @@ except ImportError:
 _DIGITS = 39  # of 2**128 - 1
 
 
-def digest_of(partition_key: str) -> bytes:
-    """The 16 bytes of `hash_of`, which compare as the number does."""
-    digest: bytes = md5(partition_key.encode()).digest()
+def digest_of(partition_key: bytes) -> bytes:
+    """The 16 bytes of `hash_of` a key in UTF-8; they compare as the number does."""
+    digest: bytes = md5(partition_key).digest()
     return digest
 
 
 def hash_of(partition_key: str) -> int:
     """Where a partition key falls."""
-    return int.from_bytes(digest_of(partition_key))
+    return int.from_bytes(digest_of(partition_key.encode()))
 
 
 def number(hash_key: str) -> int | None:

@@ -4,7 +4,7 @@ from itertools import takewhile
 
 import pytest
 from fuzz_aggregation import differences, monsters, mutated, read
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kcl_jar import missing
 from kpl_samples import SAMPLES
@@ -40,6 +40,7 @@ def test_we_write_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
     assert (aggregate.sealed(), aggregate.partition_key, taken) == (data, "a", list(rows))
 
 
+@settings(deadline=None)
 @given(ROWS)
 def test_what_is_packed_comes_back(rows: Rows) -> None:
     """Records would be changed on the way, or lose their order or keys."""
@@ -49,6 +50,7 @@ def test_what_is_packed_comes_back(rows: Rows) -> None:
     assert answer.aggregated == (len(rows) > 1)
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
 def test_the_size_is_known_to_the_byte_and_never_above_the_limit(rows: Rows, limit: int) -> None:
     """The service would refuse a record, or room would be wasted."""
@@ -59,6 +61,7 @@ def test_the_size_is_known_to_the_byte_and_never_above_the_limit(rows: Rows, lim
     assert aggregate.count == len(taken)
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
 def test_only_what_does_not_fit_is_refused(rows: Rows, limit: int) -> None:
     """Aggregates would be closed early, as other encoders do near the limit."""

@@ -1,0 +1,133 @@
+"""User records of many Kinesis records as Arrow columns, mostly without a Python object for each.
+
+Aggregates in the form that producers write are only measured: Arrow copies their data and keys
+straight out of the records. Everything else goes the way of `deaggregate`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+
+from adapters.kinesis.aggregation import MAGIC, deaggregate
+from adapters.kinesis.hash_keys import digest_of
+from balancer.model import HASH_KEYS, HashRange
+
+try:
+    from adapters.kinesis.aggregation_spans import Spans
+except ImportError:  # without librt, or with another than it was compiled for
+    Spans = None  # type: ignore[assignment,misc]  # then nothing is measured
+
+_DIGEST_BYTES = 16
+_Numbers = npt.NDArray[np.int32]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("record", pa.int32(), nullable=False),
+        pa.field("sub_sequence_number", pa.int32(), nullable=False),
+        pa.field("partition_key", pa.string()),
+        pa.field("explicit_hash_key", pa.string()),
+        pa.field("data", pa.binary(), nullable=False),
+    ]
+)
+"""`record` is the place of the Kinesis record among those given."""
+
+
+def user_record_batch(
+    records: Sequence[bytes],
+    partition_keys: Sequence[str | None] | None = None,
+    hash_range: HashRange | None = None,
+) -> pa.RecordBatch:
+    """The user records of all these Kinesis records, in order, decided as `deaggregate` decides.
+
+    `partition_keys` are the Kinesis records' own, for those passed on as they came. At most 2 GiB of data.
+    """
+    measured, others = _measured(records, hash_range)
+    if measured is None:
+        return _unpacked(records, partition_keys, hash_range, others)
+    if not others:
+        return measured
+    both = pa.concat_batches([measured, _unpacked(records, partition_keys, hash_range, others)])
+    return both.take(pa.array(np.argsort(both["record"].to_numpy(), kind="stable")))
+
+
+def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
+    """The rows of all aggregates in the common form, and the places of all other records."""
+    everything = range(len(records))
+    if Spans is None:
+        return None, everything
+    spans, base = Spans(), 0
+    places: list[int] = []
+    ends = [0]
+    for place, data in enumerate(records):
+        if _sealed(data) and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, base + len(MAGIC)):
+            places.append(place)
+            ends.append(len(spans.keys) >> 2)
+        base += len(data)
+    buffer = records[0] if len(records) == 1 else b"".join(records)
+    # A key outside the range, or one that is no text, is rare: then all are taken apart one by one.
+    batch = _columns(spans, buffer, places, ends) if places and _inside(spans, buffer, hash_range) else None
+    return (batch, sorted(set(everything).difference(places))) if batch else (None, everything)
+
+
+def _sealed(data: bytes) -> bool:
+    if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
+        return False
+    body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
+    return hashlib.md5(body, usedforsecurity=False).digest() == data[-_DIGEST_BYTES:]
+
+
+def _inside(spans: "Spans", buffer: bytes, hash_range: HashRange | None) -> bool:
+    if hash_range is None or hash_range == HASH_KEYS:
+        return True
+    first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
+    entries = np.frombuffer(spans.entries.getvalue(), "<i4").tolist()
+    keys = zip(entries[::2], entries[1::2], strict=True)
+    return all(first <= digest_of(buffer[begin:end]) <= last for begin, end in keys)
+
+
+def _columns(spans: "Spans", buffer: bytes, places: list[int], ends: list[int]) -> pa.RecordBatch | None:
+    """The columns of what was measured; None if a key is no text."""
+    keys = np.frombuffer(spans.keys.getvalue(), "<i4")
+    rows = np.arange(len(keys), dtype=np.int32)
+    counts = np.diff(ends)
+    columns = [
+        pa.array(np.repeat(np.array(places, np.int32), counts)),
+        pa.array(rows - np.repeat(np.array(ends[:-1], np.int32), counts)),
+        _cut(pa.string(), spans.entries.getvalue(), buffer, keys),
+        pa.nulls(len(keys), pa.string()),
+        _cut(pa.binary(), spans.data.getvalue(), buffer, rows),
+    ]
+    try:
+        columns[2].validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _cut(kind: pa.DataType, spans: bytes, buffer: bytes, wanted: _Numbers) -> pa.Array:
+    """The wanted spans of the buffer: it is read as spans and gaps in turn, of which every other one is taken."""
+    turns = len(spans) // 4 - 1
+    pieces = pa.Array.from_buffers(kind, turns, [None, pa.py_buffer(spans), pa.py_buffer(buffer)])
+    return pieces.take(pa.array(wanted * 2))
+
+
+def _unpacked(
+    records: Sequence[bytes],
+    partition_keys: Sequence[str | None] | None,
+    hash_range: HashRange | None,
+    places: Sequence[int],
+) -> pa.RecordBatch:
+    """The rows of some of the records, one by one."""
+    rows = [
+        (place, sub, *row)
+        for place in places
+        for sub, row in enumerate(
+            deaggregate(records[place], partition_keys[place] if partition_keys else None, None, hash_range).rows
+        )
+    ]
+    columns = zip(*rows, strict=True) if rows else ((),) * len(SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
