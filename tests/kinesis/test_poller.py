@@ -263,12 +263,9 @@ def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict
 
 def test_every_page_of_shards_is_read(stub: Stubber) -> None:
     """Without it shards beyond the first page would never be leased, and their leases look like garbage."""
-    stub.add_response(
-        "list_shards",
-        {"Shards": [listed("s-0", closed=True)], "NextToken": "t"},
-        {"StreamName": "orders", "MaxResults": 1000},
-    )
-    stub.add_response("list_shards", {"Shards": [listed("s-1", "s-0")]}, {"NextToken": "t", "MaxResults": 1000})
+    first = page(listed("s-0", closed=True), NextToken="t")
+    stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
+    stub.add_response("list_shards", page(listed("s-1", "s-0")), {"NextToken": "t", "MaxResults": 1000})
     assert source(stub).shards() == (
         Shard("s-0", hash_range=HASH_KEYS, open=False),
         Shard("s-1", parents=("s-0",), hash_range=HASH_KEYS),
