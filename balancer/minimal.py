@@ -17,6 +17,7 @@ from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
 from balancer.handoff import STUCK_SECONDS
+from balancer.loads import relief, slack
 from balancer.model import Lease, Me
 
 ALTERNATES = 3
@@ -33,11 +34,13 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
     names, size = ((), 0) if overdue else _expected(rules)  # M9: who was hinted at did not come
     counts = {**dict.fromkeys(names, 0), **counts} if names else counts
     floor, extras = divmod(len(census.leases), max(len(counts), size))
-    if not census.available and counts[me.worker] > floor and not census.moving:
+    tolerance = slack(census.leases, floor)
+    if not (census.available or tolerance) and counts[me.worker] > floor:
         return ()  # M3: no share is larger than the floor + 1
-    fleet = _Fleet(census, me, config, rules, counts, floor, favoured(counts, floor, extras, rules.groups))
+    lucky = favoured(counts, floor, extras, rules.groups)
+    fleet = _Fleet(census, me, config, rules, counts, floor, lucky, tolerance)
     joined = () if me.worker in names else fleet.join(free)
-    return joined or fleet.fill(free) or fleet.lose_patience(overdue)
+    return joined or fleet.fill(free) or fleet.relieve() or fleet.lose_patience(overdue)
 
 
 def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
@@ -102,11 +105,15 @@ class _Fleet:
     counts: Mapping[str, int]
     floor: int
     favoured: frozenset[str]
+    tolerance: int
 
     def share(self, worker: str) -> int:
         """How many leases this worker should hold (M1, M2, M7)."""
-        share = self.floor + (worker in self.favoured)
-        return share if self.rules.max_leases is None else min(share, self.rules.max_leases)
+        return min(self.floor + (worker in self.favoured), self._limit)
+
+    @property
+    def _limit(self) -> int:
+        return len(self.census.leases) if self.rules.max_leases is None else self.rules.max_leases
 
     def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """M5: who holds nothing takes one lease, and is seen, before it takes its share."""
@@ -141,30 +148,57 @@ class _Fleet:
         first = sum(lack for worker, lack in lacking.items() if lack > 0 and worker < self.me.worker)
         claimed = nsmallest(first + need, free, key=_shed_order)[first:]
         surplus = {worker: -lack for worker, lack in lacking.items() if lack < 0}
-        stolen = self._shed(_cut(surplus, max(first - len(free), 0), first + need - len(free)))
+        robbing = need > self.tolerance and not self._loaded()
+        stolen = self._shed(_cut(surplus, max(first - len(free), 0), first + need - len(free))) if robbing else ()
         # M7: what is free hurts nobody; only what is taken from the living has a limit.
         return tuple(Claim(lease, "M6") for lease in claimed) + tuple(
             _rob(lease, "M6") for lease in stolen[: self.rules.max_steals]
         )
 
+    def _loaded(self) -> bool:
+        """M13: whether this worker has its part of the load, in however few leases; no where loads are not known."""
+        if not self.tolerance:
+            return False
+        mine = sum(lease.weight or 0.0 for lease in self.census.mine)
+        return mine * len(self.counts) >= sum(lease.weight or 0.0 for lease in self.census.leases)
+
+    def relieve(self) -> tuple[Action, ...]:
+        """M13: take from the overloaded what falls to this worker, once the counts are in order."""
+        if not self.tolerance or self.census.available:
+            return ()
+        moving = live_moves(self.census, self.config)
+        held: dict[str, list[Lease]] = {worker: [] for worker in self.counts}
+        for lease in self.census.leases:
+            if lease.owner is not None and lease.key not in moving:
+                held[lease.owner].append(lease)
+        most, least = self.floor + 1 + self.tolerance, self.floor - self.tolerance
+        room = {worker: min(most, self._limit) - count for worker, count in self.counts.items()}
+        spare = {worker: count - least for worker, count in self.counts.items()}
+        takers = relief(held, room, spare)
+        mine = [lease for lease in self.census.leases if takers.get(lease.key) == self.me.worker]
+        return tuple(_rob(lease, "M13") for lease in sorted(mine, key=_shed_order)[: self.rules.max_steals])
+
     def lose_patience(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
         """M9: what others should have done long ago anybody does, one lease a turn."""
         held = self.counts[self.me.worker]
-        if self.rules.max_leases is not None and held >= self.rules.max_leases:
+        if held >= self._limit:
             return ()
         if overdue:
             return tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
         if self.me.history.owners_still <= patience_seconds(self.config, self.rules):
             return ()
         most, fullest = max((count, worker) for worker, count in self.counts.items())
-        if most >= held + 2:
+        if most >= held + 2 + 2 * self.tolerance and not self._loaded():
             return tuple(_rob(lease, "M9") for lease in self._shed({fullest: slice(0, 1)}))
         return self._release() if self.rules.release else ()
 
     def _release(self) -> tuple[Action, ...]:
         """M11: some peers take what is free and steal from nobody; for them the overloaded let go, later than M9."""
         patience = 2 * patience_seconds(self.config, self.rules)
-        if self.counts[self.me.worker] < min(self.counts.values()) + 2 or self.me.history.owners_still <= patience:
+        if (
+            self.counts[self.me.worker] < min(self.counts.values()) + 2 + 2 * self.tolerance
+            or self.me.history.owners_still <= patience
+        ):
             return ()
         return tuple(Release(lease, "M11") for lease in self._shed({self.me.worker: slice(0, 1)}))
 

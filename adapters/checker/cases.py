@@ -18,6 +18,14 @@ PYTHON = Config(rules=EventHubs(dialect="python"))
 
 PEERS = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
 
+_OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})
+_UNEVEN: frozenset[Fault] = frozenset({"uneven"})
+KNOWN: dict[tuple[str, int, int], frozenset[Fault]] = {
+    **{(peer, 5, 3): _OVERSHOOT for peer in PEERS},
+    ("python", 5, 3): _UNEVEN,
+}
+"""Faults that these rules are known to have, by peer, leases and workers: the checker must find them."""
+
 
 def bounded() -> tuple[Case, ...]:
     """A few seconds of every kind; it finds each fault it must find."""
@@ -25,8 +33,21 @@ def bounded() -> tuple[Case, ...]:
         *(_ours(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
         *_strained(4, 3),
         *(case for peer in PEERS for case in _mixed(4, peer)),
-        *(_peers(peer, 4, 3) for peer in PEERS),
-        _peers("python", 5, 3, "uneven"),
+        *(_peers(peer, 5, 3) for peer in ("kcl", "python")),
+        _stuck_4_2_2(),
+    )
+
+
+def full() -> tuple[Case, ...]:
+    """Everything: the first sizes to the last state, the largest as far as their limit."""
+    sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
+    return (
+        *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (6, 4), (8, 3), (4, 5))),
+        *(case for leases, workers in ((4, 4), (5, 3), (4, 3)) for case in _strained(leases, workers)),
+        *(_peers(peer, leases, workers) for leases, workers in sizes for peer in PEERS),
+        *(_ours(leases, workers) for leases, workers in sizes),
+        *(case for leases in (4, 5) for peer in PEERS for case in _mixed(leases, peer)),
+        Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
         _stuck_4_2_2(),
     )
 
@@ -63,8 +84,9 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
     )
 
 
-def _peers(peer: str, leases: int, workers: int, *known: Fault) -> Case:
-    return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=frozenset(known))
+def _peers(peer: str, leases: int, workers: int) -> Case:
+    known = KNOWN.get((peer, leases, workers), frozenset())
+    return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known)
 
 
 def _stuck_4_2_2() -> Case:

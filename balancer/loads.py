@@ -1,0 +1,103 @@
+"""Balance by throughput, where every lease's is known: the fewest moves that bring the fullest into a band (M13)."""
+
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from attrs import field, frozen
+
+from balancer.model import Lease
+
+BAND = 0.1
+"""How far above the mean a worker's load may be before anything moves."""
+
+
+def slack(leases: Sequence[Lease], floor: int) -> int:
+    """How far counts may differ for the sake of loads: half a share where every weight is known, else 0."""
+    known = bool(leases) and leases[0].weight is not None and all(lease.weight is not None for lease in leases)
+    return (floor + 1) // 2 if known else 0
+
+
+def relief(held: Mapping[str, Sequence[Lease]], room: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, str]:
+    """Who should take which lease (by key) from the overloaded; the same for all who read alike.
+
+    held   the leases of each worker, those that may move
+    room   how many leases each worker may gain
+    spare  how many each may lose; whoever stays above the mean may lose more
+    Each move is from the fullest to the emptiest, so that the sum of squared loads falls with every
+    one (S9), and none happens for a gain that noise could undo.
+    """
+    loads = {worker: sum(lease.weight or 0.0 for lease in leases) for worker, leases in held.items()}
+    scale = _Scale({worker: list(leases) for worker, leases in held.items()}, loads, dict(room), dict(spare))
+    while scale.step():
+        pass
+    return scale.taken
+
+
+@frozen
+class _Scale:
+    """Everybody's load while the moves are tried out."""
+
+    held: dict[str, list[Lease]]
+    loads: dict[str, float]
+    room: dict[str, int]
+    spare: dict[str, int]
+    taken: dict[str, str] = field(factory=dict, init=False)
+    mean: float = field(init=False)
+    full: list[tuple[float, str]] = field(init=False)
+    empty: list[tuple[float, str]] = field(init=False)
+
+    @mean.default
+    def _mean(self) -> float:
+        return sum(self.loads.values()) / len(self.loads)
+
+    @full.default
+    def _full(self) -> list[tuple[float, str]]:
+        full = [(-load, worker) for worker, load in self.loads.items()]
+        heapify(full)
+        return full
+
+    @empty.default
+    def _empty(self) -> list[tuple[float, str]]:
+        empty = [(load, worker) for worker, load in self.loads.items() if self.room[worker] > 0]
+        heapify(empty)
+        return empty
+
+    def step(self) -> bool:
+        """One move, or one donor found beyond help; False when all who can be helped are within the band."""
+        while self.full and -self.full[0][0] != self.loads[self.full[0][1]]:
+            heappop(self.full)
+        while self.empty and self.empty[0][0] != self.loads[self.empty[0][1]]:
+            heappop(self.empty)
+        if not (self.full and self.empty) or -self.full[0][0] <= (1 + BAND) * self.mean:
+            return False
+        donor, taker = heappop(self.full)[1], self.empty[0][1]
+        lease = self._best(donor, self.loads[donor] - self.loads[taker])
+        if lease is not None:
+            self._move(lease, donor, taker)
+        return True
+
+    def _best(self, donor: str, gap: float) -> Lease | None:
+        """The lease whose move evens the two out best, unless that is too little to be worth it."""
+        most = gap * (1 - BAND / 2)
+        if self.spare[donor] <= 0:
+            most = min(most, self.loads[donor] - self.mean)
+        fits = [lease for lease in self.held[donor] if 0 < (lease.weight or 0.0) < most]
+        best = max(
+            fits, key=lambda lease: ((lease.weight or 0.0) * (gap - (lease.weight or 0.0)), lease.key), default=None
+        )
+        if best is None or (best.weight or 0.0) * (gap - (best.weight or 0.0)) < (BAND * self.mean) ** 2 / 4:
+            return None
+        return best
+
+    def _move(self, lease: Lease, donor: str, taker: str) -> None:
+        self.held[donor].remove(lease)
+        self.taken[lease.key] = taker
+        for worker, sign in ((donor, -1), (taker, 1)):
+            self.loads[worker] += sign * (lease.weight or 0.0)
+            self.room[worker] -= sign
+            self.spare[worker] += sign
+        # Who gains gives nothing in the same plan: others would carry that out before the gain is there.
+        heappush(self.full, (-self.loads[donor], donor))
+        for worker in (donor, taker):
+            if self.room[worker] > 0:
+                heappush(self.empty, (self.loads[worker], worker))
