@@ -115,7 +115,7 @@ class Store(Protocol):
     def renew(self, lease: Lease, notes: Notes = ()) -> Outcome:
         """Condition: version and owner as seen (or the lease is leaving and its owner as seen).
 
-        Adds one to the counter; a finished or missing lease is Lost.
+        Adds one to the counter; a missing lease, or one that ended since it was seen, is Lost.
         """
         ...
 
@@ -125,8 +125,8 @@ class Store(Protocol):
         """Move the checkpoint forward, which is also a renewal.
 
         Condition: version and owner as seen, the stored checkpoint not past `position`, and not
-        SHARD_END. SHARD_END stores the `children` and drops the owner, unless `keep_owner`
-        (rule set kcl). Going back is Lost, not an error.
+        SHARD_END. SHARD_END stores the `children` where the layout has a place for them, and
+        drops the owner unless `keep_owner` (rule set kcl). Going back is Lost, not an error.
         """
         ...
 
