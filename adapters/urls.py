@@ -1,6 +1,7 @@
 """From a URL to a source: `scheme://place?option=value`, each scheme importing only what it needs.
 
 kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams
+eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ class _Module(Protocol):
 # scheme: (module, options it understands, the extra that brings its libraries)
 _SCHEMES: dict[str, tuple[str, frozenset[str], str]] = {
     "kinesis": ("adapters.kinesis.source", frozenset({"region", "endpoint"}), "aws"),
+    "eventhubs": ("adapters.event_hubs.source", frozenset({"group", "transport", "prefetch"}), "azure"),
 }
 
 
@@ -52,7 +54,8 @@ def _options(query: str, known: frozenset[str]) -> Mapping[str, str]:
         if name not in known:
             raise ValueError(f"source URL: unknown option {name!r}; choose among {', '.join(sorted(known))}")
         if not value or name in options:
-            raise ValueError(f"source URL: option {name!r} wants one value")
+            hint = "in a shell, $Default and the like want single quotes around the URL"
+            raise ValueError(f"source URL: option {name!r} wants one value; {hint}")
         options[name] = value
     return options
 

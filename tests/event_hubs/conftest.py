@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 from hub_steps import Here
 
 from adapters.event_hubs.access import CONNECTION_STRING
+from adapters.event_hubs.source import EventHubsSource
 from adapters.local.event_hubs import EventHubs, event_hubs
 
 
@@ -17,12 +19,21 @@ def hubs() -> Iterator[EventHubs]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def closing() -> Iterator[Executor]:
+    """Closes sources while the next tests run: the client takes a second for each."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
 @pytest.fixture
-def here(hubs: EventHubs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+def here(
+    hubs: EventHubs, closing: Executor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Here]:
     """A hub with two partitions and consumer groups `$Default`, `second` and `third`, its key in the environment."""
     name = re.sub(r"\W+", "-", request.node.name)
     hubs.create(name, 2, ("$Default", "second", "third"))
     monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())
     place = Here(hubs, name)
     yield place
-    place.close()
+    closing.map(EventHubsSource.close, place.opened)

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -26,12 +25,12 @@ class Here:
 
     hubs: EventHubs
     hub: str
-    _opened: list[EventHubsSource] = Factory(list)
+    opened: list[EventHubsSource] = Factory(list)
 
     def source(self, **options: str) -> EventHubsSource:
         """A source of this hub."""
         source = open_url(f"{self.hubs.namespace}/{self.hub}", options)
-        self._opened.append(source)
+        self.opened.append(source)
         return source
 
     @cached_property
@@ -66,11 +65,6 @@ class Here:
     def readers(self, partition: int = 0) -> list[dict[str, Any]]:
         """Who reads this partition, as the hub sees it."""
         return list(self.hubs.look(self.hub)[partition]["readers"])
-
-    def close(self) -> None:
-        """Close what was opened, side by side: the client takes a second for each."""
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(EventHubsSource.close, self._opened))
 
 
 def until(look: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever is looked for

@@ -15,6 +15,7 @@ from adapters.event_hubs.faults import explained
 from adapters.event_hubs.partitions import Start, starting
 from adapters.event_hubs.source import open_url
 from adapters.source import SourceError, SourceUnavailable
+from adapters.urls import open_source
 from balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 
 SECRET = "Endpoint=sb://place.servicebus.windows.net;SharedAccessKeyName=name;SharedAccessKey=hidden;EntityPath=hub"  # noqa: S105  made up
@@ -42,6 +43,20 @@ def test_a_url_that_cannot_be_used_names_the_field(
     with pytest.raises(ValueError, match=said) as raised:
         open_url(place, options)
     assert "hidden" not in str(raised.value)
+
+
+def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
+    """`"…?group=$Default"` arrives as `group=`, and nobody sees why from "wants one value" alone."""
+    with pytest.raises(ValueError, match="single quotes around the URL"):
+        open_source("eventhubs://place/hub?group=")
+
+
+def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that the table of schemes does not know could not be given at all."""
+    monkeypatch.setenv(CONNECTION_STRING, SECRET)
+    source = open_source("eventhubs://place/hub?group=$Default&transport=websockets&prefetch=7")
+    assert source.stream == ""
+    source.close()
 
 
 def test_a_malformed_connection_string_is_not_repeated() -> None:
