@@ -1,7 +1,7 @@
 """The Event Processor Host's blobs are read as leases, whichever of its languages wrote them, and only read."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from azure.storage.blob import ContainerClient
@@ -53,12 +53,13 @@ def test_nothing_is_ever_written(blobs: ContainerClient) -> None:
     store = open_store(f"azblob-eph://devstoreaccount1/{blobs.container_name}?prefix={FOLDER}")
     (zero, *_) = store.list().leases
     before = [(blob.name, blob.etag) for blob in blobs.list_blobs()]
-    for write in (
+    writes: tuple[Callable[[], object], ...] = (
         lambda: store.create(Lease("9")),
         lambda: store.claim(zero, "me"),
         lambda: store.renew(zero),
         lambda: store.delete(zero, "me"),
-    ):
+    )
+    for write in writes:
         with pytest.raises(StoreError, match="only read"):
             write()
     assert [(blob.name, blob.etag) for blob in blobs.list_blobs()] == before
