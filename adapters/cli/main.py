@@ -8,8 +8,10 @@ import typer
 
 COMMANDS = {
     "consume": ("adapters.cli.consume", "Join a fleet, and hand over the records of the shards it is given."),
+    "copy-leases": ("adapters.cli.copy_leases", "Copy checkpoints from one store to another."),
     "leases": ("adapters.cli.leases", "Show who holds what, and how far they are."),
     "plan": ("adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
+    "reset": ("adapters.cli.reset", "Set checkpoints back or forward."),
 }
 """By name: the module whose `app` it is, and its line in the help. One line for each command."""
 
