@@ -49,7 +49,7 @@ def question(text: bytes) -> Question:
     )
     fields.done()
     _no_twins("leases", "key", (lease.key for lease in asked.leases))
-    _no_twins("shards", "id", (f"{shard.stream} {shard.id}".strip() for shard in asked.shards or ()))
+    _no_twins("shards", "id", (shard.id for shard in asked.shards or ()))
     return asked
 
 

@@ -7,6 +7,7 @@ owner writes all its partitions again, is `renewals`.
 """
 
 from collections.abc import Collection
+from operator import attrgetter
 from typing import assert_never
 
 from balancer.actions import Action, Claim, Steal
@@ -106,7 +107,7 @@ def _first_fullest(census: Census) -> str:
     """Of the owners with most partitions, the one that a listing in order of keys shows first."""
     most = max(census.counts.values())
     fullest = {owner for owner, count in census.counts.items() if count == most}
-    first = min(census.held_by(fullest), key=lambda lease: lease.key)
+    first = min(census.each_held_by(fullest), key=attrgetter("key"))
     return first.owner or census.worker
 
 

@@ -1,6 +1,6 @@
 """The seam: leases in, actions out."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from balancer import event_hubs, kcl, kcl_rust, minimal
@@ -28,13 +28,13 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     """
     reading = tuple(leases)
     census = take_census(reading, me, config)
-    tended = lifecycle(reading, shards or (), census, me, config)
+    tended = lifecycle(reading, shards, census, me, config) if shards else ()
     going = {action.lease.key for action in tended if isinstance(action, Delete)}
     if going:
         reading = tuple(lease for lease in reading if lease.key not in going)
         census = take_census(reading, me, config)
     taken = _take(census, me, config)
-    spoken = going | {key for action in taken for key in _keys(action)}
+    spoken = going | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in spoken)
     spoken |= {move.lease.key for move in moves}
     renewed = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in spoken)
@@ -65,7 +65,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
 
 
 def lifecycle(
-    leases: Iterable[Lease], shards: Iterable[Shard], census: Census, me: Me, config: Config
+    leases: Collection[Lease], shards: Iterable[Shard], census: Census, me: Me, config: Config
 ) -> tuple[Create | Delete, ...]:
     """What the listed shards ask for: leases created (L3 to L7, L9) and deleted (L8, L10)."""
     expired = {lease.key for lease in census.expired}
@@ -76,7 +76,17 @@ def lifecycle(
         gone = garbage(family, me.worker, expired)
         actions += creations(family, gone, me.history.holes, config)
         actions += deletions(family, gone)
-    return tuple(actions)
+    return _without_twins(actions, leases)
+
+
+def _without_twins(actions: list[Create | Delete], leases: Iterable[Lease]) -> tuple[Create | Delete, ...]:
+    """Keys are unique in a table; a source that does not tell its streams' shards apart must not break that."""
+    if not actions:
+        return ()
+    taken = {lease.key for lease in leases}
+    created = {action.lease.key: action for action in reversed(actions) if action.lease.key not in taken}
+    deleted = [action for action in actions if action.lease.key in taken and isinstance(action, Delete)]
+    return (*(created[key] for key in sorted(created)), *deleted)
 
 
 def _take(census: Census, me: Me, config: Config) -> tuple[Action, ...]:
@@ -93,9 +103,11 @@ def _take(census: Census, me: Me, config: Config) -> tuple[Action, ...]:
             assert_never(config.rules)
 
 
-def _keys(action: Action) -> tuple[str, ...]:
-    alternates = action.alternates if isinstance(action, Claim | Steal) else ()
-    return (action.lease.key, *(other.lease.key for other in alternates))
+def _keys(actions: Collection[Action]) -> set[str]:
+    """Every key spoken of, alternates included."""
+    several = (action for action in actions if isinstance(action, Claim | Steal) and action.alternates)
+    others = {other.lease.key for action in several for other in action.alternates}
+    return others | {action.lease.key for action in actions}
 
 
 def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
