@@ -36,6 +36,7 @@ class Feed:
         self._room: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
+        self._closed = False
         self._work: Future[None] = background.start(self._run())
 
     def take(self) -> list[EventData]:
@@ -43,8 +44,7 @@ class Feed:
         if not self._inbox:
             return []
         batch = self._inbox.popleft()
-        if self._room is not None:
-            self._background.soon(self._room.set)
+        self._make_room()
         return batch
 
     @property
@@ -56,7 +56,9 @@ class Feed:
 
     def close(self) -> None:
         """Give the link up; the loop does the waiting."""
+        self._closed = True
         self._work.cancel()
+        self._make_room()
 
     async def _run(self) -> None:
         self._room = asyncio.Event()
@@ -83,11 +85,19 @@ class Feed:
         self._inbox.append(events)
         # The client receives no more than it was given credit for while this waits, so a slow
         # handler bounds what is in memory, and nothing but its own partition waits with it.
-        room = self._room
-        while room is not None and len(self._inbox) >= BATCHES_WAITING:
-            room.clear()
-            if len(self._inbox) >= BATCHES_WAITING:
-                await room.wait()
+        while self._room is not None and self._full:
+            self._room.clear()
+            if self._full:  # it may have been emptied just before the flag was cleared
+                await self._room.wait()
+
+    @property
+    def _full(self) -> bool:
+        # Once closed nobody empties it, and a link that broke meanwhile would leave its task waiting for ever.
+        return len(self._inbox) >= BATCHES_WAITING and not self._closed
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            self._background.soon(self._room.set)
 
     async def _failed(self, _context: object, error: Exception) -> None:
         self._fault = error

@@ -1,6 +1,7 @@
 """Reads one partition for its lease: never waits, drops what was done, and begins again after faults."""
 
 import logging
+import random
 import time
 from collections.abc import Iterable
 from datetime import datetime
@@ -41,7 +42,7 @@ class PartitionReader:
         self._position = start
         self._last = int(start.sequence) if start.numbered else -1
         self._idle = IDLE_SECONDS
-        self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST)
+        self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, random.uniform)
         self._behind: float | None = None
         self._feed: Feed | None = self._opened()
 
