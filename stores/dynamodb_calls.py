@@ -41,7 +41,10 @@ THROTTLED = frozenset(
 
 _ADVICE = {
     "ResourceNotFoundException": "there is no such table here; check its name, the region and the endpoint",
-    "AccessDeniedException": "these credentials may not do this; see which actions the documentation lists",
+    "AccessDeniedException": (
+        "these credentials may not do this; a worker needs DescribeTable, Scan, BatchGetItem, PutItem, UpdateItem and "
+        "DeleteItem, and CreateTable to make the table"
+    ),
     "UnrecognizedClientException": "the credentials are not known to this endpoint; check them and the region",
     "InvalidSignatureException": "the secret key does not fit the access key, or the clock is wrong",
     "MissingAuthenticationTokenException": "no credentials were sent; set them in the environment",

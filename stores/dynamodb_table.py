@@ -1,6 +1,6 @@
 """The DynamoDB table itself: found, or made as the Kinesis Client Library makes it, and waited for."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import ClientError
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
@@ -63,10 +63,9 @@ def _usable(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef":
         wait=wait_exponential(multiplier=0.02, max=5),
     )
     try:
-        found: TableDescriptionTypeDef = again(_describe, client, table)
+        return cast("TableDescriptionTypeDef", again(_describe, client, table))
     except RetryError as error:
         raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
-    return found
 
 
 def _check_key(table: str, found: "TableDescriptionTypeDef") -> None:

@@ -28,7 +28,10 @@ def merged(notes: Notes, more: Notes) -> Notes:
 
 
 def created(lease: Lease) -> Lease:
-    """A new row: what only a watcher can know is left out, and an owner named at birth counts as a change."""
+    """A new row: what only a watcher can know is left out, and an owner named at birth counts as a change.
+
+    The counter goes on from the lease's own epoch, so that a lease copied from another store keeps growing.
+    """
     row = evolve(lease, idle=0.0, held=math.inf, heir=None, heir_idle=0.0, yields=lease.owner is not None)
     return counted(evolve(row, leaving=False, notes=merged(lease.notes, ())), lease.epoch + (lease.owner is not None))
 
