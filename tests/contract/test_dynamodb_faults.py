@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from boto3 import Session
-from botocore.awsrequest import AWSResponse
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import NoCredentialsError, ReadTimeoutError
+from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
 from balancer.model import SHARD_END, Lease, Position
@@ -40,16 +41,24 @@ def reply(status: int, code: str) -> AWSResponse:
 
 
 class Line:
-    """The line between a store and its service: answers what it was told to, then lets through."""
+    """The line between a store and its service: answers what it was told to, then lets through.
+
+    Once told to `lose_reply`, it lets the next request through and loses what comes back.
+    """
 
     def __init__(self, session: Session) -> None:
         self.answers: list[AWSResponse | Exception] = []
         self.sent: list[str] = []
+        self.lose_reply = False
         # The stubs say a hook answers nothing; botocore takes what this one does for the reply.
         session.events.register("before-send.dynamodb.*", self._before)  # type: ignore[arg-type]
 
-    def _before(self, event_name: str, **_: object) -> AWSResponse | None:
+    def _before(self, event_name: str, request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
         self.sent.append(event_name.rpartition(".")[2])
+        if self.lose_reply:
+            self.lose_reply = False
+            URLLib3Session().send(request)
+            raise TIMEOUT
         if not self.answers:
             return None
         answer = self.answers.pop(0)
@@ -94,6 +103,18 @@ def test_a_write_without_an_answer_is_sent_once(
     with pytest.raises(OutcomeUnknown):
         store.create(Lease(KEY))
     assert line.sent == ["PutItem"]
+
+
+def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line: Line) -> None:
+    """A worker would believe that it lost the lease it has just renewed, and stop reading its shard."""
+    seen = owned(store)
+    line.lose_reply = True
+    with pytest.raises(OutcomeUnknown):
+        store.renew(seen)
+    now = stored(store)
+    assert (now.owner, now.epoch) == ("ann", seen.epoch + 1)
+    assert lost(store.renew(seen)) == now
+    assert done(store.renew(now)).owner == "ann"
 
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
