@@ -7,6 +7,7 @@ Rule 2: no share may depend on how far the moves have come (S4).
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from heapq import nsmallest
 
 from attrs import evolve, frozen
@@ -37,8 +38,7 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
     tolerance = slack(census.leases, floor)
     if not (census.available or tolerance) and counts[me.worker] > floor:
         return ()  # M3: no share is larger than the floor + 1
-    lucky = favoured(counts, floor, extras, rules.groups)
-    fleet = _Fleet(census, me, config, rules, counts, floor, lucky, tolerance)
+    fleet = _Fleet(census, me, config, rules, counts, floor, extras, tolerance)
     joined = () if me.worker in names else fleet.join(free)
     return joined or fleet.fill(free) or fleet.relieve() or fleet.lose_patience(overdue)
 
@@ -104,12 +104,16 @@ class _Fleet:
     rules: Minimal
     counts: Mapping[str, int]
     floor: int
-    favoured: frozenset[str]
+    extras: int
     tolerance: int
 
     def share(self, worker: str) -> int:
         """How many leases this worker should hold (M1, M2, M7)."""
-        return min(self.floor + (worker in self.favoured), self._limit)
+        return min(self.floor + (worker in self._favoured), self._limit)
+
+    @cached_property
+    def _favoured(self) -> frozenset[str]:
+        return favoured(self.counts, self.floor, self.extras, self.rules.groups)
 
     @property
     def _limit(self) -> int:
@@ -129,7 +133,7 @@ class _Fleet:
         """M12: a successor takes at once what a worker here usually holds."""
         others = sorted(count for worker, count in self.counts.items() if worker != self.me.worker)
         usual = others[(len(others) - 1) // 2] if others else 0
-        leases = drawn(self.census.available, self.me, min(usual, self.share(self.me.worker)))
+        leases = drawn(self.census.available, self.me, min(usual, self.floor, self._limit))
         return tuple(Claim(lease, "M12") for lease in leases)
 
     def _spare(self) -> tuple[Lease, ...]:
