@@ -1,6 +1,5 @@
 """What may be tuned, checked when it is built: the rule set, its limits, and the seconds."""
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, assert_never
 
@@ -9,21 +8,25 @@ from attrs.validators import in_, instance_of
 
 from balancer.model import LATEST, Position
 
+LARGEST = 1e12
+"""No count and no seconds of a real fleet come near; beyond, sums of them would overflow."""
+
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
 def _number(least: float, *, above: bool = False, none: bool = False, whole: bool = False) -> Validator:
-    """A finite number of at least (or above) `least`; True and False are no numbers."""
+    """A number of at least (or above) `least`, up to LARGEST; True and False are no numbers."""
 
     def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  it is given anything
         if none and value is None:
             return
         kinds = int if whole else (int, float)
-        fits = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        fits = isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= LARGEST
         if not (fits and (value > least if above else value >= least)):
             kind = "whole number" if whole else "number"
             raise ValueError(
                 f"{attribute.name}: {value!r} is not a {kind} {'above' if above else 'of at least'} {least:g}"
+                f" (and at most {LARGEST:g})"
             )
 
     return check
