@@ -11,6 +11,8 @@ import sys
 import threading
 
 GRACE_SECONDS = 2.0
+GRACE = "LEASEHOLD_GRACE_SECONDS"
+"""The variable that gives a command longer to end in good order."""
 
 
 def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:
@@ -18,7 +20,7 @@ def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:
         pass
     command.terminate()
     try:
-        command.wait(GRACE_SECONDS)
+        command.wait(float(os.environ.get(GRACE, GRACE_SECONDS)))
     except subprocess.TimeoutExpired:
         command.kill()
 

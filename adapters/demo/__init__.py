@@ -1,0 +1,1 @@
+"""The whole of it on one machine: services, a producer, workers, and what befalls them."""

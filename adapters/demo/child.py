@@ -1,0 +1,78 @@
+"""A process of the demo that can be killed in earnest, told to go, and never outlives whoever started it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from adapters.local import guard
+from adapters.local.process import tail
+
+DRAIN_SECONDS = 20.0
+
+ENVIRONMENT: Mapping[str, str] = {
+    "AWS_ACCESS_KEY_ID": "demo",
+    "AWS_SECRET_ACCESS_KEY": "demo",
+    "AWS_DEFAULT_REGION": "eu-west-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+"""Stand-ins take any credentials; nobody's own may be found."""
+
+FOREIGN = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+"""Settings for the real services, which must not reach the stand-ins."""
+
+
+class Child:
+    """A running process: what it prints goes to `out`, what it complains of to `log`.
+
+    It runs under a guard in a process group of its own, so that Ctrl-C does not reach it and closing
+    the guard's standard input (or dying) ends it.
+    """
+
+    def __init__(self, name: str, arguments: tuple[str, ...], folder: Path) -> None:
+        self.name = name
+        self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
+        environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+        with self.out.open("wb") as out, self._log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603  the commands are this package's own
+                [sys.executable, "-I", "-S", guard.__file__, sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=log,
+                env={**environment, **ENVIRONMENT, guard.GRACE: str(DRAIN_SECONDS)},
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """The last lines of its complaints."""
+        return tail(self._log)
+
+    def kill(self) -> None:
+        """SIGKILL, to the process and its guard at once: neither gets to do anything more."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def ask_to_end(self) -> None:
+        """Have the guard send SIGTERM."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended after being asked to; a negative one names a signal."""
+        try:
+            return self._process.wait(DRAIN_SECONDS + 5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
