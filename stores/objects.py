@@ -19,7 +19,7 @@ Fields = Mapping[str, str]
 SKEW_SECONDS = 60.0
 """A local clock further off than this from the service's is worth a warning."""
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("leasehold.objects")
 
 
 @frozen
@@ -94,7 +94,7 @@ class SkewWarning:
             far = abs(skew) > SKEW_SECONDS and not self._said
             self._said = self._said or far
         if far:
-            _log.warning(
+            log.warning(
                 "the local clock is %.0f s %s the storage service's; leases are judged by the service's clock",
                 abs(skew),
                 "ahead of" if skew > 0 else "behind",

@@ -24,8 +24,10 @@ def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
     refused = sum(move.do == "refuse" for move in moves)
     if as_json:
         print(json.dumps({"dry_run": dry_run, "refused": refused, "leases": [_json(move) for move in moves]}))
-    else:
+    elif moves:
         _print(moves, dry_run=dry_run)
+    else:
+        print("There is no lease to move.")
     return typer.Exit(1 if refused else 0)
 
 

@@ -114,7 +114,7 @@ def test_a_clock_far_off_is_said_once_and_changes_nothing(
     assert store.list().leases[0].idle < 60
     assert store.get(["0"])[0].idle < 60
     assert done(store.renew(lease)).owner == "ann"
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "stores.objects"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "leasehold.objects"]
     assert re.match(rf"the local clock is (59|60)\d s {says} the storage service's", warning)
 
 

@@ -12,7 +12,7 @@ from stores.contract.actors import done, facts, lost
 from stores.etags import EtagStore
 from stores.layouts import Layout
 from stores.object_names import ObjectLayout
-from stores.protocol import Lost, OutcomeUnknown, StoreError
+from stores.protocol import Lost, Outcome, OutcomeUnknown, StoreError
 
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")
@@ -75,15 +75,21 @@ def test_a_renewal_is_one_write_and_no_reading(layout: Layout) -> None:
     assert objects.log == ["over ownership/0"] * 3 + ["over checkpoint/0"]
 
 
+ROBBED: tuple[Callable[[EtagStore, Lease], Outcome], ...] = (
+    lambda store, lease: store.checkpoint(lease, AT_9),
+    lambda store, lease: store.checkpoint(lease, SHARD_END),
+    lambda store, lease: store.give(lease, AT_9),
+)
+
+
 @LAYOUTS
-def test_a_robbed_owner_moves_no_checkpoint(layout: Layout) -> None:
+@pytest.mark.parametrize("write", ROBBED, ids=["checkpoint", "end", "give"])
+def test_a_robbed_owner_moves_no_checkpoint(layout: Layout, write: Callable[[EtagStore, Lease], Outcome]) -> None:
     """Rule 1: two workers would write their places over one another, though only one may."""
     objects, store = opened(layout)
-    lease = owned(objects, store)
-    robbed = done(EtagStore(objects, layout).steal(lease, "bob"))
-    assert lost(store.checkpoint(lease, AT_9)) == robbed
-    assert lost(store.checkpoint(lease, SHARD_END)) == robbed
-    assert lost(store.give(evolve(lease, heir="bob"), AT_9)) == robbed
+    lease = done(store.request_handoff(owned(objects, store), "bob"))
+    robbed = done(EtagStore(objects, layout).steal(lease, "cat"))
+    assert lost(write(store, lease)) == robbed
     assert robbed.checkpoint == TRIM_HORIZON
     assert "over checkpoint/0" not in objects.log
 
