@@ -39,6 +39,8 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
 
 def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
     """The `extras` workers whose share is one above `floor` (M2); all, if there are more extras than workers."""
+    if not extras:
+        return frozenset()
     if groups is None:
         return frozenset(_leaf(counts, counts, floor, extras))
     members = sorted((path_of(worker, groups), worker) for worker in counts)

@@ -139,16 +139,18 @@ class _Fleet:
     def _spare(self) -> tuple[Lease, ...]:
         """Any lease of a few donors drawn by this worker, so that joiners seldom meet at one lease."""
         digest = digest_under(f"{self.me.worker}\0{self.me.turn}")
-        donors = [worker for worker, count in self.counts.items() if count > max(self.floor, 1)]
+        keeps = max(self.floor, 1)
+        donors = [worker for worker, count in self.counts.items() if count > keeps]
         few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
         return self._shed({donor: slice(0, self.counts[donor]) for donor in few})
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """M6: free leases, then the donors' surplus, stand in one line; the takers, by id, take what they lack."""
-        lacking = {worker: self.share(worker) - count for worker, count in self.counts.items()}
-        need = lacking[self.me.worker]
+        need = self.share(self.me.worker) - self.counts[self.me.worker]
         if need <= 0:
             return ()
+        most, base, lucky = self._limit, self.floor, self._favoured
+        lacking = {worker: min(base + (worker in lucky), most) - count for worker, count in self.counts.items()}
         first = sum(lack for worker, lack in lacking.items() if lack > 0 and worker < self.me.worker)
         claimed = nsmallest(first + need, free, key=_shed_order)[first:]
         surplus = {worker: -lack for worker, lack in lacking.items() if lack < 0}
