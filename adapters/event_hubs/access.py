@@ -59,7 +59,7 @@ class Access:
 
     def client(self) -> EventHubConsumerClient:
         """A new client. Faults surface at once: whoever keeps our appointments does the waiting."""
-        options: dict[str, Any] = {"retry_total": 0}
+        options: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0}
         if self.websockets:
             options["transport_type"] = TransportType.AmqpOverWebsocket
         if self.secret:
