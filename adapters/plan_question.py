@@ -151,10 +151,12 @@ def _checkpoint(fields: Fields) -> Position:
 
 
 def _position(value: Value, sub: int, token: str) -> Position:
-    text = value.text()
-    if text not in SENTINELS and not (text.isascii() and text.isdigit()):
-        raise value.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string")
-    return Position(text, sub, token)
+    try:
+        return Position(value.text(), sub, token)
+    except BadField:
+        raise
+    except ValueError:
+        raise value.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
 
 
 def _seconds_or_infinite(value: Value) -> float:

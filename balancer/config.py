@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, assert_never
 
-from attrs import Attribute, field, frozen
+from attrs import Attribute, field, fields, frozen
 from attrs.validators import in_, instance_of
 
 from balancer.model import LATEST, Position
@@ -136,6 +136,15 @@ def _renew_seconds(rules: Rules, lease_seconds: float) -> float:
             assert_never(rules)
 
 
+def _a_start(_config: object, attribute: "Attribute[Any]", value: object) -> None:
+    if not isinstance(value, Position) or value.numbered or value.ended:
+        raise ValueError(f"{attribute.name}: {value!r} is not TRIM_HORIZON, LATEST or a position at a timestamp")
+
+
+_A_RULE_SET: Validator = instance_of((Kcl, KclRust, EventHubs, Minimal))
+_ABOVE_ZERO = _number(0, above=True)
+
+
 @frozen
 class Config:
     """How one fleet plans; the same for every worker of it.
@@ -148,20 +157,26 @@ class Config:
     Raises ValueError or TypeError, naming the field, for a value out of its limits.
     """
 
-    rules: Rules = field(factory=Minimal, validator=instance_of((Kcl, KclRust, EventHubs, Minimal)))
-    lease_seconds: float = field(validator=_number(0, above=True))
-    cycle_seconds: float = field(validator=_number(0, above=True))
-    renew_seconds: float = field(validator=_number(0, above=True))
-    initial_position: Position = field(default=LATEST, validator=instance_of(Position))
+    rules: Rules = field(factory=Minimal, validator=_A_RULE_SET)
+    lease_seconds: float = field(validator=_ABOVE_ZERO)
+    cycle_seconds: float = field(validator=_ABOVE_ZERO)
+    renew_seconds: float = field(validator=_ABOVE_ZERO)
+    initial_position: Position = field(default=LATEST, validator=_a_start)
 
+    # Validators run after all defaults, and what these are made from may be wrong.
     @lease_seconds.default
     def _default_lease_seconds(self) -> float:
+        _A_RULE_SET(self, fields(Config).rules, self.rules)
         return _lease_seconds(self.rules)
 
     @cycle_seconds.default
     def _default_cycle_seconds(self) -> float:
+        _A_RULE_SET(self, fields(Config).rules, self.rules)
+        _ABOVE_ZERO(self, fields(Config).lease_seconds, self.lease_seconds)
         return _cycle_seconds(self.rules, self.lease_seconds)
 
     @renew_seconds.default
     def _default_renew_seconds(self) -> float:
+        _A_RULE_SET(self, fields(Config).rules, self.rules)
+        _ABOVE_ZERO(self, fields(Config).lease_seconds, self.lease_seconds)
         return _renew_seconds(self.rules, self.lease_seconds)

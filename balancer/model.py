@@ -23,8 +23,13 @@ HASH_KEYS: HashRange = (0, 2**128 - 1)
 SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
 
+DIGITS_MAX = 129
+"""Digits of the longest sequence number: kcl-rust's own bound, and far above what any service uses."""
+
+
 def _a_sentinel_or_number(_position: object, _attribute: object, sequence: str) -> None:
-    if sequence not in SENTINELS and not (sequence.isascii() and sequence.isdigit()):
+    number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
+    if sequence not in SENTINELS and not number:
         msg = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
         raise ValueError(msg)
 
