@@ -1,7 +1,8 @@
 """One held lease, as this process last wrote it: every write of a held lease goes through here.
 
 Rule 1: the writes of one lease are serialised, and use the version last written, not the one listed.
-Rule 2: a refused or unanswered write is settled by a consistent reading before the next is tried.
+Rule 2: a write that was never answered may have happened; then the next one is refused, and the lease
+as it really is, which comes with the refusal, settles whose it is.
 Rule 3: what is lost stays lost; whoever works on the lease watches `lost` and stops.
 """
 
@@ -55,8 +56,7 @@ class Holding:
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed = replaced, noticed
         self._lock = Lock()
-        self._unsure: float | None = None
-        self._release_asked = False
+        self._release_asked = self._ended = False
         self._giving_to: str | None = None
 
     @property
@@ -67,9 +67,12 @@ class Holding:
     @property
     def parting(self) -> bool:
         """Whether the owner should finish the running batch and then `part`."""
-        heir = self._lease.heir
-        named = heir not in (None, self._me) and (self._lease.yields or self._lease.leaving)
+        named = self._heir is not None and (self._lease.yields or self._lease.leaving)
         return self._release_asked or named
+
+    @property
+    def _heir(self) -> str | None:
+        return None if self._lease.heir == self._me else self._lease.heir
 
     @property
     def expired(self) -> bool:
@@ -111,10 +114,9 @@ class Holding:
 
         False if it stays ours: the heir took its request back. Raises OutcomeUnknown.
         """
-        if not self._lease.heir and position is not None:
-            self.checkpoint(position)
+        if self._heir is None and position is not None:
+            self.checkpoint(position)  # a gift carries its position in the same write
         with self._lock:
-            self._resolve()
             if not self.lost.is_set() and self.parting:
                 self._part(position or self._lease.checkpoint)
             return self.lost.is_set()
@@ -125,9 +127,8 @@ class Holding:
             self._lose(why)
 
     def _part(self, position: Position) -> None:
-        heir = None if self._lease.heir == self._me else self._lease.heir
-        self._giving_to = heir
-        if heir:
+        self._giving_to = heir = self._heir
+        if heir is not None:
             outcome = self._attempt(lambda lease: self._store.give(lease, max(position, lease.checkpoint, key=_order)))
         else:
             outcome = self._attempt(lambda lease: self._store.release(lease, self._me))
@@ -139,62 +140,41 @@ class Holding:
 
     def _write(self, write: Callable[[Lease], Outcome], *, ended: bool = False) -> bool:
         with self._lock:
-            self._resolve()
             for _ in range(ATTEMPTS):
                 if self.lost.is_set():
-                    return ended and self._lease.ended
+                    return ended and self._ended
                 outcome = self._attempt(write)
                 if isinstance(outcome, Done):
                     if ended:
                         self._lose("ended")
                     return True
                 self._settle(outcome.lease)
-            return self._still_refused()
-
-    def _still_refused(self) -> bool:
-        if self.lost.is_set():
-            return False
-        raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
+            if not self.lost.is_set():
+                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
+            return ended and self._ended
 
     def _attempt(self, write: Callable[[Lease], Outcome]) -> Outcome:
         begun = self._clock()
-        try:
-            outcome = write(self._lease)
-        except OutcomeUnknown:
-            self._unsure = begun
-            raise
+        outcome = write(self._lease)
         if isinstance(outcome, Done):
-            self._learn(outcome.lease, begun)
+            # A note that leaves the version alone is no sign of life to others.
+            if outcome.lease.version != self._lease.version:
+                self.confirmed = begun
+            self._lease = outcome.lease
         return outcome
 
-    def _learn(self, lease: Lease, begun: float) -> None:
-        # A note that leaves the version alone is no sign of life to others.
-        if lease.version != self._lease.version:
-            self.confirmed = begun
-        self._lease = lease
-
-    def _resolve(self) -> None:
-        """Find out what became of a write that was never answered."""
-        if self._unsure is None or self.lost.is_set():
-            return
-        stored = self._store.get((self.key,))
-        begun, self._unsure = self._unsure, None
-        self._settle(stored[0] if stored else None, begun)
-
-    def _settle(self, stored: Lease | None, begun: float | None = None) -> None:
-        """What a consistent reading makes of a lease that we held to be ours."""
+    def _settle(self, stored: Lease | None) -> None:
+        """What a refusal, which brings the lease as it is, makes of one that we held to be ours."""
         if stored is None:
             self._lose("its row is gone")
-        elif stored.ended and not self._lease.ended:
-            self._lease = stored
-            self._lose("ended")
         elif stored.owner != self._me:
             # The reply to our own gift may have been lost: then it can still be taken back.
             self.given = stored if stored.owner == self._giving_to else None
-            self._lose(f"now owned by {stored.owner}")
+            self._ended = stored.ended
+            self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif stored.note(PROCESS) in (None, self._process):
-            # Ours: the reply of one of our writes was lost, or an heir was named in between.
-            self._learn(stored, self.confirmed if begun is None else begun)
+            # Ours: the reply to one of our writes was lost, or an heir was named in between.
+            self._lease = stored
         else:
             self._dispute(stored)
 

@@ -34,6 +34,7 @@ class Member(Protocol):
     source: Source
     config: Config
     clock: Callable[[], float]
+    uniform: Callable[[float, float], float]
 
     def hurry(self) -> None:
         """Look at leases and shards at the next opportunity."""
@@ -56,8 +57,8 @@ class Reading:
         self._handled: Position | None = None
         self._checkpoint_due = 0.0
         self._parents_wait = PARENT_SECONDS
-        self._attempts = Backoff(handling.least_wait_seconds, handling.most_wait_seconds)
-        self._faults = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST)
+        self._attempts = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, member.uniform)
+        self._faults = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, member.uniform)
 
     def step(self, now: float) -> float:
         """One bounded piece of work; when to call again: never (infinity) once it is over."""

@@ -7,6 +7,7 @@ Rule 3: a failed execution never kills a worker; the next turn sees what is true
 
 import logging
 import math
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -84,6 +85,7 @@ class Worker:
               `map` writes one by one; a pool's `map` side by side. Not the same pool: renewals must
               not queue behind a turn
     clock     monotonic seconds, the time that `now` is told in
+    uniform   draws a number between two others, for waits after faults; nothing else is left to chance
     process   tells this process from every other that ever used the id
     hurried   called (from any thread) when `turn` wishes to be called sooner than it said
     """
@@ -99,6 +101,7 @@ class Worker:
         each_renewal: Each = map,
         each_action: Each = map,
         clock: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
         process: str | None = None,
         hurried: Callable[[], None] = lambda: None,
     ) -> None:
@@ -106,7 +109,7 @@ class Worker:
         self.config = config or Config()
         self.consumer: Consumer = consumer or Unread()
         self.each_renewal, self.each_action = each_renewal, each_action
-        self.clock, self.hurried = clock, hurried
+        self.clock, self.uniform, self.hurried = clock, uniform, hurried
         self._identity = Identity(me, process or uuid.uuid4().hex)
         self._discovery = Discovery(source)
         self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._hold)
@@ -125,7 +128,7 @@ class Worker:
         self._hurry = Event()
         self._benched: dict[str, float] = {}
         self._closing = False
-        self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds)
+        self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

@@ -30,12 +30,12 @@ class KinesisSource:
 
     client  speaks to the service; it is shared by all threads
     name    the stream's
-    wall    seconds since 1970, corrected by the service's own clock
+    clock   monotonic seconds; the service's own answers say what time that is
     """
 
-    def __init__(self, client: "KinesisClient", name: str, *, wall: Callable[[], float] = time.time) -> None:
-        self._client, self._name, self._wall = client, name, wall
-        self._ahead: float | None = None
+    def __init__(self, client: "KinesisClient", name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._name, self._clock = client, name, clock
+        self._since_1970: float | None = None
         self._keys_decide: bool | None = None
 
     @property
@@ -71,9 +71,9 @@ class KinesisSource:
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
         """The present time by the service's clock, never later: a time to come would be refused."""
-        if self._ahead is None:
+        if self._since_1970 is None:
             self.shards()
-        return at_timestamp(int((self._wall() + (self._ahead or 0.0)) * 1000))
+        return at_timestamp(int((self._clock() + (self._since_1970 or 0.0)) * 1000))
 
     def open(self, lease: Lease, start: Position) -> Poller:
         """A reader that starts just after `start`."""
@@ -100,7 +100,8 @@ class KinesisSource:
     def _set_clock(self, headers: Mapping[str, str]) -> None:
         # The header's whole seconds are cut off, so what is derived from it is early by less than one.
         told = headers.get("date")
-        self._ahead = parsedate_to_datetime(told).timestamp() - self._wall() if told else 0.0
+        now = parsedate_to_datetime(told).timestamp() if told else time.time()
+        self._since_1970 = now - self._clock()
 
 
 def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:

@@ -37,9 +37,9 @@ def client(stub: Stubber) -> "KinesisClient":
     return cast("KinesisClient", stub.client)
 
 
-def source(stub: Stubber, wall: Callable[[], float] = lambda: 0.0) -> KinesisSource:
+def source(stub: Stubber, clock: Callable[[], float] = lambda: 0.0) -> KinesisSource:
     """A stream."""
-    return KinesisSource(client(stub), "orders", wall=wall)
+    return KinesisSource(client(stub), "orders", clock=clock)
 
 
 def poller(stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS) -> Poller:

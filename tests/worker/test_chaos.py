@@ -1,0 +1,214 @@
+"""Small fleets that read under virtual time while a seed breaks things: nothing lost, nothing out of order."""
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from attrs import define, field
+from virtual_fleet import Clock, FaultyStore, ListSource, Shelf, four_shards, records, shard
+
+from adapters.appointments import Step
+from adapters.handling import Delivery, Handling
+from adapters.holding import Holding
+from adapters.holdings import WorkerError
+from adapters.reading import Reading
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import TRIM_HORIZON, Lease, Shard
+from stores.protocol import Outcome, OutcomeUnknown
+from stores.transacted import Change
+
+CONFIG = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
+QUARTER = 2**126
+
+
+class ChancyStore(FaultyStore):
+    """Loses requests and replies by a seed, and tells when a checkpoint goes back."""
+
+    def __init__(self, chance: random.Random, fault: float) -> None:
+        super().__init__()
+        self.chance, self.fault = chance, fault
+        self.went_back: list[str] = []
+
+    def _change(self, key: str, change: Change) -> Outcome:
+        before = super().get([key])
+        if self.chance.random() < self.fault:
+            raise OutcomeUnknown("the request was lost")
+        outcome = super()._change(key, change)
+        after = super().get([key])
+        if before and after and after[0].checkpoint.order < before[0].checkpoint.order:
+            self.went_back.append(key)
+        if self.chance.random() < self.fault:
+            raise OutcomeUnknown("the reply was lost")
+        return outcome
+
+    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+        """These leases, mostly."""
+        if self.chance.random() < self.fault:
+            raise OutcomeUnknown("the request was lost")
+        return super().get(keys)
+
+
+@define(eq=False)
+class Member:
+    """One process: a worker, and the readings of what it holds."""
+
+    name: str
+    world: "World"
+    process: str
+    worker: Worker = field(init=False)
+    dues: dict[Step, float] = field(factory=dict)
+    asleep_until: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.worker = Worker(
+            store=self.world.store,
+            source=self.world.source,
+            me=self.name,
+            config=CONFIG,
+            consumer=self,
+            clock=self.world.clock,
+            process=self.process,
+            uniform=self.world.chance.uniform,
+            hurried=self.hurried,
+        )
+        self.dues = {self.worker.turn: self.world.clock.now, self.worker.renew: self.world.clock.now}
+
+    def hurried(self) -> None:
+        """Turn at the next step."""
+        self.dues[self.worker.turn] = self.world.clock.now
+
+    def begin(self, holding: Holding) -> None:
+        """Read it."""
+        handling = Handling(lambda delivery: self.world.handle(self, delivery), most_wait_seconds=2.0, attempts=1000)
+        self.dues[Reading(self.worker, holding, handling).step] = self.world.clock.now
+
+    def part(self, holding: Holding) -> None:
+        """Its reading sees for itself at its next step."""
+
+    def step(self) -> None:
+        """One appointment that is due."""
+        now = self.world.clock.now
+        for work, due in list(self.dues.items()):
+            if due <= now:
+                self.dues[work] = float("inf")
+                answer = work(now)
+                self.dues[work] = min(answer, self.dues[work])
+
+    @property
+    def due(self) -> float:
+        """When it wants to be called next."""
+        return max(min(self.dues.values()), self.asleep_until)
+
+
+@define
+class World:
+    """A table, a stream that grows, splits and merges, and a fleet."""
+
+    seed: int
+    chance: random.Random = field(init=False)
+    clock: Clock = field(factory=Clock)
+    store: ChancyStore = field(init=False)
+    source: ListSource = field(factory=lambda: ListSource(four_shards()))
+    fleet: list[Member] = field(factory=list)
+    made: int = 0
+    handed: list[tuple[str, int]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.chance = random.Random(self.seed)  # noqa: S311  a seed is the point
+        self.store = ChancyStore(self.chance, 0.02)
+        for each in self.source.listed:
+            self.source.shelves[each.id] = Shelf(size=3)
+
+    def join(self, name: str) -> None:
+        """One more process."""
+        self.made += 1
+        self.fleet.append(Member(name, self, f"p-{self.made}"))
+
+    def handle(self, member: Member, delivery: Delivery) -> None:
+        """Remember, and sometimes fail, checkpoint half-way, or take long."""
+        for record in delivery.records:
+            self.handed.append((delivery.shard, int(record.sequence_number)))
+            if self.chance.random() < 0.02:
+                raise OSError("a passing fault")
+            if self.chance.random() < 0.05:
+                delivery.checkpoint(record)
+        if self.chance.random() < 0.01:
+            member.asleep_until = self.clock.now + self.chance.uniform(0, 25)
+
+    def put(self) -> None:
+        """A few more records on each open shard."""
+        for each in self.source.listed:
+            if each.open:
+                shelf = self.source.shelves[each.id]
+                shelf.records += records(self.chance.randint(0, 3), len(shelf.records))
+
+    def close(self, name: str, children: tuple[Shard, ...]) -> None:
+        """End a shard."""
+        listed = self.source.listed
+        place = next(place for place, each in enumerate(listed) if each.id == name)
+        ends = listed[place].hash_range or (0, 0)
+        listed[place] = shard(name, *ends, *listed[place].parents, open=False)
+        self.source.shelves[name].ended, self.source.shelves[name].children = True, children
+        known = {each.id for each in listed}
+        listed += [each for each in children if each.id not in known]
+        for each in children:
+            self.source.shelves.setdefault(each.id, Shelf(size=3))
+
+    def run(self, seconds: float) -> None:
+        """Keep everybody's appointments."""
+        end = self.clock.now + seconds
+        while (member := min(self.fleet, key=lambda each: each.due)).due <= end:
+            self.clock.now = max(self.clock.now, member.due)
+            try:
+                member.step()
+            except WorkerError:
+                self.fleet.remove(member)
+                self.join(member.name)  # whoever watches over the process starts it again
+        self.clock.now = end
+
+    def live(self) -> None:
+        """Records, kills, restarts, naps, an outage, a split and a merge."""
+        for round_ in range(40):
+            self.put()
+            self.run(self.chance.uniform(0.5, 4))
+            self.store.down = round_ % 13 == 12
+            victim = self.chance.randrange(len(self.fleet))
+            match self.chance.randrange(12):
+                case 0:
+                    name = self.fleet.pop(victim).name
+                    self.join(name if self.chance.random() < 0.5 else f"w-{self.made + 1}")
+                case 1:
+                    self.fleet[victim].asleep_until = self.clock.now + self.chance.uniform(0, 30)
+            if round_ == 10:
+                middle = QUARTER // 2
+                self.close("s-0", (shard("c-0", 0, middle - 1, "s-0"), shard("c-1", middle, QUARTER - 1, "s-0")))
+            if round_ == 20:
+                child = shard("c-2", QUARTER, 3 * QUARTER - 1, "s-1", "s-2")
+                self.close("s-1", (child,))
+                self.close("s-2", (child,))
+        self.store.down, self.store.fault = False, 0.0
+        self.run(200)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_breaks_everything_is_handed_over_in_order(seed: int) -> None:
+    """Without it some interleaving of faults, thefts and restarts would lose a record or break an order."""
+    world = World(seed)
+    for name in ("w-a", "w-b", "w-c"):
+        world.join(name)
+    world.live()
+    first = list(dict.fromkeys(world.handed))
+    for name, shelf in world.source.shelves.items():
+        handed = [number for shard_, number in first if shard_ == name]
+        assert handed == [int(record.sequence_number) for record in shelf.records]
+    for each in world.source.listed:
+        above = [place for place, (name, _) in enumerate(first) if name in each.parents]
+        below = [place for place, (name, _) in enumerate(first) if name == each.id]
+        assert max(above, default=-1) < min(below, default=len(first)), f"{each.id} before its parents (L12)"
+    assert world.store.went_back == []
+    leases = {lease.key: lease for lease in world.store.list().leases}
+    open_shards = {each.id for each in world.source.listed if each.open}
+    held = [holding.key for member in world.fleet for holding in member.worker.holdings]
+    assert sorted(held) == sorted(open_shards), "every open shard held, and once"
+    assert all(leases[name].checkpoint.order == world.source.shelves[name].records[-1].position.order for name in held)

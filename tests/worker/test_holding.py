@@ -1,0 +1,109 @@
+"""Every write of one held lease, from several threads and after every kind of reply."""
+
+from collections.abc import Callable
+from threading import Barrier, Thread
+
+import pytest
+from virtual_fleet import Clock, FaultyStore
+
+from adapters.holding import Holding
+from balancer.model import SHARD_END, Lease, Position
+from stores.protocol import Lost, Outcome, OutcomeUnknown
+from stores.transacted import Change
+
+
+class CountingStore(FaultyStore):
+    """Counts refusals."""
+
+    refused = 0
+
+    def _change(self, key: str, change: Change) -> Outcome:
+        outcome = super()._change(key, change)
+        self.refused += isinstance(outcome, Lost)
+        return outcome
+
+
+def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holding:
+    """A lease just claimed."""
+    store.create(Lease("s-0"))
+    store.claim(store.row("s-0"), "a-1", (("process", "p-1"),))
+    return Holding(
+        store, store.row("s-0"), me="a-1", process="p-1", clock=clock or Clock(), begun=1000.0, lease_seconds=10.0
+    )
+
+
+def test_writes_from_many_threads_never_refuse_one_another() -> None:
+    """Without it a renewal beside a checkpoint would look like a theft."""
+    store = CountingStore()
+    holding = held(store)
+    together = Barrier(8)
+
+    def write(thread: int) -> None:
+        together.wait()
+        for number in range(100):
+            assert holding.renew() if thread % 2 else holding.checkpoint(Position(str(number * 8 + thread)))
+
+    threads = [Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (store.refused, holding.lost.is_set()) == (0, False)
+    assert store.row("s-0").checkpoint == Position(str(99 * 8 + 6))
+    assert holding.lease == store.row("s-0")
+
+
+def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
+    """Without it every idle shard would write all the time."""
+    store = FaultyStore()
+    holding = held(store)
+    assert holding.checkpoint(Position("5"))
+    count = len(store.writes)
+    assert [holding.checkpoint(Position(each)) for each in ("5", "4")] == [True, True]
+    assert len(store.writes) == count
+
+
+def test_a_note_is_no_sign_of_life() -> None:
+    """Without it a worker would trust a lease whose version others see standing still."""
+    store, clock = FaultyStore(), Clock()
+    holding = held(store, clock)
+    clock.now += 5
+    assert holding.annotate("latest_ms", "1")
+    assert holding.confirmed == 1000.0
+    assert holding.renew()
+    assert holding.confirmed == 1005.0
+
+
+@pytest.mark.parametrize("keep_owner", [False, True])
+def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
+    """Without it a finished shard would be reported as lost, and its children wait for the next listing."""
+    store = FaultyStore()
+    holding = held(store)
+    store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        holding.checkpoint(SHARD_END, keep_owner=keep_owner)
+    assert holding.checkpoint(SHARD_END, keep_owner=keep_owner)
+    assert (store.row("s-0").ended, holding.lost.is_set()) == (True, not keep_owner)
+
+
+def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
+    """Without it a drain would fail on the last write."""
+    store = FaultyStore()
+    holding = held(store)
+    holding.ask_release()
+    store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        holding.part()
+    assert holding.part()
+    assert (store.row("s-0").owner, holding.why) == (None, "now owned by None")
+
+
+def test_what_is_lost_stays_lost() -> None:
+    """Without it a reader that was told to stop could go on with another owner's lease."""
+    store = FaultyStore()
+    holding = held(store)
+    store.steal(store.row("s-0"), "b-1")
+    assert not holding.renew()
+    store.steal(store.row("s-0"), "a-1", (("process", "p-1"),))
+    assert [holding.renew(), holding.checkpoint(Position("5")), holding.annotate("x", "y")] == [False] * 3
+    assert store.row("s-0").checkpoint == Lease("s").checkpoint
