@@ -96,6 +96,8 @@ def _client(account: str, container: str, endpoint: str | None) -> ContainerClie
     if not secret:
         url = endpoint or f"https://{account}.blob.core.windows.net"
         return ContainerClient(url, container, credential=_identity(), **_CLIENT)
+    if endpoint:
+        raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
     try:
         client = ContainerClient.from_connection_string(secret, container, **_CLIENT)
     except ValueError as bad:

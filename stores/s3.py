@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 
 from stores.etags import EtagStore
 from stores.object_names import ObjectLayout
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 _REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
+_OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
 _BUSY = frozenset({408, 429})
 _FETCHES = 8
 """Objects fetched at a time, where a listing shows them changed."""
@@ -48,8 +57,9 @@ class S3Objects:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
         # Reading may be tried again at will; a write sent twice could be refused by its own first try.
-        self._reads = _client(region, endpoint, attempts=3)
-        self._writes = _client(region, endpoint, attempts=1)
+        with self._asking():
+            self._reads = _client(region, endpoint, attempts=3)
+            self._writes = _client(region, endpoint, attempts=1)
         self._known: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
@@ -142,8 +152,11 @@ class S3Objects:
         return Stored(known.name, known.etag, known.fields, age(service_now, row["LastModified"].timestamp()))
 
     def _heard(self, answer: Mapping[str, Any]) -> float:
-        """The service's own clock, from its Date header."""
-        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+        """The service's own clock, from its Date header; long ago, which makes everything new, without one."""
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            return 0.0
+        now = parsedate_to_datetime(date).timestamp()
         self._skew.saw(now)
         return now
 
@@ -158,8 +171,8 @@ class S3Objects:
             if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
                 raise OutcomeUnknown(f"{where}: no usable answer (HTTP {status})") from error
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status})") from error
-        except (NoCredentialsError, NoRegionError) as missing:
-            raise StoreError(f"{where}: {missing}") from missing
+        except _OUR_FAULT as fault:
+            raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
 

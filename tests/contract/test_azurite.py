@@ -175,6 +175,7 @@ def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> N
         ("azblob://acme/a?eventhub=hub", "option 'eventhub' wants"),
         ("azblob://acme/a?eventhub=ns/hub&prefix=p", "option 'eventhub' wants"),
         ("azblob://acme/a?group=g", "option 'group' goes with"),
+        ("azblob://acme/a?endpoint=http://h", "option 'endpoint' goes with an identity"),
         ("azblob://acme/leases", "AZURE_STORAGE_CONNECTION_STRING is for account 'devstoreaccount1', not 'acme'"),
     ],
 )

@@ -98,6 +98,13 @@ def test_a_service_that_is_down_is_an_unknown_outcome() -> None:
         down.list()
 
 
+def test_a_name_that_no_bucket_can_have_is_a_fault(moto_url: str) -> None:
+    """A worker would wait for a service that is up."""
+    with pytest.raises(StoreError, match="bucket 'no bucket'") as caught:
+        open_store(f"s3://no%20bucket?endpoint={moto_url}")
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
 def test_missing_credentials_are_a_fault_that_says_so(monkeypatch: pytest.MonkeyPatch, moto_url: str) -> None:
     """A worker would wait for a service that is up."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
