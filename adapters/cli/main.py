@@ -10,6 +10,7 @@ COMMANDS = {
     "consume": ("adapters.cli.consume", "Join a fleet, and hand over the records of the shards it is given."),
     "copy-leases": ("adapters.cli.copy_leases", "Copy checkpoints from one store to another."),
     "leases": ("adapters.cli.leases", "Show who holds what, and how far they are."),
+    "demo": ("adapters.cli.demo", "Watch a fleet on this machine lose a worker and nothing else."),
     "plan": ("adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
     "reset": ("adapters.cli.reset", "Set checkpoints back or forward."),
 }
@@ -53,3 +54,7 @@ for _name, (_module, _help) in COMMANDS.items():
 def run() -> None:
     """The entry point."""
     app(prog_name="leasehold")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,5 +1,6 @@
 """What happens in the demo, in which order, and what a newcomer is told about it."""
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -12,26 +13,36 @@ from adapters.history.judge import Verdict
 from adapters.history.told import Sent
 
 SETTLE_SECONDS = 25.0
-STEADY_SECONDS = 1.5
+STEADY_SECONDS = 2.0
 ARRIVE_SECONDS = 30.0
-
-Say = Callable[[str], None]
 
 
 class Story:
     """One showing.
 
-    say   tells the audience what happens and why
-    rate  records put per second
+    rate     records put per second
+    sent     what the stream has acknowledged
+    chapter  what goes on
+    said     what the audience was told, and after how many seconds
+    heard    called with everything said; shown, after everything that changes
     """
 
-    def __init__(self, stage: Stage, endpoint: str, say: Say, rate: int) -> None:
+    def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
         self.sent: list[Sent] = []
-        self.chapter = "Setting up"
-        self._stage, self._say = stage, say
+        self.chapter = ""
+        self.said: list[tuple[float, str]] = []
+        self.heard: Callable[[float, str], None] = lambda _seconds, _what: None
+        self.shown: Callable[[], None] = lambda: None
+        self._stage, self._began = stage, time.monotonic()
+        stage.watched = self._watched
         command = ("-m", "adapters.demo.producer", endpoint, stage.stream.name, str(rate))
         self._producer = Child("producer", command, stage.folder)
         self._produced = Tail(self._producer.out, sent_of)
+
+    @property
+    def seconds(self) -> float:
+        """Since the curtain rose."""
+        return time.monotonic() - self._began
 
     def run(self) -> Verdict:
         """All of it; the verdict. Raises StageError if something that should run does not."""
@@ -45,60 +56,74 @@ class Story:
             self._producer.kill()
         return self._stage.verdict(self.sent)
 
-    def look(self) -> None:
-        """Take in what the producer has written since."""
+    def _watched(self, _stage: Stage) -> None:
         self.sent += self._produced.more()
+        self.shown()
+
+    def _say(self, what: str) -> None:
+        self.said.append((self.seconds, what))
+        self.heard(*self.said[-1])
+        self.shown()
 
     def _join_three(self) -> None:
-        stage = self._stage
-        self._begin("A worker starts alone", f"worker-1 starts. {stage.open_shards} shards are free: it takes them all.")
-        stage.join("worker-1")
-        self._settled()
-        self._begin("Two more join", "worker-2 and worker-3 start. Nobody directs them: each reads the table and asks")
-        self._say("for what it lacks; an owner finishes its batch, writes how far it came, and hands over.")
-        stage.join("worker-2")
-        self._settled()
-        stage.join("worker-3")
-        self._settled()
+        self._begin(
+            "A worker starts alone",
+            f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
+        )
+        self._join("worker-1")
+        self._begin(
+            "Two workers join",
+            "worker-2 and worker-3 start. Nobody directs them: each reads the lease table and asks for what it lacks. "
+            "An owner finishes its batch, notes how far it came, and hands over.",
+        )
+        self._join("worker-2")
+        self._join("worker-3")
 
     def _kill(self) -> None:
         stage = self._stage
-        held = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2")
+        held = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended)
+        self.chapter = "A worker is killed"
         stage.kill("worker-2")
-        self._begin("A worker is killed", f"worker-2 is killed (SIGKILL) while it reads {held}. It says goodbye to nobody;")
-        self._say("its leases stop being renewed, and after 3 s the others may take them, where it last checkpointed.")
+        self._say(
+            f"worker-2 is killed (SIGKILL) while it reads {held}. Nobody is told. Its leases are renewed no more, "
+            "and after 3 s the others may take them, to go on where it last noted how far it came."
+        )
         self._settled()
-        last = stage.deeds[-1].t
-        waits = [(tenure.begin - last) / 1000 for tenure in stage.reading.tenures if tenure.begin > last]
-        if waits:
-            self._say(f"Read again {max(waits):.1f} s after the kill.")
+        killed = stage.deeds[-1].t
+        waits = [(tenure.begin - killed) / 1000 for tenure in stage.reading.tenures if tenure.begin > killed]
+        self._say(f"All of it is being read again {max(waits, default=0.0):.1f} s after the kill.")
 
     def _replace(self) -> None:
-        self._begin("A worker is added", "worker-4 starts. Only as many leases move as must, each in an orderly hand-over.")
-        self._stage.join("worker-4")
-        self._settled()
+        self._begin("A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over.")
+        self._join("worker-4")
 
     def _reshape(self) -> None:
-        stage = self._stage
-        shard = stage.split()
-        self._begin("A shard is split", f"Shard {short(shard)} is split in two. It is read to its end first,")
-        self._say("then its children get leases, so that no key's records overtake each other.")
+        self.chapter = "A shard is split"
+        shard = self._stage.split()
+        self._say(
+            f"Shard {short(shard)} is split in two. It is read to its end first; then its children get leases, "
+            "so that no record overtakes an earlier one of its key."
+        )
         self._settled()
-        left, right = stage.merge()
-        self._begin("Two shards are merged", f"Shards {short(left)} and {short(right)} are merged into one,")
-        self._say("which is read only when both are finished.")
+        self.chapter = "Two shards are merged"
+        left, right = self._stage.merge()
+        self._say(f"Shards {short(left)} and {short(right)} are merged. Their child is read once both are finished.")
         self._settled()
 
     def _finish(self) -> None:
         stage = self._stage
-        self._begin("The end", "The producer stops; what is on its way arrives; the workers release their leases.")
+        self._begin("The end", "The producer stops, what is on its way arrives, and the workers give their leases up.")
         self._producer.ask_to_end()
         status = self._producer.wait()
         if status:
             raise StageError(f"the producer ended with status {status}; its last words:\n{self._producer.said}")
-        self.look()
+        stage.tick()
         stage.until(lambda: len(stage.distinct) >= len(self.sent), ARRIVE_SECONDS)
         stage.end()
+
+    def _join(self, worker: str) -> None:
+        self._stage.join(worker)
+        self._settled()
 
     def _begin(self, chapter: str, what: str) -> None:
         self.chapter = chapter
@@ -122,5 +147,7 @@ def _moves_since(stage: Stage, before: int) -> int:
     shards = {tenure.shard for tenure in stage.reading.tenures[before:]}
     readers = ([tenure for tenure in stage.reading.tenures if tenure.shard == shard] for shard in shards)
     return sum(
-        id(after) in fresh and earlier.how not in {"cut", "shard-ended"} for each in readers for earlier, after in pairwise(each)
+        id(after) in fresh and earlier.how not in {"cut", "shard-ended"}
+        for each in readers
+        for earlier, after in pairwise(each)
     )

@@ -1,0 +1,141 @@
+"""The demo on a terminal: shards against workers, how fast each reads, and the story so far."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from attrs import frozen
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from adapters.demo.names import short
+from adapters.demo.stage import Stage
+from adapters.demo.story import Story
+from balancer.model import Lease
+
+COLOURS = ("cyan", "magenta", "green", "yellow")
+RATE_SECONDS = 2.0
+SAID = 5
+NARROW = 84
+
+
+@frozen
+class Marks:
+    """How a cell says what a worker is to a shard."""
+
+    reads: str
+    owns: str
+    heir: str
+    dead: str
+    bar: str
+
+    @property
+    def legend(self) -> str:
+        """What they mean."""
+        return (
+            f"{self.reads} reads   {self.owns} owns, about to read   {self.heir} named to take over   {self.dead} dead"
+        )
+
+
+PRETTY = Marks("●", "○", "→", "✗", "█")
+PLAIN = Marks("R", "o", ">", "x", "#")
+
+
+class Screen:
+    """What is shown; rich asks for it anew a few times a second."""
+
+    def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
+        self._stage, self._story = stage, story
+        self._marks = PRETTY if encoding.lower().startswith("utf") else PLAIN
+        self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
+
+    def count(self) -> None:
+        """Remember the counts, from which rates are made."""
+        now = self._story.seconds
+        self._counts.append((now, Counter(self._stage.handed)))
+        while now - self._counts[0][0] > RATE_SECONDS:
+            self._counts.popleft()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Everything, from the top."""
+        yield from self._parts(narrow=options.max_width < NARROW)
+
+    def _parts(self, *, narrow: bool) -> Iterator[RenderableType]:
+        yield Text.assemble(
+            ("leasehold demo", "bold"), f"  {self._story.seconds:3.0f} s   ", (f" {self._story.chapter} ", "bold reverse")
+        )
+        yield self._table(narrow=narrow)
+        yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
+        yield self._totals()
+        yield Text()
+        yield Group(*self._said())
+
+    def _table(self, *, narrow: bool) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
+        table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=14)
+        for number, worker in enumerate(self._workers()):
+            name = worker if not narrow else worker.replace("worker-", "w")
+            footer = self._footer(worker)
+            table.add_column(
+                name,
+                footer=footer,
+                justify="center",
+                style=COLOURS[number % 4],
+                header_style=f"bold {COLOURS[number % 4]}",
+            )
+        table.add_column("handed over", justify="right", footer=f"{sum(self._stage.handed.values()):,}")
+        for lease in self._stage.leases:
+            table.add_row(*self._row(lease), style="dim" if lease.ended else "")
+        return table
+
+    def _workers(self) -> list[str]:
+        return sorted({"worker-1", "worker-2", "worker-3", "worker-4", *self._stage.workers})
+
+    def _footer(self, worker: str) -> Text:
+        state = self._stage.workers.get(worker, "not started")
+        held = sum(lease.owner == worker and not lease.ended for lease in self._stage.leases)
+        style = "bold red" if state == "killed" else "dim" if worker not in self._stage.living() else "bold"
+        return Text(f"{held}\n{self._rate(worker):,.0f}\n{state}", style)
+
+    def _rate(self, worker: str) -> float:
+        (first, before), (last, after) = self._counts[0], self._counts[-1]
+        going = worker in self._stage.living() and last > first
+        return (after[worker] - before[worker]) / (last - first) if going else 0.0
+
+    def _row(self, lease: Lease) -> list[RenderableType]:
+        name = short(lease.shard)
+        if lease.parents:
+            name += f" (of {' and '.join(short(parent) for parent in lease.parents)})"
+        records = sum(len(tenure.records) for tenure in self._stage.reading.tenures if tenure.shard == lease.shard)
+        cells = ["" if lease.ended else self._cell(lease, worker) for worker in self._workers()]
+        return [f"{name} finished" if lease.ended else name, *cells, f"{records:,}"]
+
+    def _cell(self, lease: Lease, worker: str) -> str:
+        if lease.heir == worker:
+            return self._marks.heir
+        if lease.owner != worker:
+            return ""
+        if worker not in self._stage.living():
+            return self._marks.dead
+        return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
+
+    def _totals(self) -> Text:
+        produced, delivered = len(self._story.sent), len(self._stage.distinct)
+        again = sum(self._stage.handed.values()) - delivered
+        way = max(produced - delivered, 0)
+        return Text.assemble(
+            (f"{produced:,}", "bold"), " produced   ",
+            (f"{delivered:,}", "bold"), " delivered   ",
+            (f"{way:,}", "bold"), " on their way   ",
+            (f"{again:,}", "bold"), " delivered again",
+            justify="center",
+        )  # fmt: skip
+
+    def _said(self) -> Iterator[RenderableType]:
+        said = self._story.said[-SAID:]
+        for place, (seconds, what) in enumerate(said, 1):
+            latest = place == len(said)
+            line = Table.grid(padding=(0, 1))
+            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(what, "" if latest else "dim"))
+            yield line
