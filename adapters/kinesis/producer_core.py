@@ -82,7 +82,9 @@ class Core:
 
     def answered(self, unit: Unit, outcome: Outcome, now: float) -> tuple[Result, ...]:
         """What became of a unit that was sent."""
-        lane = next(each for each in (*self._lanes.values(), *self._ghosts) if each.unit is unit)
+        lane = next((each for each in (*self._lanes.values(), *self._ghosts) if each.unit is unit), None)
+        if lane is None:  # given up in the meantime
+            return ()
         match outcome:
             case Placed(shard, sequence_number):
                 self._time(now - (lane.sent or now))
