@@ -207,11 +207,15 @@ def _rules(fields: Fields) -> Rules:
     return _built(kind, fields.prefix, **options)
 
 
-def _option(name: str) -> Callable[[Value], Any]:
+def _option(name: str) -> Callable[[Value], Any]:  # noqa: PLR0911  one for each way of writing
     """How this option is written; its limits are the configuration's own."""
     match name:
         case "groups":
             return lambda value: _names(value) if isinstance(value.found, list) else value.found
+        case "expected_workers":
+            return lambda value: _names(value) if isinstance(value.found, list) else _whole_or_none(value)
+        case "release":
+            return Value.flag
         case "dialect":
             return lambda value: value.one_of("gist", "dotnet", "java", "python")
         case "mode":
@@ -219,7 +223,11 @@ def _option(name: str) -> Callable[[Value], Any]:
         case "grace_seconds":
             return Value.number
         case _:
-            return lambda value: value.unless_null(Value.whole, null=None)
+            return _whole_or_none
+
+
+def _whole_or_none(value: Value) -> int | None:
+    return value.unless_null(Value.whole, null=None)
 
 
 def _built(kind: Callable[..., T], path: str, **given: Any) -> T:  # noqa: ANN401  options of several kinds

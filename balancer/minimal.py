@@ -36,7 +36,7 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
     counts = {**dict.fromkeys(names, 0), **counts} if names else counts
     floor, extras = divmod(len(census.leases), max(len(counts), size))
     tolerance = slack(census.leases, floor)
-    if not (census.available or tolerance) and counts[me.worker] > floor:
+    if counts[me.worker] > floor and not (census.available or tolerance or rules.release):
         return ()  # M3: no share is larger than the floor + 1
     fleet = _Fleet(census, me, config, rules, counts, floor, extras, tolerance)
     joined = () if me.worker in names else fleet.join(free)

@@ -36,11 +36,12 @@ rules: st.SearchStrategy[Rules] = st.one_of(
     st.builds(
         Minimal,
         groups=st.sampled_from((None, "prefix", ("-",))),
-        expected_workers=limits,
+        expected_workers=limits | st.just(("a-1", "d")),
         max_leases=limits,
         max_steals=limits,
         patience=st.integers(1, 3),
         grace_seconds=st.sampled_from((0.0, 40.0)),
+        release=st.booleans(),
     ),
 )
 starts = st.sampled_from((TRIM_HORIZON, LATEST, at_timestamp(1_700_000_000_000)))
@@ -61,9 +62,10 @@ workers = st.builds(Me, worker=st.sampled_from(WORKERS), turn=st.integers(0, 3),
 
 @st.composite
 def leases(draw: st.DrawFn, keys: tuple[str, ...] = tuple(f"s-{number}" for number in range(8))) -> tuple[Lease, ...]:
-    """A reading of the table: some of these keys, each in any state."""
+    """A reading of the table: some of these keys, each in any state; some readings know every throughput."""
     chosen = draw(st.lists(st.sampled_from(keys), unique=True))
-    return tuple(draw(_lease(key, keys)) for key in chosen)
+    weights = draw(st.sampled_from((st.none(), st.floats(0, 100), st.none() | st.floats(0, 100))))
+    return tuple(evolve(draw(_lease(key, keys)), weight=draw(weights)) for key in chosen)
 
 
 @st.composite

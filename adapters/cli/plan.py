@@ -35,7 +35,8 @@ lease is created or deleted.
 `cycle_seconds`, `renew_seconds`, `initial_position` (AT_TIMESTAMP with `timestamp_ms`), and the
 options of the rules. kcl: max_leases, max_steals, very_old_multiplier. kcl-rust: leases_to_acquire,
 max_leases. event-hubs: dialect (gist, dotnet, java, python), mode (balanced, greedy). minimal: groups
-("prefix" or a list of separators), expected_workers, max_leases, max_steals, patience, grace_seconds.
+("prefix" or a list of separators), expected_workers (a number or a list of names), max_leases,
+max_steals, patience, grace_seconds, release.
 
 An action's `do` is create, renew, claim, steal (`from`), request-handoff (`from`), withdraw, release
 (`to`) or delete; `rule` is the numbered rule of specs/ that asked for it.
