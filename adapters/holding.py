@@ -7,6 +7,7 @@ Rule 3: what is lost stays lost; whoever works on the lease watches `lost` and s
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import Event, Lock
 
 from balancer.model import Lease, Notes, Position
@@ -30,6 +31,7 @@ class Holding:
     lease_seconds  how long others wait before they take a lease that stands still
     replaced       the process whose note this one wrote over when it re-adopted the lease
     noticed        called once the lease is lost, given or released
+    lock           makes what serialises its writes
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Holding:
         lease_seconds: float,
         replaced: str | None = None,
         noticed: Callable[["Holding"], None] = lambda _holding: None,
+        lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self.key = lease.key
         self.epoch = lease.epoch
@@ -55,7 +58,7 @@ class Holding:
         self._store, self._lease, self._me, self._process = store, lease, me, process
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed = replaced, noticed
-        self._lock = Lock()
+        self._lock = lock()
         self._release_asked = self._ended = False
         self._giving_to: str | None = None
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from threading import Lock
 
 from attrs import frozen
@@ -46,10 +47,11 @@ class Holdings:
         lease_seconds: float,
         began: Callable[[Holding], None],
         gave: Callable[[Lease, float], None],
+        lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self._store, self._identity = store, identity
         self._clock, self._lease_seconds = clock, lease_seconds
-        self._began, self._gave = began, gave
+        self._began, self._gave, self._lock_of_one = began, gave, lock
         self._held: dict[str, Holding] = {}
         self._lock = Lock()
         self._twin = False
@@ -92,6 +94,7 @@ class Holdings:
             lease_seconds=self._lease_seconds,
             replaced=replaced,
             noticed=self._let_go,
+            lock=self._lock_of_one,
         )
         with self._lock:
             self._held[lease.key] = holding

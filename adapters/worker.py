@@ -11,7 +11,8 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from threading import Event
+from contextlib import AbstractContextManager
+from threading import Event, Lock
 from typing import Protocol, TypeVar
 
 from attrs import evolve
@@ -88,6 +89,7 @@ class Worker:
     uniform   draws a number between two others, for waits after faults; nothing else is left to chance
     process   tells this process from every other that ever used the id
     hurried   called (from any thread) when `turn` wishes to be called sooner than it said
+    lock      makes what serialises the writes of one lease: a thread's, unless something else waits than threads
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Worker:
         uniform: Callable[[float, float], float] = random.uniform,
         process: str | None = None,
         hurried: Callable[[], None] = lambda: None,
+        lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self.store, self.source, self.me = store, source, me
         self.config = config or Config()
@@ -120,6 +123,7 @@ class Worker:
             lease_seconds=self.config.lease_seconds,
             began=self._began,
             gave=self._gave,
+            lock=lock,
         )
         self._watch = Watch()
         self._look = Look(0.0)
