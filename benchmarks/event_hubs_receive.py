@@ -66,7 +66,7 @@ def ours(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
             if due[number] <= time.monotonic():
                 batch = reader.read()
                 due[number] = time.monotonic() + batch.wait_seconds
-                done = bool(batch.records) and clock.count(len(batch.records)) or done
+                done = (bool(batch.records) and clock.count(len(batch.records))) or done
         time.sleep(max(0.0, min(due) - time.monotonic()))
     source.close()
 
@@ -82,9 +82,16 @@ def official_async(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int
                 done.set()
 
         client = AsyncConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
-        options = {"starting_position": BEGINNING, "prefetch": prefetch, "max_batch_size": prefetch}
         tasks = [
-            asyncio.create_task(client.receive_batch(arrived, partition_id=str(number), **options))
+            asyncio.create_task(
+                client.receive_batch(
+                    arrived,
+                    partition_id=str(number),
+                    starting_position=BEGINNING,
+                    prefetch=prefetch,
+                    max_batch_size=prefetch,
+                )
+            )
             for number in range(partitions)
         ]
         await done.wait()
@@ -96,7 +103,7 @@ def official_async(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int
     asyncio.run(receive())
 
 
-def official(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+def official(hubs: EventHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
     """The client's blocking face, all partitions in its one thread."""
     client = EventHubConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
 
@@ -111,6 +118,7 @@ def main() -> None:
     """Each side in turn, several times over; the median of each, and ours as a ratio to theirs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--idle", type=int, default=0, help="partitions besides, with nothing in them")
     parser.add_argument("--events", type=int, default=40_000)
     parser.add_argument("--size", type=int, default=100, help="bytes an event")
     parser.add_argument("--prefetch", type=int, default=1000)
@@ -123,13 +131,14 @@ def main() -> None:
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
     each = options.events // options.partitions // BATCH * BATCH
-    with event_hubs({HUB: options.partitions}) as hubs:
+    partitions = options.partitions + options.idle
+    with event_hubs({HUB: partitions}) as hubs:
         os.environ[CONNECTION_STRING] = hubs.connection_string()
         fill(hubs, options.partitions, each, options.size)
         for _ in range(options.rounds):
             for name, receive in sides.items():
                 clock = Clock(each * options.partitions)
-                receive(hubs, options.partitions, clock, options.prefetch)
+                receive(hubs, partitions, clock, options.prefetch)
                 rates[name].append(clock.rate)
     for name, measured in rates.items():
         middle, mine = statistics.median(measured), statistics.median(rates["ours"])
