@@ -22,6 +22,7 @@ from azure.core.exceptions import (
 )
 from azure.storage.blob import BlobClient, BlobProperties, ContainerClient
 
+from balancer.model import LATEST, TRIM_HORIZON, Position
 from stores.blob_names import EventHubLayout
 from stores.etags import EtagStore
 from stores.layouts import Layout
@@ -34,6 +35,7 @@ CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 
 DOMAIN = "servicebus.windows.net"
 
+_STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
 _BUSY = frozenset({408, 429})
 _ONCE: Mapping[str, Any] = {"retry_total": 0}
@@ -52,7 +54,8 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagSto
     """The store at `account/container`.
 
     With `eventhub=<namespace>/<hub>` and `group` (default $Default) the blobs are the Azure SDKs'
-    own; else leases of any source stand below `prefix`. The account's key comes from the
+    own, and `start` says where a partition begins that an official worker has owned without ever
+    checkpointing it; else leases of any source stand below `prefix`. The account's key comes from the
     connection string in the environment; without one, the identity of this machine or user is
     asked for. Raises ValueError, StoreError.
     """
@@ -73,10 +76,14 @@ def open_container(place: str, endpoint: str | None, *, create: bool) -> Contain
 
 def _layout(options: Mapping[str, str]) -> Layout:
     if "eventhub" not in options:
-        if "group" in options:
-            raise ValueError("store URL: option 'group' goes with eventhub=<namespace>/<hub>")
+        for option in ("group", "start"):
+            if option in options:
+                raise ValueError(f"store URL: option {option!r} goes with eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
-    return EventHubLayout(*one_hub(options))
+    start = options.get("start", "TRIM_HORIZON")
+    if start not in _STARTS:
+        raise ValueError(f"store URL: option 'start' wants one of {', '.join(_STARTS)}")
+    return EventHubLayout(*one_hub(options), start=_STARTS[start])
 
 
 def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:

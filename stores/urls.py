@@ -30,7 +30,7 @@ _SCHEMES: dict[str, tuple[str, frozenset[str], str]] = {
     "memory": ("stores.memory", frozenset(), ""),
     "sqlite": ("stores.sqlite", frozenset(), ""),
     "dynamodb": ("stores.dynamodb", frozenset({"region", "endpoint"}), "aws"),
-    "azblob": ("stores.blob", frozenset({"prefix", "eventhub", "group", "endpoint"}), "azure"),
+    "azblob": ("stores.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"),
     "azblob-eph": ("stores.blob_eph", frozenset({"prefix", "eventhub", "group", "endpoint"}), "azure"),
     "s3": ("stores.s3", frozenset({"region", "endpoint"}), "aws"),
 }

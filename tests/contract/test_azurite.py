@@ -12,7 +12,7 @@ from azure.storage.blob import ContainerClient
 from object_stores import container
 from process_race import assert_one_winner_each
 
-from balancer.model import TRIM_HORIZON, Lease, Position
+from balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from stores.blob import CONNECTION_STRING, BlobObjects
 from stores.blob_names import EventHubLayout
 from stores.contract.actors import done
@@ -175,6 +175,8 @@ def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> N
         ("azblob://acme/a?eventhub=hub", "option 'eventhub' wants"),
         ("azblob://acme/a?eventhub=ns/hub&prefix=p", "option 'eventhub' wants"),
         ("azblob://acme/a?group=g", "option 'group' goes with"),
+        ("azblob://acme/a?prefix=p&start=LATEST", "option 'start' goes with"),
+        ("azblob://acme/a?eventhub=ns/hub&start=NOW", "option 'start' wants one of TRIM_HORIZON, LATEST"),
         ("azblob://acme/a?endpoint=http://h", "option 'endpoint' goes with an identity"),
         ("azblob://acme/leases", "AZURE_STORAGE_CONNECTION_STRING is for account 'devstoreaccount1', not 'acme'"),
     ],
@@ -184,6 +186,17 @@ def test_a_bad_url_is_named_by_its_part(connection: str, url: str, says: str) ->
     assert connection
     with pytest.raises(ValueError, match=f"store URL: .*{says}"):
         open_store(url)
+
+
+def test_a_partition_owned_and_never_checkpointed_starts_where_the_url_says(
+    connection: str, blobs: ContainerClient
+) -> None:
+    """Taken from an official worker that reads what is new, it would be read from the beginning of its retention."""
+    assert connection
+    blobs.upload_blob(f"{PREFIX}/ownership/0", b"", metadata={"ownerid": "sdk"})
+    url = f"azblob://{ACCOUNT}/{blobs.container_name}?eventhub=ns/orders"
+    starts = [open_store(f"{url}{option}").list().leases[0].checkpoint for option in ("", "&start=LATEST")]
+    assert starts == [TRIM_HORIZON, LATEST]
 
 
 def test_a_wrong_key_is_said_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
