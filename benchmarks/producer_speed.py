@@ -1,0 +1,101 @@
+"""Rows a second and CPU per million rows: our producer beside plain put_records, on the same local stream.
+
+Rows of 100 bytes over 1,000 keys. Plain put_records sends 500 rows a request, one request after the other,
+and repeats what was refused; it keeps no order and checks no shard.
+"""
+
+import argparse
+import os
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+
+from types_boto3_kinesis import KinesisClient
+
+from adapters.kinesis.aggregation import deaggregate
+from adapters.kinesis.producer import Producer
+from adapters.kinesis.producer_client import client_of
+from adapters.kinesis.producer_values import Settings
+from adapters.local.services import kinesis_local
+
+BAR = 3.0
+KEYS = 1000
+
+
+def rows(count: int) -> list[tuple[str, bytes]]:
+    """Key and data of each row."""
+    return [(f"key-{place % KEYS:04d}", f"{place:010d}".encode() * 10) for place in range(count)]
+
+
+def ours(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]], share: float) -> None:
+    """Aggregated, ordered."""
+    with Producer(client, stream, Settings(share=share)) as producer:
+        for key, data in sent:
+            producer.put(data, key)
+
+
+def plain(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]]) -> None:
+    """500 rows a request."""
+    for begin in range(0, len(sent), 500):
+        batch = [{"Data": data, "PartitionKey": key} for key, data in sent[begin : begin + 500]]
+        while batch:
+            answer = client.put_records(StreamName=stream, Records=batch)
+            batch = [row for row, said in zip(batch, answer["Records"], strict=True) if said.get("ErrorCode")]
+
+
+def read(client: KinesisClient, stream: str) -> int:
+    """How many user records the stream holds."""
+    count = 0
+    for shard in client.list_shards(StreamName=stream)["Shards"]:
+        place = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
+        iterator: str | None = place["ShardIterator"]
+        while iterator:
+            answer = client.get_records(ShardIterator=iterator)
+            count += sum(len(deaggregate(row["Data"], row["PartitionKey"])) for row in answer["Records"])
+            iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
+    return count
+
+
+def measured(client: KinesisClient, shards: int, count: int, write: Callable[[str], None]) -> tuple[float, float]:
+    """Rows a second, and seconds of our own CPU per million rows; the rows are counted afterwards."""
+    stream = f"speed-{uuid.uuid4().hex[:8]}"
+    client.create_stream(StreamName=stream, ShardCount=shards)
+    client.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
+    began, cpu = time.perf_counter(), time.process_time()
+    write(stream)
+    took, used = time.perf_counter() - began, time.process_time() - cpu
+    assert read(client, stream) == count, "rows were lost"
+    client.delete_stream(StreamName=stream)
+    return count / took, used * 1e6 / count
+
+
+def main() -> None:
+    """Both in turn, several times; medians."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--rows", type=int, default=50_000)
+    asked.add_argument("--shards", type=int, default=8)
+    asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--share", type=float, default=4.0, help="of a shard's rate: a local stream has no limit")
+    options = asked.parse_args()
+    sent = rows(options.rows)
+    figures: dict[str, list[tuple[float, float]]] = {"plain put_records": [], "ours": []}
+    os.environ.update(dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing"))
+    with kinesis_local() as service:
+        client = client_of("eu-west-1", service.url, 8)
+        writers: dict[str, Callable[[str], None]] = {
+            "plain put_records": lambda stream: plain(client, stream, sent),
+            "ours": lambda stream: ours(client, stream, sent, options.share),
+        }
+        for _ in range(options.rounds):
+            for name, write in writers.items():
+                figures[name].append(measured(client, options.shards, options.rows, write))
+    medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in figures.items()}
+    for name, (rate, cpu) in medians.items():
+        print(f"{name:20} {rate:10.0f} rows/s {cpu:8.1f} s of CPU per million rows")
+    ratio = medians["ours"][0] / medians["plain put_records"][0]
+    print(f"{'pass' if ratio >= BAR else 'FAIL'}: {ratio:.1f} x the rows/s of plain put_records, at least {BAR}")
+
+
+if __name__ == "__main__":
+    main()
