@@ -9,9 +9,11 @@ import typer
 COMMANDS = {
     "consume": ("adapters.cli.consume", "Join a fleet, and hand over the records of the shards it is given."),
     "copy-leases": ("adapters.cli.copy_leases", "Copy checkpoints from one store to another."),
-    "leases": ("adapters.cli.leases", "Show who holds what, and how far they are."),
+    "deaggregate": ("adapters.cli.deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
     "demo": ("adapters.cli.demo", "Watch a fleet on this machine lose a worker and nothing else."),
+    "leases": ("adapters.cli.leases", "Show who holds what, and how far they are."),
     "plan": ("adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
+    "produce": ("adapters.cli.produce", "Write lines to a stream, aggregated, each key in order."),
     "reset": ("adapters.cli.reset", "Set checkpoints back or forward."),
 }
 """By name: the module whose `app` it is, and its line in the help. One line for each command."""
