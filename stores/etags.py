@@ -91,6 +91,9 @@ class EtagStore(TransactedStore):
         after = change(before) if before else None
         if before is None or after is None:
             return None
+        if _moved(before, after):
+            # A position the layout has no words for is refused here, before anything is written.
+            self._layout.checkpoint(parts.fields("checkpoint"), after)
         if _owned_anew(before, after) and not _closing(before, after):
             return self._renewed_then_moved(key, parts, before, after)
         # Its first write does not depend on the ownership's ETag, so the memory is not enough.

@@ -205,6 +205,16 @@ def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) 
         store.get(["0"])
 
 
+def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written() -> None:
+    """The renewal would have happened, and the owner not know its own version any more."""
+    objects, store = opened(HUB)
+    lease = owned(objects, store)
+    with pytest.raises(StoreError, match="wants its offset"):
+        store.checkpoint(lease, Position("9"))
+    assert objects.log == []
+    assert done(store.renew(lease)).owner == "ann"
+
+
 def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
     """The SDKs checkpoint long after claiming; creating over them would set a start they never chose."""
     objects, store = opened(HUB)
