@@ -7,7 +7,7 @@ from threading import Event
 from adapters.source import Source, SourceError, SourceUnavailable
 from balancer.ancestry import problems
 from balancer.lineage import HOLE_CONFIDENCE
-from balancer.model import History, Hole, Lease, Shard
+from balancer.model import History, Hole, Lease, Problem, Shard
 from stores.protocol import Listing
 
 log = logging.getLogger("leasehold.discovery")
@@ -43,9 +43,12 @@ class Discovery:
         """
         if self._hole_lasts(history) or now >= self._next:
             self.want()
-        malformed = [f"row {row.key}: {row.field} {row.why}" for row in listing.malformed]
+        malformed = [
+            f"row {row.key}: {row.field} {row.why}; nothing is created or deleted until it is mended"
+            for row in listing.malformed
+        ]
         shards = self._list(now) if self._wanted.is_set() and not malformed else None
-        self._say(malformed if shards is None else [f"shard {each.shard}: {each.what}" for each in problems(shards)])
+        self._say(malformed + [_told(problem) for problem in problems(shards or ())])
         return shards
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
@@ -83,6 +86,10 @@ class Discovery:
         """Say what is wrong once, not every turn."""
         for text in texts:
             if text not in self._said:
-                log.warning("%s; nothing is created or deleted there until it is mended", text)
+                log.warning("%s", text)
         if texts:
             self._said = frozenset(texts)
+
+
+def _told(problem: Problem) -> str:
+    return f"shard {problem.shard} {problem.what}" if problem.shard else problem.what

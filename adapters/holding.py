@@ -10,11 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import Event, Lock
 
+from adapters.identity import Identity
 from balancer.model import Lease, Notes, Position
 from stores.protocol import Done, Outcome, OutcomeUnknown, Store
-
-PROCESS = "process"
-"""Our attribute that names the process which holds a lease: it tells a restart from a twin."""
 
 ATTEMPTS = 3
 
@@ -24,12 +22,11 @@ class Holding:
 
     store          where the lease lives
     lease          as the write that made it ours answered; reading starts at its checkpoint
-    me             the worker's id
-    process        the running process, unique among all that ever used this id
+    identity       the worker, and its running process
     clock          monotonic seconds
     begun          when the write that made it ours began
     lease_seconds  how long others wait before they take a lease that stands still
-    replaced       the process whose note this one wrote over when it re-adopted the lease
+    replaced       the process of this worker whose note this one wrote over when it re-adopted the lease
     noticed        called once the lease is lost, given or released
     lock           makes what serialises its writes
     """
@@ -39,8 +36,7 @@ class Holding:
         store: Store,
         lease: Lease,
         *,
-        me: str,
-        process: str,
+        identity: Identity,
         clock: Callable[[], float],
         begun: float,
         lease_seconds: float,
@@ -55,7 +51,7 @@ class Holding:
         self.twin = False
         self.confirmed = begun
         self.given: Lease | None = None
-        self._store, self._lease, self._me, self._process = store, lease, me, process
+        self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed = replaced, noticed
         self._lock = lock()
@@ -175,7 +171,7 @@ class Holding:
             self.given = stored if stored.owner == self._giving_to else None
             self._ended = stored.ended
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
-        elif stored.note(PROCESS) in (None, self._process):
+        elif self._identity.predecessor(stored) is None:
             # Ours: the reply to one of our writes was lost, or an heir was named in between.
             self._lease = stored
         else:
@@ -186,7 +182,7 @@ class Holding:
 
         The younger one sees the process it replaced come back to life, and leaves.
         """
-        if stored.note(PROCESS) == self._replaced:
+        if self._identity.predecessor(stored) == self._replaced:
             self.twin = True
             self._lose("another living process uses this worker id")
         elif self.expired:
@@ -196,9 +192,8 @@ class Holding:
             self._attempt(lambda lease: self._store.renew(lease, self._signed(lease, ())))
 
     def _signed(self, lease: Lease, notes: Notes) -> Notes:
-        if lease.note(PROCESS) == self._process:
-            return notes
-        return tuple(sorted({**dict(notes), PROCESS: self._process}.items()))
+        more = () if self._identity.signed(lease) else self._identity.notes
+        return tuple(sorted({**dict(notes), **dict(more)}.items()))
 
     def _lose(self, why: str) -> None:
         if not self.lost.is_set():

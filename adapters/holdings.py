@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from threading import Lock
 
-from attrs import frozen
-
-from adapters.holding import PROCESS, Holding
-from balancer.model import Lease, Notes, Version
+from adapters.holding import Holding
+from adapters.identity import Identity
+from balancer.model import Lease, Version
 from stores.protocol import Done, Store, StoreError
 
 log = logging.getLogger("leasehold.holdings")
@@ -16,19 +15,6 @@ log = logging.getLogger("leasehold.holdings")
 
 class WorkerError(Exception):
     """This worker must not go on: what is wrong, and what to do about it."""
-
-
-@frozen
-class Identity:
-    """Who holds: the worker's id, kept over restarts, and the running process, which never comes again."""
-
-    worker: str
-    process: str
-
-    @property
-    def notes(self) -> Notes:
-        """What every taking writes on the row."""
-        return ((PROCESS, self.process),)
 
 
 class Holdings:
@@ -87,8 +73,7 @@ class Holdings:
         holding = Holding(
             self._store,
             lease,
-            me=self._identity.worker,
-            process=self._identity.process,
+            identity=self._identity,
             clock=self._clock,
             begun=begun,
             lease_seconds=self._lease_seconds,
@@ -111,8 +96,7 @@ class Holdings:
 
     def _has_successor(self, lease: Lease) -> bool:
         """Whether another process of our id took up what we let expire: asleep for long, we have been replaced."""
-        signer = lease.note(PROCESS)
-        replaced = lease.key in self._ever and signer not in {None, self._identity.process}
+        replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
         if not replaced or lease.idle > self._lease_seconds:
             return False
         before = self._ousted.setdefault(lease.key, lease.version)
@@ -127,7 +111,7 @@ class Holdings:
                 return
             # The listing may have been stale; what moves between a consistent reading and our write lives.
             again = self._adopt_as(stored)
-            self._twin = self._twin or (again is not None and again.note(PROCESS) != self._identity.process)
+            self._twin = self._twin or (again is not None and self._identity.predecessor(again) is not None)
         except StoreError as fault:
             log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
 
@@ -139,8 +123,7 @@ class Holdings:
         begun = self._clock()
         outcome = self._store.claim(lease, self._identity.worker, self._identity.notes)
         if isinstance(outcome, Done):
-            signer = lease.note(PROCESS)
-            self.hold(outcome.lease, begun, None if signer == self._identity.process else signer)
+            self.hold(outcome.lease, begun, self._identity.predecessor(lease))
             return None
         stored = outcome.lease
         ours = stored is not None and stored.owner == self._identity.worker and not stored.ended

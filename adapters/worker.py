@@ -21,7 +21,8 @@ from adapters.backoff import Backoff
 from adapters.discovery import Discovery
 from adapters.handoff import Handoffs
 from adapters.holding import Holding
-from adapters.holdings import Holdings, Identity
+from adapters.holdings import Holdings
+from adapters.identity import Identity
 from adapters.source import Source
 from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
 from balancer.config import Config, Kcl

@@ -127,3 +127,16 @@ def test_an_heir_that_leaves_takes_its_requests_back() -> None:
     assert asked != ()
     two.worker.close()
     assert [lease.heir for lease in store.list().leases] == [None] * 4
+
+
+def test_a_lease_may_go_back_and_forth() -> None:
+    """Without it a giver's mark on the row would look to a former owner like a twin of its own."""
+    clock, store = Clock(), FaultyStore()
+    one, two = pair(clock, store)
+    for giver, taker in ((one, two), (two, one), (one, two), (two, one)):
+        asked_for(store, "s-0", taker.worker.me)
+        giver.run(MINIMAL.renew_seconds + 0.1)
+        taker.worker.hurry()
+        taker.turn_due = clock.now
+        taker.step()
+        assert ("s-0" in taker.held, "s-0" in giver.held) == (True, False)

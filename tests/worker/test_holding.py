@@ -7,6 +7,7 @@ import pytest
 from virtual_fleet import Clock, FaultyStore
 
 from adapters.holding import Holding
+from adapters.identity import Identity
 from balancer.model import SHARD_END, Lease, Position
 from stores.protocol import Lost, Outcome, OutcomeUnknown
 from stores.transacted import Change
@@ -26,9 +27,14 @@ class CountingStore(FaultyStore):
 def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holding:
     """A lease just claimed."""
     store.create(Lease("s-0"))
-    store.claim(store.row("s-0"), "a-1", (("process", "p-1"),))
+    store.claim(store.row("s-0"), "a-1", (("process", "p-1/a-1"),))
     return Holding(
-        store, store.row("s-0"), me="a-1", process="p-1", clock=clock or Clock(), begun=1000.0, lease_seconds=10.0
+        store,
+        store.row("s-0"),
+        identity=Identity("a-1", "p-1"),
+        clock=clock or Clock(),
+        begun=1000.0,
+        lease_seconds=10.0,
     )
 
 
@@ -104,6 +110,6 @@ def test_what_is_lost_stays_lost() -> None:
     holding = held(store)
     store.steal(store.row("s-0"), "b-1")
     assert not holding.renew()
-    store.steal(store.row("s-0"), "a-1", (("process", "p-1"),))
+    store.steal(store.row("s-0"), "a-1", (("process", "p-1/a-1"),))
     assert [holding.renew(), holding.checkpoint(Position("5")), holding.annotate("x", "y")] == [False] * 3
     assert store.row("s-0").checkpoint == Lease("s").checkpoint

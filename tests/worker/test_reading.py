@@ -212,7 +212,7 @@ def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     told: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
-        bench.store.steal(bench.store.row("s-0"), "b-1", (("process", "p-2"),))
+        bench.store.steal(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),))
         told.append(delivery.checkpoint())
         told.append(delivery.lost)
 
@@ -226,7 +226,7 @@ def test_after_a_theft_work_done_may_be_said_late() -> None:
     """Without the option the thief would do again what was done already."""
 
     def robbed(_delivery: Delivery) -> None:
-        bench.store.steal(bench.store.row("s-0"), "b-1", (("process", "p-2"),))
+        bench.store.steal(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),))
 
     bench = Bench(does=robbed)
     bench.until_over(bench.reading(late_checkpoints=True))

@@ -88,7 +88,7 @@ def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
-    store.steal(store.row("s-0"), "b-1", (("process", "p-2"),))
+    store.steal(store.row("s-0"), "b-1", (("process", "p-2/b-1"),))
     one.run(KCL.renew_seconds + 0.1)
     assert (victim.lost.is_set(), victim.why, one.held) == (True, "now owned by b-1", ALL[1:])
 
@@ -147,7 +147,7 @@ def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
     again = member(store, ListSource(four_shards()), clock, process="p-2")
     again.step()
     assert again.held == ALL
-    assert {lease.note("process") for lease in store.list().leases} == {"p-2"}
+    assert {lease.note("process") for lease in store.list().leases} == {"p-2/a-1"}
 
 
 def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
