@@ -1,0 +1,85 @@
+"""What a worker says about listings of shards, and what keeps it from listing at all."""
+
+import logging
+
+import pytest
+from virtual_fleet import ListSource, four_shards, shard
+
+from adapters.discovery import Discovery
+from adapters.source import SourceError, SourceUnavailable
+from balancer.model import History, Hole, Lease, Shard
+from stores.protocol import Listing, Malformed
+
+HEALTHY = Listing(())
+
+
+def test_nothing_is_listed_while_a_row_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a shard whose lease cannot be read would get a second one, at another position."""
+    source = ListSource(four_shards())
+    discovery = Discovery(source)
+    broken = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
+    assert [discovery.shards(now, broken, History()) for now in (0.0, 1.0)] == [None, None]
+    assert source.listings == 0
+    said = "row s-1: leaseCounter is missing; nothing is created or deleted until it is mended"
+    assert caplog.messages == [said], "once, not every turn"
+    assert discovery.shards(2.0, HEALTHY, History()) == tuple(four_shards())
+
+
+def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
+    """Without it one stale reading would cost a listing, and a hole that stays would cost one each turn."""
+    source = ListSource(four_shards())
+    discovery = Discovery(source)
+    discovery.shards(0.0, HEALTHY, History())
+    seen = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
+    listed = [discovery.shards(1.0, HEALTHY, history) is not None for history in seen]
+    assert listed == [False, False, True, False, False, False, True]
+
+
+def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it nobody would know why no lease is created."""
+    source = ListSource([shard("s-0", 0, 9), shard("c-0", 0, 2**128 - 1, "s-0")])
+    Discovery(source).shards(0.0, HEALTHY, History())
+    assert caplog.messages == ["shard s-0 is open but has a child, c-0: one of the two is out of date"]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+class Failing(ListSource):
+    """A stream that fails as told."""
+
+    faults: tuple[SourceError | None, ...] = ()
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing, or the next fault."""
+        fault, *rest = self.faults or (None,)
+        self.faults = tuple(rest)
+        if fault is not None:
+            raise fault
+        return super().shards()
+
+
+def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for() -> None:
+    """Without it a misspelt name would be waited for, or a passing refusal would end a worker at work."""
+    source = Failing(four_shards())
+    source.faults = (SourceUnavailable("slow down"), SourceError("no such stream"))
+    discovery = Discovery(source)
+    assert discovery.shards(0.0, HEALTHY, History()) is None
+    with pytest.raises(SourceError, match="no such stream"):
+        discovery.shards(1.0, HEALTHY, History())
+    assert discovery.shards(2.0, HEALTHY, History()) is not None
+    discovery.want()
+    source.faults = (SourceError("no such stream"),)
+    assert discovery.shards(3.0, HEALTHY, History()) is None
+    assert discovery.shards(4.0, HEALTHY, History()) is not None, "asked again at the next turn"
+
+
+def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> None:
+    """Without it an outage of the source could cost checkpoints."""
+
+    class Silent(ListSource):
+        def gone(self, shard: str) -> bool:
+            raise SourceUnavailable(f"{shard}: no answer")
+
+    (listed, *_) = shards = tuple(four_shards())
+    discovery = Discovery(Silent())
+    assert discovery.deletable(Lease(listed.id), shards)
+    assert not discovery.deletable(Lease("s-9"), shards)
