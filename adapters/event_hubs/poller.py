@@ -4,7 +4,6 @@ import logging
 import random
 import time
 from collections.abc import Iterable
-from datetime import datetime
 from typing import cast
 
 from azure.eventhub import EventData
@@ -23,6 +22,8 @@ log = logging.getLogger("leasehold.event_hubs")
 
 IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
+ENQUEUED_TIME = b"x-opt-enqueued-time"
+
 CONTENDED_SECONDS = 10.0
 """Before a link is taken back: longer than a worker needs to learn that its lease is gone."""
 
@@ -69,7 +70,7 @@ class PartitionReader:
         last = events[-1]
         self._last = max(self._last, _number(last))
         self._position = Position(str(self._last), token=last.offset or "") if records else self._position
-        self._idle, self._behind = IDLE_SECONDS, _behind(last.enqueued_time)
+        self._idle, self._behind = IDLE_SECONDS, _behind(last)
         self._backoff.reset()
         return Batch(records, self._position, self._behind, wait_seconds=0.0)
 
@@ -90,13 +91,12 @@ class PartitionReader:
 
 def record(event: EventData, number: int) -> Record:
     """An event as a record; the event itself goes with it."""
-    enqueued = event.enqueued_time
     key = event.partition_key
     return Record(
         body(event),
         str(number),
         partition_key=key.decode() if isinstance(key, bytes) else key,
-        arrived=None if enqueued is None else enqueued.timestamp(),
+        arrived=_enqueued(event),
         token=event.offset or "",
         event=event,
     )
@@ -114,6 +114,13 @@ def _number(event: EventData) -> int:
     return -1 if number is None else number
 
 
-def _behind(enqueued: datetime | None) -> float | None:
+def _enqueued(event: EventData) -> float | None:
+    # The annotation itself: making a date of it, and seconds of the date, took a third of a record's time.
+    milliseconds = (event.raw_amqp_message.annotations or {}).get(ENQUEUED_TIME)
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _behind(event: EventData) -> float | None:
     """The age of what was read last, by this machine's clock."""
-    return None if enqueued is None else max(0.0, time.time() - enqueued.timestamp())
+    enqueued = _enqueued(event)
+    return None if enqueued is None else max(0.0, time.time() - enqueued)
