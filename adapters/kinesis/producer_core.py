@@ -87,7 +87,7 @@ class Core:
             return ()
         match outcome:
             case Placed(shard, sequence_number):
-                self._time(now - (lane.sent or now))
+                self._time(now - lane.sent if lane.sent is not None else 0.0)
                 lane.sent, lane.landed = None, (shard, sequence_number)
                 if shard == unit.shard or len(unit.entries) == 1:
                     # A record alone went where its own hash key falls, whatever our map says.

@@ -5,6 +5,7 @@ from itertools import chain
 from math import inf
 from typing import Any
 
+import pytest
 from attrs import define, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,9 @@ from stream_model import Stream
 
 from adapters.kinesis.hash_keys import hash_of
 from adapters.kinesis.producer_core import Core
-from adapters.kinesis.producer_lane import Bucket, Entry, Unit
+from adapters.kinesis.producer_lane import Entry, Unit
 from adapters.kinesis.producer_map import ShardMap, mapped
-from adapters.kinesis.producer_values import Delivered, Late, Outcome, Refused, Result, Settings, Unknown
+from adapters.kinesis.producer_values import Delivered, Outcome, Placed, Refused, Result, Settings, Unknown
 from balancer.model import HASH_KEYS, Shard
 
 KEYS = [f"key-{place}" for place in range(12)]
@@ -60,15 +61,18 @@ class World:
         self.core = Core(self.listing, Settings(least_bytes=self.least))
 
     def put(self, key: int) -> None:
+        """A record of this key."""
         ticket = len(self.sent)
         self.sent.append((KEYS[key], b"%d" % ticket))
         self.core.put(Entry(ticket, b"%d" % ticket, KEYS[key], hash_of(KEYS[key]), None, self.now, inf))
 
     def burst(self, keys: list[int]) -> None:
+        """Some records."""
         for key in keys:
             self.put(key)
 
     def send(self, seconds: float) -> None:
+        """Later, a request leaves if there is one."""
         self.now += seconds
         if units := self.core.request(self.now):
             shards = [unit.shard for units in (*self.under_way, units) for unit in units]
@@ -76,6 +80,7 @@ class World:
             self.under_way.append(units)
 
     def answer(self, choice: tuple[int, list[str]]) -> None:
+        """One of the requests is answered, or not."""
         if self.under_way:
             which, faults = choice
             for place, unit in enumerate(self.under_way.pop(which % len(self.under_way))):
@@ -94,6 +99,7 @@ class World:
         return Unknown("ReadTimeoutError")
 
     def land(self, _: object = None) -> None:
+        """What was lost turns up."""
         if self.floating:
             self.stream.write(self.floating.pop(0))
 
@@ -114,6 +120,7 @@ class World:
             self.land()
 
     def do(self, step: tuple[str, Any]) -> None:
+        """One step."""
         name, argument = step
         getattr(self.stream if name in {"split", "merge"} else self, name)(argument)
 
@@ -145,3 +152,102 @@ def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
     ]
     assert sorted(int(data) for *_, data in told) == list(range(len(world.sent)))
     assert set(told) <= set(seen)
+
+
+def a_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
+    """A producer of a stream of one shard."""
+    return Core(a_map(Stream()), Settings(**settings_))
+
+
+def an_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
+    """A record that came now."""
+    return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
+
+
+def test_a_record_waits_for_company_and_no_longer() -> None:
+    """Every record would travel alone, or a lone one would never leave."""
+    core = a_core(linger_seconds=0.1)
+    core.put(an_entry(0))
+    assert (core.request(0.09), core.due()) == ((), 0.1)
+    core.put(an_entry(1, now=0.05))
+    assert [len(unit.entries) for unit in core.request(0.1)] == [2]
+
+
+def test_a_full_aggregate_does_not_wait() -> None:
+    """A busy shard would stand idle for as long as its records may wait."""
+    core = a_core(linger_seconds=60.0, least_bytes=1000)
+    told = [core.put(an_entry(ticket)) for ticket in range(12)]
+    assert told == [True, *[False] * 8, True, False, False]
+    assert len(core.request(0.0)) == 1
+
+
+def test_aggregates_grow_with_the_round_trip() -> None:
+    """A far shard could not be written to at its full rate, since one request is under way at a time."""
+    core = a_core(least_bytes=1000, linger_seconds=0.0)
+    sizes = []
+    for now in (0.0, 10.0):
+        for ticket in range(2000):
+            core.put(an_entry(ticket, now=now))
+        [unit] = core.request(now)
+        sizes.append(unit.size)
+        core.answered(unit, Placed("s0", "1"), now + 0.05)
+    assert sizes[0] <= 1000
+    assert 50_000 < sizes[1] <= 0.05 * (1 << 20)
+
+
+def test_a_shard_s_rate_is_kept() -> None:
+    """The service would refuse what comes too fast, and count it against other writers too."""
+    core = a_core(linger_seconds=0.0, record_bytes=10 << 20)
+    for ticket in range(2):
+        core.put(an_entry(ticket, size=3 << 20))
+    [unit] = core.request(0.0)
+    core.answered(unit, Placed("s0", "1"), 0.1)
+    assert core.request(1.9) == ()
+    assert core.due() == 2.0 + (unit.size - (3 << 20)) / (1 << 20)
+    assert len(core.request(core.due())) == 1
+
+
+@pytest.mark.parametrize(("outcome", "unknown"), [(Refused("x"), False), (Unknown("x"), True)])
+def test_late_records_are_given_up_only_while_they_are_here(outcome: Outcome, unknown: bool) -> None:
+    """A caller would be told that a record failed which is being written."""
+    core = a_core(on_late="fail", linger_seconds=0.0)
+    one, two = an_entry(0, expires=5.0), an_entry(1, expires=50.0)
+    core.put(one)
+    core.put(two)
+    [unit] = core.request(0.0)
+    assert core.late(9.0) == ()
+    core.answered(unit, outcome, 9.0)
+    [late] = core.late(9.0)
+    assert (late.entries, late.unknown, core.late(9.0)) == ((one,), unknown, ())
+    assert [unit.entries for unit in core.request(20.0)] == [(two,)]
+
+
+def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
+    """Records would be lost although the caller forbade it."""
+    core = a_core(linger_seconds=0.0)
+    core.put(an_entry(0, expires=5.0))
+    assert core.late(9.0) == ()
+    assert len(core.request(9.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        [],
+        [Shard("a", hash_range=(0, 5))],
+        [Shard("a", hash_range=(0, 5)), Shard("b", hash_range=(7, HASH_KEYS[1]))],
+        [Shard("a", hash_range=HASH_KEYS, open=False)],
+    ],
+)
+def test_a_listing_with_a_hole_is_no_map(shards: list[Shard]) -> None:
+    """Records would be predicted onto a shard that does not take them."""
+    assert mapped(shards) is None
+
+
+def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
+    """Two shards would claim the same keys, and half of the aggregates be misplaced."""
+    halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
+    children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
+    found = mapped([Shard("p", hash_range=HASH_KEYS), *children])
+    assert found is not None
+    assert [found.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

@@ -1,0 +1,57 @@
+"""A client of Kinesis whose PutRecords is throttled, half refused, or left without an answer, by a seed."""
+
+import random
+from collections import Counter
+from itertools import cycle
+from typing import Any
+
+from botocore.exceptions import ClientError, ReadTimeoutError
+from types_boto3_kinesis import KinesisClient
+
+Rows = list[dict[str, Any]]
+
+
+class Faulty:
+    """Everything else goes to the client as it is.
+
+    rate       the share of requests that something happens to
+    happened   what did, by name
+    doubtful   user payloads of requests whose outcome was hidden
+    """
+
+    def __init__(self, client: KinesisClient, rate: float, seed: int = 1) -> None:
+        self._client, self._rate = client, rate
+        self._chance = random.Random(seed)  # noqa: S311  repeatable on purpose
+        self._faults = cycle(("throttled", "partly refused", "lost", "lost but written"))
+        self.happened: Counter[str] = Counter()
+        self.doubtful: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the client has
+        return getattr(self._client, name)
+
+    def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's own
+        """As the service would on a bad day."""
+        fault = next(self._faults) if self._chance.random() < self._rate else "none"
+        self.happened[fault] += 1
+        if fault == "throttled":
+            error = {"Error": {"Code": "ProvisionedThroughputExceededException", "Message": "slow down"}}
+            raise ClientError(error | {"ResponseMetadata": {"HTTPStatusCode": 400}}, "PutRecords")  # type: ignore[arg-type]  # enough
+        if fault == "partly refused":
+            return self._partly(StreamName, Records)
+        if fault == "none":
+            return self._client.put_records(StreamName=StreamName, Records=Records)  # type: ignore[arg-type]  # given on
+        self.doubtful += Records
+        if fault == "lost but written":
+            self._client.put_records(StreamName=StreamName, Records=Records)  # type: ignore[arg-type]  # likewise
+        raise ReadTimeoutError(endpoint_url="injected")
+
+    def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's own
+        through = [self._chance.random() < 0.5 for _ in records]
+        kept = [row for row, fine in zip(records, through, strict=True) if fine]
+        said = self._client.put_records(StreamName=stream, Records=kept)["Records"] if kept else []  # type: ignore[arg-type]  # likewise
+        answers = iter(said)
+        refused = {"ErrorCode": "InternalFailure", "ErrorMessage": "injected"}
+        return {
+            "FailedRecordCount": through.count(False),
+            "Records": [next(answers) if fine else refused for fine in through],
+        }
