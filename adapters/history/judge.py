@@ -147,7 +147,9 @@ def _out_of_order(tenures: Iterable[Tenure], numbers: Mapping[tuple[str, str], i
 def _first_disorder(tenure: Tenure, numbers: Mapping[tuple[str, str], int]) -> tuple[str, ...]:
     reached: dict[str, int] = {}
     for record in tenure.records:
-        number = numbers.get((record.key, record.sha1), 0)
+        number = numbers.get((record.key, record.sha1))
+        if number is None:
+            continue  # a stranger, named elsewhere
         if number < reached.get(record.key, number):
             after = f"after number {reached[record.key]}, both of {tenure.shard}"
             return (f"order: {tenure.worker} handed over number {number} of {record.key} {after}",)
