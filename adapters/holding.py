@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import Event, Lock
 
+from attrs import evolve
+
 from adapters.identity import Identity
 from balancer.model import Lease, Notes, Position
 from stores.protocol import Done, Outcome, OutcomeUnknown, Store
@@ -81,6 +83,12 @@ class Holding:
     def ask_release(self) -> None:
         """Have whoever works on it finish the running batch and release it."""
         self._release_asked = True
+
+    def asked(self, listed: Lease) -> None:
+        """A reading shows the heir that our own last write did not show yet; a later write of ours knows better."""
+        with self._lock:
+            if listed.version == self._lease.version:
+                self._lease = evolve(self._lease, heir=listed.heir, leaving=listed.leaving)
 
     def renew(self, notes: Notes = ()) -> bool:
         """Say that its owner lives; False if it is lost. Raises OutcomeUnknown."""

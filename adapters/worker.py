@@ -250,7 +250,10 @@ class Worker:
     def _act(self, action: Action) -> None:
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
-            held.ask_release()
+            if action.heir:
+                held.asked(action.lease)
+            else:
+                held.ask_release()
             self.consumer.part(held)
             return
         begun = self.clock()

@@ -51,6 +51,17 @@ def test_an_owner_asked_for_a_lease_is_told_at_its_next_renewal() -> None:
     assert store.row("s-0").owner == "b-1"
 
 
+def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
+    """Without it an owner whose plan saw the heir first would let go of the lease, free for anybody."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    asked_for(store)
+    one.worker.hurry()
+    one.turn_due = clock.now
+    one.run(0.0)
+    assert store.row("s-0").owner == "b-1"
+
+
 def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     """Without it a taker that died would leave the lease to expire."""
     clock, store = Clock(), FaultyStore()
