@@ -1,0 +1,101 @@
+"""Runs a scenario to its end, and answers its history."""
+
+from attrs import evolve
+
+from adapters.simulator.process import Process
+from adapters.simulator.scenario import Member, Reshape, Scenario
+from adapters.simulator.stream import ListSource, Shelf, even_shards, records, shard
+from adapters.simulator.table import Table
+from adapters.simulator.tasks import Tasks
+from adapters.simulator.told import Deed, History
+from adapters.simulator.world import World
+from balancer.model import TRIM_HORIZON, Lease, Shard
+from stores.writes import created
+
+PRODUCE_SECONDS = 1.0
+READ_SECONDS = 1.0
+
+
+def run(scenario: Scenario) -> History:
+    """The history of one run; the same scenario gives the same history, on any machine."""
+    tasks = Tasks()
+    source = ListSource(even_shards(scenario.keys) if scenario.keys else [])
+    first = tuple(_row(each, owner, scenario) for each, owner in zip(source.listed, scenario.owners, strict=True))
+    table = Table(first, lambda: tasks.now)
+    history = History(first)
+    count = iter(range(1_000_000))
+
+    def join(member: Member) -> None:
+        tasks.start(lambda: Process(member, next(count), world).run(), member.starts)
+
+    world = World(scenario, tasks, table, source, history, join)
+    for member in scenario.members:
+        join(member)
+    for reshape in scenario.reshapes:
+        tasks.start(lambda reshape=reshape: _reshape(world, reshape), reshape.at)  # type: ignore[misc]
+    if scenario.reading:
+        tasks.start(lambda: _produce(world))
+    try:
+        tasks.run(scenario.seconds)
+    finally:
+        tasks.close()
+    return _told(world)
+
+
+def _row(each: Shard, owner: str | None, scenario: Scenario) -> Lease:
+    ours = {member.worker for member in scenario.members if not member.foreign}
+    row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=TRIM_HORIZON)
+    return evolve(created(row), yields=owner in ours)
+
+
+def _told(world: World) -> History:
+    history = world.history
+    history.end = world.tasks.now
+    history.produced = {name: len(shelf.records) for name, shelf in world.source.shelves.items()}
+    history.parents = {each.id: each.parents for each in world.source.listed}
+    return history
+
+
+def _produce(world: World) -> None:
+    """One more record on every open shard each second, until the fleet is left to itself."""
+    while True:
+        for each in world.source.listed:
+            shelf = world.source.shelves.setdefault(each.id, Shelf(wait_seconds=READ_SECONDS))
+            if each.open and world.tasks.now < world.scenario.calm:
+                shelf.records += records(1, len(shelf.records))
+        world.tasks.sleep(PRODUCE_SECONDS)
+
+
+def _reshape(world: World, reshape: Reshape) -> None:
+    """Split a shard, merge it with its neighbour, or split all."""
+    world.history.deeds.append(Deed(world.tasks.now, reshape.what, str(reshape.place)))
+    ranged = [(each.hash_range, each) for each in world.source.listed if each.open and each.hash_range]
+    shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
+    match reshape.what:
+        case "double":
+            for each in shards:
+                _split(world.source, each)
+        case "split":
+            _split(world.source, shards[reshape.place % len(shards)])
+        case "merge" if len(shards) > 1:
+            place = reshape.place % (len(shards) - 1)
+            _merge(world.source, shards[place], shards[place + 1])
+        case "merge":
+            pass
+
+
+def _split(source: ListSource, parent: Shard) -> None:
+    first, last = parent.hash_range or (0, 0)
+    middle = (first + last) // 2
+    source.end(
+        parent.id,
+        shard(f"{parent.id}.0", first, middle, parent.id),
+        shard(f"{parent.id}.1", middle + 1, last, parent.id),
+    )
+
+
+def _merge(source: ListSource, left: Shard, right: Shard) -> None:
+    first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
+    child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
+    source.end(left.id, child)
+    source.end(right.id, child)

@@ -1,0 +1,62 @@
+"""The one table of a run: the memory store, which here also remembers what each row was a moment ago."""
+
+from collections.abc import Callable, Iterable
+
+from attrs import evolve
+
+from balancer.model import Lease
+from stores.memory import MemoryStore
+from stores.protocol import Listing, Lost, Outcome
+from stores.transacted import Change
+
+
+class Table(MemoryStore):
+    """Rows, and for each that changed what it was before, so that readings can be stale.
+
+    now  the time
+    """
+
+    def __init__(self, rows: Iterable[Lease], now: Callable[[], float]) -> None:
+        super().__init__()
+        self._now = now
+        self._before: dict[str, tuple[float, Lease]] = {}
+        self._listing: Listing | None = None
+        for row in rows:
+            super()._insert(row)
+
+    def list(self) -> Listing:
+        """Every lease; the same object until something changes, because hundreds of workers ask."""
+        if self._listing is None:
+            self._listing = super().list()
+        return self._listing
+
+    def row(self, key: str) -> Lease | None:
+        """One lease as it is."""
+        return self._table.rows.get(key)
+
+    def unwilling(self, key: str) -> Outcome:
+        """The owner of this lease answers no requests: it stands for another library."""
+        return self._change(key, lambda row: evolve(row, yields=False))
+
+    def as_it_was(self, listing: Listing, seconds: float, chosen: Callable[[], bool]) -> Listing:
+        """The listing with some rows as they were before a change less than so many seconds ago."""
+        horizon = self._now() - seconds
+        old = {key: row for key, (t, row) in self._before.items() if t > horizon and chosen()}
+        return Listing(tuple(old.get(row.key, row) for row in listing.leases))
+
+    def _insert(self, lease: Lease) -> Outcome:
+        self._listing = None
+        return super()._insert(lease)
+
+    def _change(self, key: str, change: Change) -> Outcome:
+        before = self._table.rows.get(key)
+        outcome = super()._change(key, change)
+        if before is not None and not isinstance(outcome, Lost):
+            self._before[key] = (self._now(), before)
+            self._listing = None
+        return outcome
+
+    def _remove(self, key: str, fits: Callable[[Lease], bool]) -> Lost | None:
+        self._listing = None
+        self._before.pop(key, None)
+        return super()._remove(key, fits)
