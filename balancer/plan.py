@@ -6,6 +6,7 @@ from typing import assert_never
 from balancer import event_hubs, kcl, kcl_rust, minimal
 from balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal
 from balancer.ancestry import families, faults
+from balancer.cadence import settle_seconds
 from balancer.census import Census, take_census
 from balancer.cleanup import deletions, garbage
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
@@ -135,8 +136,8 @@ def _pause(actions: tuple[Action, ...], config: Config) -> float:
     rules, takes = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
     if isinstance(rules, EventHubs) and takes and rules.mode == "greedy" and rules.dialect in {"dotnet", "java"}:
         return 0.0  # E4, E5: the greedy mode is the same rule again, as long as something was taken
-    if isinstance(rules, Minimal) and takes:
-        return 1.0  # C10: see what became of it, then fill up
+    if isinstance(rules, Minimal) and (soon := settle_seconds(actions, config)) is not None:
+        return soon  # C10: see what became of it, then fill up
     if any(isinstance(action, Create) for action in actions):
         return 1.0  # a lease just made waits for nobody but us
     return config.cycle_seconds
