@@ -6,7 +6,7 @@ NODE = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; prin
 NPM = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().npm)')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more check bench lock
+.PHONY: help demo test test-more check prove bench lock
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -37,6 +37,9 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/test_house.py
+
+prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
+	$(BIN)/python -m adapters.checker --full --write specs/proof.md
 
 bench: $(READY) ## measure every claim of speed beside a named peer
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -44,12 +44,13 @@ def full() -> tuple[Case, ...]:
     """Everything: the first sizes to the last state, the largest as far as their limit."""
     sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
     return (
-        *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (6, 4), (8, 3), (4, 5))),
-        *(case for leases, workers in ((4, 4), (5, 3), (4, 3)) for case in _strained(leases, workers)),
-        *(_peers(peer, leases, workers) for leases, workers in sizes for peer in PEERS),
         *(_ours(leases, workers) for leases, workers in sizes),
+        *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
+        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _strained(leases, workers)),
         *(case for leases in (4, 5) for peer in PEERS for case in _mixed(leases, peer)),
         Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
+        *(_peers(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
+        *(_alone(peer, rules) for peer, rules in {"minimal": OURS, **PEERS}.items()),
         _stuck_4_2_2(),
     )
 
@@ -65,11 +66,19 @@ def _ours(leases: int, workers: int, limit: int = 2_000_000) -> Case:
 
 def _strained(leases: int, workers: int) -> tuple[Case, ...]:
     """Our rules under everything that may befall them."""
-    fleet, some = _fleet(leases, (OURS,) * workers), (OURS,) * (workers - 1)
+    fleet = _fleet(leases, (OURS,) * workers)
+    zombies = [
+        _fleet(leases, tuple(None if place == zombie else OURS for place in range(workers)))
+        for zombie in range(workers)
+    ]
     return (
         Case("minimal, one crash", evolve(fleet, crashes=1)),
-        Case("minimal, one zombie", _fleet(leases, (*some, None))),
-        Case("minimal, one zombie, no patience", evolve(_fleet(leases, (*some, None)), hasty=True)),
+        # Each in turn, for it matters whom the digest favours.
+        *(Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet) for fleet in zombies),
+        *(
+            Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience", evolve(fleet, hasty=True))
+            for fleet in zombies
+        ),
         Case("minimal, no patience", evolve(fleet, hasty=True)),
         Case("minimal, planned moves", evolve(fleet, yields=True)),
         Case("minimal, planned moves, one crash", evolve(fleet, yields=True, crashes=1), limit=300_000),
@@ -91,6 +100,11 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
 def _peers(peer: str, leases: int, workers: int) -> Case:
     known = KNOWN.get((peer, leases, workers), frozenset())
     return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known)
+
+
+def _alone(peer: str, rules: Config) -> Case:
+    """Three join one who owns all."""
+    return Case(f"{peer}, from one owner", _fleet(6, (rules,) * 4), owners=(0,) * 6, limit=150_000)
 
 
 def _stuck_4_2_2() -> Case:
