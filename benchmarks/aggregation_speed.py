@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -92,11 +93,20 @@ def _peer_packed(rows: Rows) -> bytes:
 
 
 def _peer_read(data: bytes) -> int:
-    record = {"Data": data, "PartitionKey": "a", "SequenceNumber": "1", "ApproximateArrivalTimestamp": datetime.now(UTC)}
+    record = {
+        "Data": data,
+        "PartitionKey": "a",
+        "SequenceNumber": "1",
+        "ApproximateArrivalTimestamp": datetime.now(UTC),
+    }
     count = 0
     for _ in iter_deaggregate_records([record], data_format="Boto3"):
         count += 1
     return count
+
+
+def _viewed(read: Callable[[bytes], Iterable[object]], data: bytes) -> list[object]:
+    return list(read(data))
 
 
 def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
@@ -108,10 +118,10 @@ def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, C
     }
     for name, form in forms.items():
         read, arrow = form["aggregation"].deaggregate, form["aggregation_arrow"].user_record_batch
-        contenders[name] = lambda read=read: read(data)
-        contenders[f"{name}, typed view"] = lambda read=read: list(read(data))
-        contenders[f"{name}, KCL's filter"] = lambda read=read: read(data, hash_range=SHARD)
-        contenders[f"{name}, Arrow"] = lambda arrow=arrow: arrow([data] * ARROW_RECORDS)
+        contenders[name] = partial(read, data)
+        contenders[f"{name}, typed view"] = partial(_viewed, read, data)
+        contenders[f"{name}, KCL's filter"] = partial(read, data, hash_range=SHARD)
+        contenders[f"{name}, Arrow"] = partial(arrow, [data] * ARROW_RECORDS)
     return contenders
 
 
@@ -119,7 +129,7 @@ def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Ca
     """Every contender at writing one aggregate."""
     contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _peer_packed(rows)}
     for name, form in forms.items():
-        contenders[name] = lambda encode=form["aggregation_encode"]: _packed(encode, rows)
+        contenders[name] = partial(_packed, form["aggregation_encode"], rows)
     return contenders
 
 
@@ -146,7 +156,7 @@ def report(title: str, shape: Shape, figures: dict[str, float], bars: Iterable[B
         print(f"  {name:28} {micros:9.1f} us {rate:7.2f} M records/s {figures['peer'] / micros:6.2f} x peer {ceiling}")
     met = True
     for bar in bars:
-        if bar.shape == shape.name:
+        if bar.shape == shape.name and bar.contender in figures:
             reached = figures[bar.of] / figures[bar.contender]
             met = met and reached >= bar.least
             verdict = "pass" if reached >= bar.least else "FAIL"
@@ -166,7 +176,7 @@ def main() -> None:
         for shape in SHAPES:
             rows = shape.rows()
             packs = writers(rows, forms)
-            data = packs["compiled"]()
+            data = packs["plain"]()
             assert {pack() for pack in packs.values()} == {data}, "the writers disagree"
             for form in forms.values():
                 assert list(form["aggregation"].deaggregate(data, hash_range=SHARD).rows) == rows

@@ -10,7 +10,7 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from hatch_build import HOT, compile_to
+from hatch_build import HOT, CannotCompile, compile_to
 
 _HOT_MODULES = tuple(hot.removesuffix(".py").replace("/", ".") for hot in HOT)
 _USERS = ("adapters.kinesis.aggregation", "adapters.kinesis.aggregation_arrow")
@@ -28,11 +28,16 @@ def _imported() -> dict[str, ModuleType]:
 
 @contextmanager
 def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
-    """Both forms of every module of the codec. Raises CannotCompile."""
+    """Both forms of every module of the codec; the plain one alone, and it is said, where there is no compiler."""
     kinesis = importlib.import_module("adapters.kinesis")
     with tempfile.TemporaryDirectory() as scratch:
         forms = {"plain": _imported()}
-        compile_to(Path(scratch))
+        try:
+            compile_to(Path(scratch))
+        except CannotCompile as error:
+            print(f"NOT compiled, only the plain form is measured: {error}")
+            yield forms
+            return
         path = list(kinesis.__path__)
         sys.path.insert(0, scratch)
         kinesis.__path__.insert(0, str(Path(scratch) / "adapters" / "kinesis"))

@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO
 from urllib.parse import parse_qs, urlsplit
 
 import typer
+from attrs import evolve
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -48,13 +49,14 @@ def command(  # noqa: PLR0917  one for each option
     share: Annotated[float, typer.Option(help="Of each shard's write rate, at most; 1 is all of it.")] = 1.0,
     time_to_live: Annotated[float, typer.Option(help="Seconds after which a record is late.")] = 30.0,
     on_late: Annotated[str, typer.Option(help="block: it keeps its place; fail: it is given up.")] = "block",
+    epoch: Annotated[int | None, typer.Option(help="Mark each record with this number and a counter.", min=0)] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the counters as JSON at the end.")] = False,
 ) -> None:
     """Read until the end or a signal, then drain."""
     try:
         stream, region, endpoint = _place(source)
         key_of = _key(key, delimiter)
-        settings = _settings(linger_ms, share, time_to_live, on_late)
+        settings = evolve(_settings(linger_ms, share, time_to_live, on_late), epoch=epoch)
         with file.open("rb") if file else sys.stdin.buffer as lines:
             written = _write(Producer(client_of(region, endpoint, REQUESTS), stream, settings), lines, key_of)
     except (ValueError, OSError) as error:

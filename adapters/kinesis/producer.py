@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, assert_never
 from attrs import frozen
 
 from adapters.kinesis.hash_keys import hash_of
+from adapters.kinesis.marks import MARK_BYTES, Mark, marked
 from adapters.kinesis.producer_client import Door
 from adapters.kinesis.producer_core import Core
 from adapters.kinesis.producer_lane import Entry, Unit
@@ -129,6 +130,8 @@ class Producer:
                 self._room.wait()
             if self._fault or self._closed:
                 raise self._fault or ProducerError("the producer is closed")
+            if self._settings.epoch is not None:
+                data = marked(data, Mark(self._settings.epoch, self._tickets))
             now = self._clock()
             expires = now + self._settings.time_to_live_seconds
             entry = Entry(self._tickets, data, partition_key, hash_key, explicit_hash_key, now, expires)
@@ -176,7 +179,7 @@ class Producer:
         """Where a record falls, if the stream would take it."""
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
             raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis takes 1 to {_KEY_CHARACTERS}")
-        size = len(data) + len(partition_key.encode())
+        size = len(data) + len(partition_key.encode()) + (MARK_BYTES if self._settings.epoch is not None else 0)
         if size > self._settings.record_bytes:
             raise ValueError(f"data: {size} bytes with its key; the stream takes {self._settings.record_bytes}")
         if explicit_hash_key is None:

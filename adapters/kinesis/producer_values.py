@@ -16,6 +16,7 @@ class Settings:
     linger_seconds        how long a record may wait for company
     share                 of each shard's 1 MiB and 1,000 records a second; above 1 it relies on throttling
     time_to_live_seconds  after this a record is late
+    epoch                 if given, each record is marked with it and with a counter (see `marks`)
     on_late               "fail": it is given up, and newer ones pass; "block": it keeps its place until it is through
     """
 
@@ -25,6 +26,7 @@ class Settings:
     share: float = 1.0
     time_to_live_seconds: float = 30.0
     on_late: Literal["fail", "block"] = "block"
+    epoch: int | None = None
 
 
 @frozen

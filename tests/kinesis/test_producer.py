@@ -1,14 +1,16 @@
 """The producer against a stream that splits and merges, through requests that fail in every way."""
 
-from typing import Any
+from typing import Any, cast
 
 import kcl_jar
 import pytest
 from attrs import evolve
+from faulty import Faulty
 from flights import Verdict, flights, judged, produce, stored
 from types_boto3_kinesis import KinesisClient
 
 from adapters.kinesis.aggregation import deaggregate
+from adapters.kinesis.marks import Mark, Seen, unmarked
 from adapters.kinesis.producer import Producer, ProducerError, RecordLate, Written
 from adapters.kinesis.producer_values import Settings
 from adapters.source import SourceError
@@ -60,7 +62,7 @@ def test_flights_keep_their_order_through_splits_merges_and_faults(client: Kines
 def test_all_flights_of_a_year(client: KinesisClient) -> None:
     """What holds for a few rows might not hold for many; and KCL might read other rows than we do."""
     rows = list(flights())
-    name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.1, pending=20_000)
+    name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
     found = list(stored(client, name))
     verdict = judged(rows, found, faulty, writings)
     print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  the figures are worth reading
@@ -157,6 +159,36 @@ def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClie
         writing.result(30)
     with pytest.raises(ProducerError, match=stream):
         producer.close()
+
+
+def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream: str) -> None:
+    """A reader could not drop what a lost answer wrote twice."""
+    faulty = Faulty(client, rate=0.5, seed=3)
+    producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
+    with producer:
+        for place in range(300):
+            producer.put(b"%d" % place, "k")
+    seen, found = Seen(), []
+    for each in stored(client, stream):
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
+            mark, data = unmarked(user.data)
+            assert mark is not None
+            found.append((mark.counter, data, seen.again(mark)))
+    assert [data for _, data, again in found if not again] == [b"%d" % place for place in range(300)]
+    assert any(again for *_, again in found)
+    assert all(data == b"%d" % counter for counter, data, _ in found)
+
+
+def test_what_bears_no_mark_is_left_as_it_is() -> None:
+    """A reader of marked and plain records would cut the plain ones."""
+    for data in (b"", b"lh\x00\x01short", b"x" * 40):
+        assert unmarked(data) == (None, data)
+
+
+def test_a_reader_forgets_the_oldest_marks() -> None:
+    """A reader's memory would fill."""
+    seen = Seen(most=2)
+    assert [seen.again(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
 
 
 def test_a_closed_producer_takes_nothing(client: KinesisClient, stream: str) -> None:

@@ -1,0 +1,62 @@
+"""The compiled codec is the plain one, only faster."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from crafted import cases
+from fuzz_aggregation import mutated
+from test_aggregation import ROWS, Rows
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from compiled import plain_and_compiled
+from hypothesis import HealthCheck, given, settings
+
+pytestmark = pytest.mark.more
+Forms = dict[str, dict[str, ModuleType]]
+
+
+@pytest.fixture(scope="module")
+def forms() -> Iterator[Forms]:
+    """Both forms of the codec."""
+    with plain_and_compiled() as both:
+        if "compiled" not in both:
+            pytest.skip("the codec is not compiled: no compiler")
+        yield both
+
+
+def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
+    return answer.rows, str(answer.reason), answer.dropped
+
+
+def test_both_forms_read_alike(forms: Forms) -> None:
+    """Records would be read differently by those who installed a wheel."""
+    for case in (*cases(), *mutated(5000, seed=9)):
+        plain, compiled = (
+            _said(forms[form]["aggregation"].deaggregate(case.data, "k", None, (case.first, case.last)))
+            for form in ("plain", "compiled")
+        )
+        assert compiled == plain, case.name
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS)
+def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
+    """Records would be written differently by those who installed a wheel."""
+    written = []
+    for form in ("plain", "compiled"):
+        aggregate = forms[form]["aggregation_encode"].Aggregate(2000)
+        taken = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
+        written.append((taken, aggregate.size, aggregate.sealed() if aggregate.count else b""))
+    assert written[0] == written[1]
+
+
+def test_both_forms_measure_alike(forms: Forms) -> None:
+    """Spark would see other rows on machines with a compiled wheel."""
+    records = [case.data for case in cases() if len(case.data) < 10_000]
+    batches = [forms[form]["aggregation_arrow"].user_record_batch(records) for form in ("plain", "compiled")]
+    assert batches[0].equals(batches[1])
