@@ -148,11 +148,11 @@ def _common_records(  # noqa: C901  one loop: calls were most of its time
         if length >= _MORE:
             length, place = length - _MORE + (body[place] << 7), place + 1
         # A number of three bytes shows here as 2**14 or more, and is left to `_fields`.
-        if place + length != stop or stop > end or size >= _SHORT or key >= min(len(keys), _SHORT):
+        if place + length != stop or stop > end or size >= _SHORT or key >= _SHORT or key >= len(keys):
             break
         if not hashed:
             rows.append((keys[key], None, body[place:stop]))
-        elif hash_key < min(len(hash_keys), _SHORT):
+        elif hash_key < _SHORT and hash_key < len(hash_keys):
             rows.append((keys[key], hash_keys[hash_key], body[place:stop]))
         else:
             break

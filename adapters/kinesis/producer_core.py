@@ -82,7 +82,8 @@ class Core:
 
     def answered(self, unit: Unit, outcome: Outcome, now: float) -> tuple[Result, ...]:
         """What became of a unit that was sent."""
-        lane = next((each for each in (*self._lanes.values(), *self._ghosts) if each.unit is unit), None)
+        candidates = (*self._ghosts, *filter(None, [self._lanes.get(unit.shard)]))
+        lane = next((each for each in candidates if each.unit is unit), None)
         if lane is None:  # given up in the meantime
             return ()
         match outcome:
@@ -112,11 +113,14 @@ class Core:
             self._map_faults += 1
             self._map_due = now + _backoff(self._map_faults)
             return ()
-        self.shards, self._map_due, self._map_faults = shards, inf, 0
+        self.shards, self._map_due = shards, inf
         for lane in [each for each in self._lanes.values() if each.shard not in shards.ids]:
             self._close(lane)
         landed = [each for each in (*self._lanes.values(), *self._ghosts) if each.landed is not None]
-        return tuple(result for lane in landed for result in self._judge(lane, now))
+        results = tuple(result for lane in landed for result in self._judge(lane, now))
+        if self._map_due == inf:  # else this listing lags behind the stream, and the next is asked for later
+            self._map_faults = 0
+        return results
 
     def late(self, now: float) -> tuple[Late, ...]:
         """Records whose time is over and that are not with the service; they are given up."""
