@@ -21,7 +21,10 @@ from adapters.local.process import ServiceError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-SETTINGS = ("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON")
+SETTINGS = (
+    *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
+    *("--checkpoint-seconds", "1"),
+)
 
 MORE = """
 A stream of six shards and a lease table are set up by stand-ins for Kinesis and DynamoDB, a producer puts records

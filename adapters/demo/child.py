@@ -34,13 +34,13 @@ class Child:
     the guard's standard input (or dying) ends it.
     """
 
-    def __init__(self, name: str, arguments: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, name: str, arguments: tuple[str, ...], folder: Path, *, program: str = sys.executable) -> None:
         self.name = name
         self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
         environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
         with self.out.open("wb") as out, self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603  the commands are this package's own
-                [sys.executable, "-I", "-S", guard.__file__, sys.executable, *arguments],
+                [sys.executable, "-I", "-S", guard.__file__, program, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=log,
@@ -63,6 +63,7 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self.ask_to_end()  # nobody is left to hear it, but the pipe is closed
 
     def ask_to_end(self) -> None:
         """Have the guard send SIGTERM."""

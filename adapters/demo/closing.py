@@ -6,12 +6,12 @@ from adapters.history.judge import Verdict
 
 def told(verdict: Verdict) -> list[tuple[str, str]]:
     """Names and values, in the order they are read."""
-    excused = sum(change.since for change in verdict.owner_changes)
+    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
     return [
         ("records produced", f"{verdict.produced:,}"),
         ("delivered", f"{verdict.delivered:,}"),
         ("lost", f"{verdict.lost:,}"),
-        ("delivered again", f"{verdict.duplicates:,} (had not been checkpointed when their shard changed owner: {excused:,})"),
+        ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
         ("longest time unread", f"{verdict.unowned_seconds_max:.1f} s (shard {short(verdict.unowned_shard)})"),
         ("leases moved between the living", f"{verdict.moves} (least possible {verdict.moves_least})"),
         ("order within each key", "kept" if not _disordered(verdict) else "broken"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +16,7 @@ from balancer.model import Lease
 
 COLOURS = ("cyan", "magenta", "green", "yellow")
 RATE_SECONDS = 2.0
-SAID = 5
+EARLIER = 3
 NARROW = 84
 
 
@@ -28,7 +28,6 @@ class Marks:
     owns: str
     heir: str
     dead: str
-    bar: str
 
     @property
     def legend(self) -> str:
@@ -38,8 +37,13 @@ class Marks:
         )
 
 
-PRETTY = Marks("●", "○", "→", "✗", "█")
-PLAIN = Marks("R", "o", ">", "x", "#")
+PRETTY = Marks("●", "○", "→", "✗")
+PLAIN = Marks("R", "o", ">", "x")
+
+
+def marks(encoding: str) -> Marks:
+    """Those that a terminal of this encoding can show."""
+    return PRETTY if encoding.lower().startswith("utf") else PLAIN
 
 
 class Screen:
@@ -47,7 +51,7 @@ class Screen:
 
     def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
         self._stage, self._story = stage, story
-        self._marks = PRETTY if encoding.lower().startswith("utf") else PLAIN
+        self._marks = marks(encoding)
         self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
 
     def count(self) -> None:
@@ -62,18 +66,20 @@ class Screen:
         yield from self._parts(narrow=options.max_width < NARROW)
 
     def _parts(self, *, narrow: bool) -> Iterator[RenderableType]:
-        yield Text.assemble(
-            ("leasehold demo", "bold"), f"  {self._story.seconds:3.0f} s   ", (f" {self._story.chapter} ", "bold reverse")
-        )
+        seconds, chapter = f"  {self._story.seconds:3.0f} s   ", f" {self._story.chapter} "
+        yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
+        yield Text()
+        # What is said now stands on top: at the bottom a low window would cut it off.
+        yield from self._lines(self._story.said[-1:], "bold")
         yield self._table(narrow=narrow)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
         yield self._totals()
         yield Text()
-        yield Group(*self._said())
+        yield from self._lines(self._story.said[-1 - EARLIER : -1], "dim")
 
     def _table(self, *, narrow: bool) -> Table:
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
-        table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=14)
+        table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
         for number, worker in enumerate(self._workers()):
             name = worker if not narrow else worker.replace("worker-", "w")
             footer = self._footer(worker)
@@ -81,10 +87,13 @@ class Screen:
                 name,
                 footer=footer,
                 justify="center",
+                min_width=7,
                 style=COLOURS[number % 4],
                 header_style=f"bold {COLOURS[number % 4]}",
             )
-        table.add_column("handed over", justify="right", footer=f"{sum(self._stage.handed.values()):,}")
+        table.add_column(
+            "records" if narrow else "handed over", justify="right", footer=f"{sum(self._stage.handed.values()):,}"
+        )
         for lease in self._stage.leases:
             table.add_row(*self._row(lease), style="dim" if lease.ended else "")
         return table
@@ -93,7 +102,7 @@ class Screen:
         return sorted({"worker-1", "worker-2", "worker-3", "worker-4", *self._stage.workers})
 
     def _footer(self, worker: str) -> Text:
-        state = self._stage.workers.get(worker, "not started")
+        state = self._stage.workers.get(worker, "")
         held = sum(lease.owner == worker and not lease.ended for lease in self._stage.leases)
         style = "bold red" if state == "killed" else "dim" if worker not in self._stage.living() else "bold"
         return Text(f"{held}\n{self._rate(worker):,.0f}\n{state}", style)
@@ -128,14 +137,12 @@ class Screen:
             (f"{produced:,}", "bold"), " produced   ",
             (f"{delivered:,}", "bold"), " delivered   ",
             (f"{way:,}", "bold"), " on their way   ",
-            (f"{again:,}", "bold"), " delivered again",
+            (f"{again:,}", "bold"), " again",
             justify="center",
         )  # fmt: skip
 
-    def _said(self) -> Iterator[RenderableType]:
-        said = self._story.said[-SAID:]
-        for place, (seconds, what) in enumerate(said, 1):
-            latest = place == len(said)
+    def _lines(self, said: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
+        for seconds, what in said:
             line = Table.grid(padding=(0, 1))
-            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(what, "" if latest else "dim"))
+            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(what, style))
             yield line

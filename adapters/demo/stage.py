@@ -20,6 +20,7 @@ from balancer.model import Lease
 from stores.protocol import Store
 
 TICK_SECONDS = 0.2
+AT_WORK = "at work"
 
 
 class StageError(Exception):
@@ -65,10 +66,13 @@ class Stage:
     def join(self, worker: str) -> None:
         """Start a worker process."""
         command = ("-m", "adapters.cli.main", "consume", self.stream.url, "--store", self.store_url)
-        child = Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder)
-        self._children[worker] = child
+        self.admit(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
+
+    def admit(self, child: Child) -> None:
+        """Have a process that prints event lines take part as the worker of its name."""
+        self._children[child.name] = child
         self._tails.append(Tail(child.out, event_of))
-        self._deed("join", worker, "at work")
+        self._deed("join", child.name, "at work")
 
     def kill(self, worker: str) -> None:
         """SIGKILL."""
@@ -137,7 +141,7 @@ class Stage:
 
     def living(self) -> tuple[str, ...]:
         """Workers at work."""
-        return tuple(self._children)
+        return tuple(worker for worker, state in self.workers.items() if state == AT_WORK)
 
     def held(self) -> Mapping[str, int]:
         """How many unfinished leases each living worker owns."""

@@ -73,10 +73,11 @@ class Story:
         self._join("worker-1")
         self._begin(
             "Two workers join",
-            "worker-2 and worker-3 start. Nobody directs them: each reads the lease table and asks for what it lacks. "
-            "An owner finishes its batch, notes how far it came, and hands over.",
+            "worker-2 starts. Nobody directs it: it reads the lease table and asks for what it lacks. "
+            "An owner finishes its batch, checkpoints, and hands over.",
         )
         self._join("worker-2")
+        self._say("worker-3 starts, and takes its third from both.")
         self._join("worker-3")
 
     def _kill(self) -> None:
@@ -86,7 +87,8 @@ class Story:
         stage.kill("worker-2")
         self._say(
             f"worker-2 is killed (SIGKILL) while it reads {held}. Nobody is told. Its leases are renewed no more, "
-            "and after 3 s the others may take them, to go on where it last noted how far it came."
+            "and after 3 s the others may take them and go on from its last checkpoint: what it handed over since, "
+            "they hand over again."
         )
         self._settled()
         killed = stage.deeds[-1].t

@@ -130,15 +130,12 @@ def run(
         return stage.verdict([row.sent for row in rows])
 
 
-def _three_join(stage: Stage) -> None:
-    for worker in ("worker-1", "worker-2", "worker-3"):
-        stage.join(worker)
-
-
 def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
     """What happens on the way, each deed once its share of the rows has been sent."""
     deeds: tuple[tuple[float, Callable[[], object]], ...] = (
-        (0.0, partial(_three_join, stage)),
+        (0.0, lambda: stage.join("worker-1")),
+        (0.05, lambda: stage.join("worker-2")),
+        (0.1, lambda: stage.join("worker-3")),
         (0.2, lambda: stage.kill("worker-2")),
         (0.4, lambda: stage.join("worker-4")),
         (0.6, stage.split),
@@ -147,7 +144,8 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
     )
     for (share, deed), (following, _) in pairwise(deeds):
         feed.limit = int(following * count)
-        assert stage.until(partial(feed.came_to, int(share * count)), ARRIVE_SECONDS), "rows are no longer taken"
+        # A little beyond, so that rows are on their way when it happens.
+        assert stage.until(partial(feed.came_to, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
         deed()
         assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
     assert stage.until(fed.done, ARRIVE_SECONDS), "the stream did not take all rows"

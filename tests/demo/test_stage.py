@@ -1,0 +1,123 @@
+"""The demo's processes and its screen, without the services."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from rich.console import Console
+
+from adapters.demo.child import Child
+from adapters.demo.names import shard_names
+from adapters.demo.screen import Screen, marks
+from adapters.demo.stage import AT_WORK, Stage
+from adapters.demo.story import Story
+from adapters.demo.stream import Stream
+from adapters.demo.tail import Tail
+from adapters.history.told import Event
+from balancer.model import SHARD_END, Lease
+from stores.memory import MemoryStore
+
+GREETS = """
+import signal, sys, threading
+ending = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: ending.set())
+print("up", flush=True)
+ending.wait()
+print("down", flush=True)
+"""
+
+
+def greeter(folder: Path) -> Child:
+    """A process that says when it is up."""
+    child = Child("greeter", ("-c", GREETS), folder)
+    while not child.out.read_text():
+        assert child.running, child.said
+    return child
+
+
+def test_a_child_that_is_asked_to_end_finishes(tmp_path: Path) -> None:
+    """Without it workers could not drain, and every showing would end in a crash."""
+    child = greeter(tmp_path)
+    child.ask_to_end()
+    assert (child.wait(), child.out.read_text(), child.running) == (0, "up\ndown\n", False)
+
+
+def test_a_child_that_is_killed_does_nothing_more(tmp_path: Path) -> None:
+    """Without it the crash of the demo would be a polite goodbye."""
+    child = greeter(tmp_path)
+    child.kill()
+    assert (child.out.read_text(), child.running) == ("up\n", False)
+
+
+def test_a_child_finds_nobodys_own_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a demo could speak with somebody's real account."""
+    monkeypatch.setenv("AWS_PROFILE", "production")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
+    code = "import os; print(os.environ.get('AWS_PROFILE'), os.environ['AWS_SECRET_ACCESS_KEY'])"
+    child = Child("teller", ("-c", code), tmp_path)
+    child.wait()
+    child.ask_to_end()
+    assert child.out.read_text() == "None demo\n"
+
+
+def test_half_a_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
+    """Without it the last words of a killed worker would end the showing, or a record be read twice."""
+    path = tmp_path / "lines"
+    tail = Tail(path, bytes.decode)
+    path.write_text("one\ntw")
+    first = tail.more()
+    with path.open("a") as file:
+        file.write("o\nthree")
+    assert (first, tail.more(), tail.more()) == (["one"], ["two"], [])
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"), [([], "nothing"), (["s-007"], "shard 7"), (["s-2", "s-0", "x"], "shards 0, 2 and x")]
+)
+def test_shards_are_named_for_people(shards: list[str], said: str) -> None:
+    """Without it the story would be told in serial numbers."""
+    assert shard_names(shards) == said
+
+
+def staged() -> Screen:
+    """A moment: a worker dead, a hand-over under way, a shard finished."""
+    stream = cast("Stream", SimpleNamespace(shards=tuple))
+    stage = Stage(Path(), stream, MemoryStore("staged"), "")
+    stage.leases = (
+        Lease("s-0", owner="worker-1"),
+        Lease("s-1", owner="worker-1", heir="worker-3"),
+        Lease("s-2", owner="worker-2"),
+        Lease("s-3", checkpoint=SHARD_END),
+        Lease("s-4", parents=("s-3",), owner="worker-3"),
+    )
+    stage.reading.add(Event(0, "worker-1", "initialize", "s-0"))
+    stage.workers = {"worker-1": AT_WORK, "worker-2": "killed", "worker-3": AT_WORK}
+    story = SimpleNamespace(seconds=12.0, chapter="A chapter", said=[(1.0, "Earlier."), (11.0, "Now.")], sent=[])
+    return Screen(stage, cast("Story", story), "utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_screen_shows_who_holds_what(width: int) -> None:
+    """Without it a change of the screen could hide an owner, on narrow terminals above all."""
+    out = io.StringIO()
+    Console(width=width, file=out).print(staged())
+    lines = out.getvalue().splitlines()
+    rows = [line.split() for line in lines[: lines.index(next(line for line in lines if "leases" in line))]]
+    shown = {row[0]: [word for word in row if word in "●○→✗"] for row in rows if row}
+    assert {shard: shown[shard] for shard in "01234"} == {
+        "0": ["●"],
+        "1": ["○", "→"],
+        "2": ["✗"],
+        "3": [],
+        "4": ["○"],
+    }
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert [line.split()[2:] for line in lines if "Now." in line or "Earlier." in line] == [["Now."], ["Earlier."]]
+
+
+def test_the_screen_does_without_pretty_marks() -> None:
+    """Without it a terminal that knows only ASCII would end the demo with an encoding error."""
+    assert marks("ascii").legend.isascii()
+    assert not marks("utf-8").legend.isascii()
