@@ -225,11 +225,16 @@ class Worker:
         me = self._asking()
         shards = self._discovery.shards(now, listing, me.history)
         actions = plan(leases, shards, me, self.config)
+        if asked is not None:
+            # What was not read now may have changed since: leave it to those who look, or to our own next look.
+            actions = tuple(action for action in actions if action.lease.key in asked)
         list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
         self._look = look_again(actions, leases, me, self.config)
         self._turns += 1
         if asked is None:
             self._whole_due = now + self.config.cycle_seconds
+        elif self._look.keys is None:
+            return 0.0  # what we asked for is settled: now see the whole
         return self._look.seconds
 
     def _asking(self) -> Me:

@@ -62,6 +62,14 @@ def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
     assert store.row("s-0").owner == "b-1"
 
 
+def test_whoever_waits_for_a_lease_takes_nothing_else_from_what_it_read_before() -> None:
+    """Without it a newcomer would fill up before it has seen who else joined, and take what must be given back."""
+    clock, store = Clock(), FaultyStore()
+    _one, two = pair(clock, store)
+    two.run(1.0)
+    assert sorted(str(lease.heir) for lease in store.list().leases) == ["None", "None", "None", "b-1"]
+
+
 def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     """Without it a taker that died would leave the lease to expire."""
     clock, store = Clock(), FaultyStore()
