@@ -1,0 +1,145 @@
+"""Named scenarios: the fleets by which rule sets are compared, each a function of its size and a seed."""
+
+import random
+from typing import Literal
+
+from attrs import evolve, frozen
+
+from adapters.simulator.scenario import Member, Nap, Network, Reshape, Scenario
+from balancer.config import Config, Minimal
+
+Start = Literal["spread", "together"]
+TOGETHER_SECONDS = 0.1
+SETTLE_CYCLES = 2
+
+
+@frozen
+class Fleet:
+    """A scenario, and when what it is about begins."""
+
+    scenario: Scenario
+    since: float
+
+
+def group_of(number: int, workers: int) -> tuple[str, ...]:
+    """The ids of one group: a-000, a-001 ..."""
+    name = chr(ord("a") + number) if number < 26 else f"g{number}"
+    return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
+
+
+def cold(leases: int, workers: tuple[str, ...], config: Config, seed: int, start: Start, cycles: float) -> Fleet:
+    """Every lease free, every worker new."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _starting(workers, config, 0.0, start, draw)
+    return _fleet(seed, (None,) * leases, members, 0.0, cycles, config)
+
+
+def scale_out(
+    leases: int,
+    present: tuple[str, ...],
+    joining: tuple[str, ...],
+    config: Config,
+    seed: int,
+    start: Start,
+    cycles: float,
+) -> Fleet:
+    """Workers join a fleet that is balanced."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    since = SETTLE_CYCLES * config.cycle_seconds
+    members = (*_starting(present, config, 0.0, "spread", draw), *_starting(joining, config, since, start, draw))
+    return _fleet(seed, balanced(leases, present, draw), members, since, cycles, config)
+
+
+def shrink(
+    leases: int,
+    workers: tuple[str, ...],
+    going: int,
+    config: Config,
+    seed: int,
+    ending: Literal["crash", "leave"],
+    cycles: float,
+) -> Fleet:
+    """Some workers of a balanced fleet end at one moment."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    since = SETTLE_CYCLES * config.cycle_seconds
+    gone = frozenset(draw.sample(workers, going))
+    members = tuple(
+        evolve(member, ends=since, ending=ending) if member.worker in gone else member
+        for member in _starting(workers, config, 0.0, "spread", draw)
+    )
+    return _fleet(seed, balanced(leases, workers, draw), members, since, cycles, config)
+
+
+def rolling(leases: int, workers: tuple[str, ...], gap: float, config: Config, seed: int, cycles: float) -> Fleet:
+    """Each worker leaves in turn, and a new one comes in its place after `gap` seconds."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    since = SETTLE_CYCLES * config.cycle_seconds
+    old = tuple(
+        evolve(member, ends=since + gap * place, ending="leave")
+        for place, member in enumerate(_starting(workers, config, 0.0, "spread", draw))
+    )
+    new = tuple(Member(f"{worker}x", config, starts=since + gap * (place + 1)) for place, worker in enumerate(workers))
+    fleet = _fleet(seed, balanced(leases, workers, draw), (*old, *new), since, cycles, config)
+    return evolve(fleet, scenario=evolve(fleet.scenario, seconds=fleet.scenario.seconds + gap * len(workers)))
+
+
+def reshard(leases: int, workers: tuple[str, ...], config: Config, seed: int, cycles: float) -> Fleet:
+    """Every shard of a balanced fleet splits: as many parents end, and twice as many children begin."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    since = SETTLE_CYCLES * config.cycle_seconds
+    members = _starting(workers, config, 0.0, "spread", draw)
+    fleet = _fleet(seed, balanced(leases, workers, draw), members, since, cycles, config)
+    return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(since, "double"),), reading=True))
+
+
+def mixed(fleet: Fleet, peer: Config, share: float, seed: int) -> Fleet:
+    """The same fleet, in which only this share of the workers keeps its rules; the others have a peer's."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    workers = sorted({member.worker for member in fleet.scenario.members})
+    ours = frozenset(draw.sample(workers, round(share * len(workers))))
+    members = tuple(
+        member if member.worker in ours else evolve(member, config=peer, foreign=True)
+        for member in fleet.scenario.members
+    )
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
+
+
+def paused(fleet: Fleet, per_hour: float, seed: int) -> Fleet:
+    """The same fleet, with every worker standing still now and then, for 1 to 3 s."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = tuple(
+        evolve(member, naps=_naps(draw, fleet.scenario.seconds, per_hour)) for member in fleet.scenario.members
+    )
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
+
+
+def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
+    """As even as can be, in no order."""
+    owners = [workers[number % len(workers)] for number in range(leases)]
+    draw.shuffle(owners)
+    return tuple(owners)
+
+
+def _starting(
+    workers: tuple[str, ...], config: Config, at: float, start: Start, draw: random.Random
+) -> tuple[Member, ...]:
+    """Over a cycle, or all at once."""
+    within = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
+    foreign = not isinstance(config.rules, Minimal)
+    return tuple(Member(worker, config, at + draw.uniform(0.0, within), foreign=foreign) for worker in workers)
+
+
+def _fleet(
+    seed: int, owners: tuple[str | None, ...], members: tuple[Member, ...], since: float, cycles: float, config: Config
+) -> Fleet:
+    seconds = since + cycles * config.cycle_seconds
+    return Fleet(Scenario(seed, owners, members, seconds, calm=seconds, network=Network()), since)
+
+
+def _naps(draw: random.Random, seconds: float, per_hour: float) -> tuple[Nap, ...]:
+    naps = []
+    t = draw.expovariate(per_hour / 3600)
+    while t < seconds:
+        naps.append(Nap(t, draw.uniform(1.0, 3.0)))
+        t += draw.expovariate(per_hour / 3600)
+    return tuple(naps)
