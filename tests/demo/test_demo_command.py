@@ -1,0 +1,37 @@
+"""The command that a newcomer calls first, as a newcomer calls it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = (sys.executable, "-m", "adapters.cli.main", "demo")
+
+pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
+
+
+def test_the_demo_loses_nothing_and_says_so() -> None:
+    """Without it the first thing anybody runs could fail, or its verdict be for show."""
+    done = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)
+    assert (verdict["ok"], verdict["lost"], verdict["faults"], verdict["shards"]) == (True, 0, [], 9)
+    assert verdict["delivered"] == verdict["produced"] > 0
+    assert [change["before"] for change in verdict["owner_changes"] if change["how"] == "cut"] == ["worker-2"] * 2
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Without it whoever is bored by the demo would be left with its processes and folders."""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as demo:
+        assert demo.stdout is not None
+        assert any("worker-1 starts" in line for line in demo.stdout)
+        assert list(tmp_path.iterdir()) != []
+        demo.send_signal(signal.SIGINT)
+        _, said = demo.communicate(timeout=60)
+    assert (demo.returncode, said) == (130, "leasehold demo: stopped; nothing is left running\n")
+    assert list(tmp_path.iterdir()) == []
