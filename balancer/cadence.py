@@ -57,6 +57,7 @@ class Hearing:
     acts_read    its acts at the last full reading
     looks_still  seconds that the looks stood still, warned how long ago the warns last grew,
     full_still   how long ago the last full reading was; all by our own watching
+    turned       whether a row read alone is gone, or has another owner than at the last full reading
     """
 
     latest: Bulletin = Bulletin()
@@ -64,17 +65,21 @@ class Hearing:
     looks_still: float = 0.0
     warned: float = math.inf
     full_still: float = math.inf
+    turned: bool = False
     looks_at: float = -math.inf
     warns_at: float = -math.inf
     full_at: float = -math.inf
 
     def after(self, leases: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None) -> "Hearing":
         """Fold in one reading; parameters as those of `Watch.look`, `leases` being its answer."""
-        latest = max([self.latest, *map(bulletin_of, leases)])
+        rows = tuple(leases)
+        latest = max([self.latest, *map(bulletin_of, rows)])
         looks_at = self.looks_at if latest.looks == self.latest.looks and self.looks_at > -math.inf else ended
         warns_at = self.warns_at if latest.warns == self.latest.warns else ended
         full_at = self.full_at if asked is not None else ended
+        kept = {lease.key for lease in rows if lease.held >= began - full_at}
         return Hearing(
+            turned=asked is not None and not kept.issuperset(asked),
             latest=latest,
             acts_read=self.acts_read if asked is not None else latest.acts,
             looks_still=max(0.0, began - looks_at),
@@ -140,7 +145,10 @@ def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, conf
     ranks = crew(leases, config)
     row = bulletin_row(leases, ranks[0])
     safety = 2 * config.lease_seconds * len(ranks)  # C11
-    if row is None or hearing.latest.acts != hearing.acts_read or hearing.full_still > safety:
+    # C8: the clocks of all must run before all stand in, or a second lease_seconds would be lost.
+    unheard = row is not None and hearing.full_still > row.idle > 0.6 * config.lease_seconds
+    news = hearing.turned or hearing.latest.acts != hearing.acts_read
+    if row is None or news or unheard or hearing.full_still > safety:
         return Look(0.0, notes=notes)  # C7
     pause = 1.0 if me.worker in ranks[: 1 + DEPUTIES] else 2.5
     alarmed = hearing.warned < config.lease_seconds
@@ -184,8 +192,9 @@ def _watch_kept(
     for lease in leases:
         if lease.ended or lease.owner == me.worker or lease.key in taken:
             continue
-        open_to_others |= lease.owner is None or lease.idle > limit
-        warned |= lease.owner is not None and _suspect(lease.idle, config)
+        gone = lease.owner is None or lease.idle > limit
+        open_to_others |= gone
+        warned |= not gone and _suspect(lease.idle, config)
     return Bulletin(latest.looks + 1, latest.acts + open_to_others, latest.warns + warned)
 
 
