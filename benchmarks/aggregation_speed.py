@@ -1,6 +1,7 @@
 """Reading and writing aggregated records, beside aws_kinesis_agg and beside the MD5 that nobody can avoid.
 
-Every figure is a median over interleaved rounds of one run; both sides' answers are compared first.
+Every figure is a median of CPU time over interleaved rounds of one run, so that a busy machine hits all alike;
+both sides' answers are compared first.
 `make bench` runs it; the bars are printed with what was reached.
 """
 
@@ -21,7 +22,7 @@ from aws_kinesis_agg.deaggregator import iter_deaggregate_records  # type: ignor
 from compiled import plain_and_compiled
 
 MAGIC, DIGEST = 4, 16
-ARROW_RECORDS = 64  # Kinesis records a batch, about what a full GetRecords brings
+ARROW_RECORDS = 16  # Kinesis records a batch
 SHARD = (0, 2**128 - 2)  # all but one of the hash keys: every key must be hashed, none is dropped
 Rows = list[tuple[str, str | None, bytes]]
 
@@ -134,16 +135,16 @@ def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Ca
 
 
 def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
-    """Microseconds of each, taken in turn so that a busy moment hits all alike."""
+    """Microseconds of each, of CPU time, taken in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
             at_once = ARROW_RECORDS if name.endswith("Arrow") else 1
             calls = max(1, repeat // at_once)
-            began = time.perf_counter()
+            began = time.process_time()
             for _ in range(calls):
                 contender()
-            seconds[name].append((time.perf_counter() - began) / calls / at_once)
+            seconds[name].append((time.process_time() - began) / calls / at_once)
     return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items()}
 
 
