@@ -94,6 +94,18 @@ class Holdings:
         mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
         return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
 
+    def doubted(self, read: Iterable[Lease]) -> tuple[Holding, ...]:
+        """What we hold although a reading just made says it is another's."""
+        foreign = (lease.key for lease in read if lease.owner != self._identity.worker)
+        return tuple(holding for key in foreign if (holding := self.get(key)))
+
+    def settle(self, doubted: Holding) -> None:
+        """A renewal tells whose it is: a thief that asked nobody is noticed before the next renewal is due."""
+        try:
+            doubted.renew()
+        except StoreError as fault:
+            log.warning("lease %s may be lost: %s", doubted.key, fault)
+
     def _has_successor(self, lease: Lease) -> bool:
         """Whether another process of our id took up what we let expire: asleep for long, we have been replaced."""
         replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None

@@ -23,6 +23,7 @@ from adapters.handoff import Handoffs
 from adapters.holding import Holding
 from adapters.holdings import Holdings
 from adapters.identity import Identity
+from adapters.slow_peers import SlowPeers
 from adapters.source import Source
 from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
 from balancer.config import Config, Kcl
@@ -115,7 +116,7 @@ class Worker:
         self.each_renewal, self.each_action = each_renewal, each_action
         self.clock, self.uniform, self.hurried = clock, uniform, hurried
         self._identity = Identity(me, process or uuid.uuid4().hex)
-        self._discovery = Discovery(source)
+        self._discovery, self._slow_peers = Discovery(source), SlowPeers()
         self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._hold)
         self._holdings = Holdings(
             store,
@@ -126,13 +127,11 @@ class Worker:
             gave=self._gave,
             lock=lock,
         )
-        self._watch = Watch()
-        self._look = Look(0.0)
+        self._watch, self._look = Watch(), Look(0.0)
         self._look_due = self._whole_due = -math.inf
-        self._turns = 0
         self._hurry = Event()
         self._benched: dict[str, float] = {}
-        self._closing = False
+        self._turns, self._closing = 0, False
         self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
     @property
@@ -222,7 +221,9 @@ class Worker:
         # KCL 2.x renews finished leases too.
         strays = self._holdings.strays(leases, ended=isinstance(self.config.rules, Kcl))
         list(self.each_action(self._holdings.adopt, strays))
+        list(self.each_action(self._holdings.settle, self._holdings.doubted(listing.leases)))
         me = self._asking()
+        self._slow_peers.heed(me, self.config)
         shards = self._discovery.shards(now, listing, me.history)
         actions = plan(leases, shards, me, self.config)
         if asked is not None:

@@ -11,6 +11,7 @@ import typer
 from attrs import evolve
 
 from adapters.cli.callables import load
+from adapters.event_hubs.pace import paced
 from adapters.events import EventLines
 from adapters.handling import Handling
 from adapters.holdings import WorkerError
@@ -64,7 +65,8 @@ def command(  # noqa: PLR0917  one for each option
     try:
         me = worker or f"{socket.gethostname()}-{os.getpid()}"
         given = {"lease_seconds": lease_seconds, "timestamp_ms": timestamp_ms}
-        config = _config({"rules": rules, "initial_position": initial_position} | given, set_ or [])
+        settings = _settings({"rules": rules, "initial_position": initial_position} | given, set_ or [])
+        config = _config(source, settings)
         handling = evolve(
             _handling(handler, me, events=events),
             attempts=attempts,
@@ -90,14 +92,19 @@ def _run(worker: Worker, handling: Handling) -> None:
         worker.store.close()
 
 
-def _config(given: dict[str, Any], more: list[str]) -> Config:
+def _config(source: str, settings: dict[str, Any]) -> Config:
+    config = config_of(Value("input", settings))
+    return paced(config, settings) if source.startswith("eventhubs:") else config
+
+
+def _settings(given: dict[str, Any], more: list[str]) -> dict[str, Any]:
     fields = {name: value for name, value in given.items() if value is not None}
     for setting in more:
         name, separator, text = setting.partition("=")
         if not separator:
             raise ValueError(f"--set: {setting!r} is not of the form name=value")
         fields[name] = _value(text)
-    return config_of(Value("input", fields))
+    return fields
 
 
 def _value(text: str) -> Any:  # noqa: ANN401  the field that it is for says what it must be

@@ -1,0 +1,77 @@
+"""Peers of other makes in the group: slow ones are named once, thieves are noticed soon, and the seconds suit them."""
+
+import logging
+
+import pytest
+from attrs import evolve
+from virtual_fleet import KCL, Clock, Driven, FaultyStore, ListSource, four_shards, member
+
+from adapters.cli.consume import _config
+from adapters.event_hubs.pace import paced
+from balancer.config import Config, EventHubs, KclRust, Minimal, Rules
+
+SOURCE = "eventhubs://contoso/flights"
+
+
+@pytest.mark.parametrize(
+    ("rules", "seconds"),
+    [
+        (Minimal(), (120.0, 30.0, 20.0)),
+        (KclRust(), (120.0, 30.0, 20.0)),
+        (EventHubs(), (120.0, 30.0, 20.0)),
+        (EventHubs("python"), (180.0, 30.0, 20.0)),
+    ],
+)
+def test_over_event_hubs_the_seconds_suit_official_workers(rules: Rules, seconds: tuple[float, float, float]) -> None:
+    """At ten seconds every official peer, renewing every thirty, would count as dead; at forty they would rob us."""
+    config = paced(Config(rules=rules), {"rules"})
+    assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
+
+
+def test_what_was_asked_for_stays() -> None:
+    """A setting that is silently replaced cannot be trusted."""
+    asked = Config(lease_seconds=6.0, cycle_seconds=45.0)
+    assert paced(asked, {"lease_seconds", "cycle_seconds"}) == asked
+    assert paced(evolve(asked, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
+
+
+def test_the_command_tells_a_hub_from_a_stream() -> None:
+    """Without it the right seconds would stand in the code and nowhere else."""
+    settings = {"rules": "event-hubs", "dialect": "python", "cycle_seconds": 10}
+    assert _config(SOURCE, settings) == Config(
+        rules=EventHubs("python"), lease_seconds=180.0, cycle_seconds=10.0, renew_seconds=20.0
+    )
+    assert _config("kinesis://orders", {}) == Config()
+
+
+def settled(clock: Clock, store: FaultyStore) -> Driven:
+    """A worker that holds all four leases, has just renewed them, and looks often."""
+    one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
+    one.run(3)
+    return one
+
+
+def test_a_thief_that_a_reading_shows_is_believed_before_the_next_renewal() -> None:
+    """Official workers steal without a word: until the next renewal, up to 20 s, two would work on one partition."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    victim = one.worker.holdings[0]
+    store.steal(store.row("s-0"), "sdk-1")
+    one.worker.hurry()
+    one.worker.turn(clock.now)
+    assert (victim.lost.is_set(), victim.why) == (True, "now owned by sdk-1")
+
+
+def test_a_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
+    """A group of two minds about expiry robs itself for ever, and nobody would know why."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    store.steal(store.row("s-0"), "sdk-1")
+    with caplog.at_level(logging.WARNING, "leasehold.worker"):
+        for _ in range(4):
+            one.run(0.8 * KCL.lease_seconds)
+            store.renew(store.row("s-0"))
+    said = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("worker sdk-1 let ")
+    assert "--lease-seconds here" in said[0]
