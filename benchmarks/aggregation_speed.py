@@ -140,11 +140,10 @@ def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) 
     for _ in range(rounds):
         for name, contender in contenders.items():
             at_once = ARROW_RECORDS if name.endswith("Arrow") else 1
-            calls = max(1, repeat // at_once)
             began = time.process_time()
-            for _ in range(calls):
+            for _ in range(repeat):
                 contender()
-            seconds[name].append((time.process_time() - began) / calls / at_once)
+            seconds[name].append((time.process_time() - began) / repeat / at_once)
     return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items()}
 
 

@@ -121,11 +121,11 @@ def _message(data: bytes) -> Message | Reason:
     """What the record holds, or why it is passed on."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
-    body = data[len(MAGIC) : -_DIGEST_BYTES]
-    if hashlib.md5(body, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
+    end = len(data) - _DIGEST_BYTES
+    if hashlib.md5(memoryview(data)[len(MAGIC) : end], usedforsecurity=False).digest() != data[end:]:
         return Reason.BAD_MD5
     try:
-        return read(body)
+        return read(data, len(MAGIC), end)
     except Malformed:
         return Reason.BAD_PROTO
 

@@ -59,30 +59,33 @@ class Message:
         self.total = 0
 
 
-def read(body: bytes) -> Message:
-    """The tables and user records of a message. Raises Malformed where Java refuses it."""
+def read(body: bytes, begin: int, end: int) -> Message:
+    """The tables and user records of the message in body[begin:end]. Raises Malformed where Java refuses it.
+
+    It is read in place: whatever reads on beyond the end finds itself there, and is malformed.
+    """
     message = Message()
     try:
-        _fields(body, message, growing=True)
+        _fields(body, begin, end, message, growing=True)
         if len(message.rows) < message.total:
             # An index ahead of its table, or in none: only complete tables can tell.
             message.rows.clear()
-            _fields(body, message, growing=False)
-    except IndexError:  # cut off by the end of the message
+            _fields(body, begin, end, message, growing=False)
+    except IndexError:  # cut off by the end of everything
         raise Malformed from None
     return message
 
 
-def _fields(body: bytes, message: Message, *, growing: bool) -> None:
+def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) -> None:
     """Add the user records up to the first that cannot be resolved and, if growing, every table entry."""
     keys, hash_keys, rows = message.keys, message.hash_keys, message.rows
-    at, end, unresolved = 0, len(body), 0
+    unresolved = 0
     while at < end:
         if growing and body[at] != _RECORD:
-            at = _common_entries(body, at, _KEY, keys)
-            at = _common_entries(body, at, _HASH_KEY, hash_keys)
+            at = _common_entries(body, at, end, _KEY, keys)
+            at = _common_entries(body, at, end, _HASH_KEY, hash_keys)
         if not unresolved:
-            at = _common_records(body, at, keys, hash_keys, rows)
+            at = _common_records(body, at, end, keys, hash_keys, rows)
         if at == end:
             break
         tag, at = _tag(body, at)
@@ -103,9 +106,8 @@ def _fields(body: bytes, message: Message, *, growing: bool) -> None:
     message.total = len(rows) + unresolved
 
 
-def _common_entries(body: bytes, at: int, tag: int, entries: list[str]) -> int:
+def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]) -> int:
     """Read on through table entries of under 128 bytes; where the first other thing begins."""
-    end = len(body)
     while at < end and body[at] == tag and body[at + 1] < _MORE:
         stop = at + 2 + body[at + 1]
         if stop > end:
@@ -118,15 +120,15 @@ def _common_entries(body: bytes, at: int, tag: int, entries: list[str]) -> int:
     return at
 
 
-def _common_records(  # noqa: C901  one loop: calls were most of its time
-    body: bytes, at: int, keys: list[str], hash_keys: list[str], rows: list[Row]
+def _common_records(  # noqa: C901, PLR0917  one loop: calls were most of its time
+    body: bytes, at: int, end: int, keys: list[str], hash_keys: list[str], rows: list[Row]
 ) -> int:
     """Read on through user records of the form that producers write; where the first other thing begins.
 
-    What it reads `_fields` would read alike, in several times the time. A record cut off by the end
-    of the message is an IndexError here and malformed there: its last field, the data, is required.
+    What it reads `_fields` would read alike, in several times the time. A record that is cut off by the
+    end is left to it, or an IndexError where nothing follows; it is malformed either way.
     """
-    end, hash_key = len(body), -1
+    hash_key = -1
     while at < end and body[at] == _RECORD:
         size, place = body[at + 1], at + 2
         if size >= _MORE:
