@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from adapters.appointments import Appointments
+from adapters.appointments import Appointments, Step
 from adapters.handling import Handler, Handling
 from adapters.holding import Holding
 from adapters.holdings import WorkerError
@@ -81,7 +81,11 @@ class Runner:
         """Read what has become ours; during the drain, only to release it."""
         if not self._taking.is_set():
             holding.ask_release()
-        self._readings.add(holding.key, Reading(self._worker, holding, self._handling).step)
+        self._readings.add(holding.key, self.reading(holding))
+
+    def reading(self, holding: Holding) -> Step:
+        """What is done with a lease that has become ours, step by step; another kind of consumer overrides it."""
+        return Reading(self._worker, holding, self._handling).step
 
     def part(self, holding: Holding) -> None:
         """Have its reading finish the running batch, then give it up."""

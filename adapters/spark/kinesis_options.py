@@ -1,0 +1,115 @@
+"""The options of `kinesis-leased`: those that users of other Kinesis connectors know, and the group's own."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from attrs import frozen
+
+from adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+
+LEAST_MS = 223
+"""Between two requests for one shard: at most 4.5 a second, of the five that all readers of a shard share."""
+
+ROWS_PER_SHARD = 100_000
+
+WITHOUT_EFFECT = {
+    "kinesis.failOnDataLoss": "records past their retention are gone for every reader; it is logged",
+    "kinesis.maxFetchTimePerShardSec": "records are read ahead, between batches",
+    "kinesis.describeShardInterval": "shards are listed when one ends, and where hash keys are uncovered",
+    "kinesis.getRecords.numberOfRecordsPerFetch": "each request asks for as many as it may",
+}
+
+
+@frozen
+class KinesisOptions:
+    """One stream, as one query reads it.
+
+    interval_seconds  least time between two requests for one shard
+    shard_rows        most rows of one shard in one batch
+    """
+
+    stream: str
+    region: str
+    endpoint: str
+    interval_seconds: float
+    shard_rows: int
+    lease: LeaseOptions
+
+    @property
+    def url(self) -> str:
+        """The stream as a source's URL."""
+        return f"kinesis://{quote(self.stream)}{_query(self.region, self.endpoint)}"
+
+
+def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
+    """Raises ValueError, naming the option."""
+    given = Given(options)
+    stream = given.need("kinesis.streamName", "name the stream to read")
+    region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
+    _polling(given)
+    given.ignore(WITHOUT_EFFECT)
+    interval = given.number("kinesis.getRecords.fetchIntervalMs", 250, least=LEAST_MS) or 0
+    rows = given.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    lease = lease_options(given, _table(given, region), _start(given), 10.0, "maxRowsPerTrigger")
+    given.done()
+    return KinesisOptions(stream, region, endpoint, interval / 1000, rows, lease)
+
+
+def _polling(given: Given) -> None:
+    if given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo") in {
+        "SubscribeToShard",
+        "efo",
+    }:
+        raise ValueError("option kinesis.consumerType: this source reads by GetRecords only; leave it out")
+    for name in ("kinesis.stsRoleArn", "kinesis.consumerName"):
+        if given.text(name):
+            raise ValueError(f"option {name}: not supported; a role is taken on by the driver's own AWS profile")
+
+
+def _table(given: Given, region: str) -> str:
+    """The KCL's own way of naming its table, after the application."""
+    endpoint = given.text("kinesis.dynamodb.endpointUrl")
+    table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
+    return f"dynamodb://{quote(table)}{_query(region, endpoint)}" if table else ""
+
+
+def _query(region: str, endpoint: str) -> str:
+    query = urlencode({name: value for name, value in (("region", region), ("endpoint", endpoint)) if value})
+    return f"?{query}" if query else ""
+
+
+def _start(given: Given) -> dict[str, Any]:
+    """A word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
+    name = "kinesis.startingPosition"
+    text = given.text(name, "LATEST")
+    return start_of(name, text, ("TRIM_HORIZON", "EARLIEST"), ("LATEST",), _timestamp(name, text))
+
+
+def _timestamp(name: str, text: str) -> str:
+    word, _, rest = text.partition(" ")
+    if word.upper() == "AT_TIMESTAMP":
+        return _milliseconds(name, rest)
+    if not text.startswith("{"):
+        return ""
+    try:
+        (key, value), *more = json.loads(text).items()
+    except (ValueError, AttributeError):
+        raise ValueError(f"option {name}: not the JSON of a position") from None
+    if more or key.lower() != "at_timestamp":
+        raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
+    return _milliseconds(name, str(value))
+
+
+def _milliseconds(name: str, text: str) -> str:
+    if text.isdigit():
+        return text
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
+    return str(int(moment.timestamp() * 1000))

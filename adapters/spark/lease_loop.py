@@ -1,0 +1,167 @@
+"""The worker of one query: its real lease loop, in threads of Spark's source-runner process.
+
+The runner process calls a reader from its main thread, one call at a time, and may be busy or blocked
+for long; renewals and readings go on beside it. Release on the way out is best effort, and a lease's
+expiry the guarantee.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from threading import Condition, Thread
+
+from adapters.holding import Holding
+from adapters.runner import Runner
+from adapters.spark.chunks import Chunk
+from adapters.spark.feed import Feed, Pace, Shelf
+from adapters.spark.offsets import Held, shares
+from adapters.worker import Worker
+from balancer.ancestry import readable
+from balancer.model import Lease, Position, Version
+from stores.protocol import StoreError
+
+log = logging.getLogger("leasehold.spark")
+
+STOP_SECONDS = 8.0
+
+
+class LeaseLoop(Runner):
+    """Holds leases and reads their shards ahead, from `start` until `close`.
+
+    worker  joins the group
+    pace    how far is read ahead
+    resume  where a lease is to be read from, given where its checkpoint says
+    """
+
+    def __init__(self, worker: Worker, pace: Pace, resume: Callable[[Holding, Position], Position]) -> None:
+        super().__init__(worker, lambda _delivery: None)
+        self._member = worker
+        self._changed = Condition()
+        self._committed: dict[str, Position] = {}
+        self._shelf = Shelf(pace, self._changed, resume, self._committed.get)
+        self._feeds: dict[str, Feed] = {}
+        self._fault: Exception | None = None
+        self._first_seen: dict[str, Version] = {}
+        self._alive: set[str] = set()
+        self._thread_of_all = Thread(target=self._run, name="leasehold-spark", daemon=True)
+
+    def start(self, *, only_now: bool) -> None:
+        """Join the group; `only_now` if nothing that comes later is to be read."""
+        self._shelf.only_now = only_now
+        self._thread_of_all.start()
+
+    def close(self) -> None:
+        """Release what is held, within a bounded time."""
+        self._shelf.ending = True
+        self.stop()
+        self._thread_of_all.join(STOP_SECONDS)
+        if self._thread_of_all.is_alive():
+            log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
+
+    def reading(self, holding: Holding) -> Callable[[float], float]:
+        """Read it ahead."""
+        feed = Feed(self._member, holding, self._shelf, self._left)
+        with self._changed:
+            self._feeds[holding.key] = feed
+            self._shelf.feeds = len(self._feeds)
+        return feed.step
+
+    # For the main thread
+
+    def check(self) -> None:
+        """Raises what ended the loop: a table or stream that cannot be used; never a lost lease."""
+        if self._fault is not None:
+            raise self._fault
+
+    def wait(self, seconds: float) -> None:
+        """Until something waits to be taken, or so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fault or any(each.waiting[0] for each in self._takable()), seconds)
+
+    @property
+    def parting(self) -> bool:
+        """Whether a lease waits to be given away until Spark has committed."""
+        return any(holding.parting for holding in self._member.holdings)
+
+    def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
+        """What is held, each where its next range begins, and for some of it the rows that come next."""
+        with self._changed:
+            feeds = {feed.key: feed for feed in self._takable()}
+            held = {key: each for key, feed in feeds.items() if (each := feed.held) is not None}
+            counts = shares({key: min(shard_rows, feed.waiting[0]) for key, feed in feeds.items()}, rows)
+            taken = _taken(feeds, counts, size)
+        for key in taken:
+            self._readings.hurry(key)  # there is room again
+        return held, taken
+
+    def commit(self, ends: Mapping[str, Position]) -> None:
+        """Spark is done up to these positions: they are written wherever the lease is ours, now or later."""
+        with self._changed:
+            self._committed.update(ends)
+            ours = [key for key in ends if key in self._feeds]
+            for key in ours:
+                self._feeds[key].commit(ends[key])
+        for key in ours:
+            self._readings.hurry(key)
+        if others := sorted(ends.keys() - set(ours)):
+            log.info("not ours any more, so their checkpoints stay: %s", ", ".join(others))
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing more to read of what was there: here, or without a living owner elsewhere."""
+        with self._changed:
+            idle = {key: feed.idle for key, feed in self._feeds.items()}
+            opened = {key for key, feed in self._feeds.items() if feed.opened}
+        if not all(idle[key] for key in opened):
+            return False
+        try:
+            leases = {lease.key: lease for lease in self._member.store.list().leases}
+        except StoreError as fault:
+            log.warning("the leases could not be read, looking again: %s", fault)
+            return False
+        return bool(leases) and all(
+            self._looked_after(lease, opened, leases) for lease in leases.values() if not lease.ended
+        )
+
+    def _looked_after(self, lease: Lease, opened: set[str], leases: Mapping[str, Lease]) -> bool:
+        if lease.owner == self._member.me:
+            # A child waits for its parents, which may be somebody else's to finish.
+            return lease.key in opened or not readable(
+                lease, {key: leases[key] for key in lease.parents if key in leases}
+            )
+        if lease.owner is None:
+            return False
+        if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
+            self._alive.add(lease.key)  # it was renewed: its owner lives, and it is the owner's to read
+        return lease.key in self._alive
+
+    # Within
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except Exception as fault:  # noqa: BLE001  whatever it is, the query is to end with it
+            with self._changed:
+                self._fault = fault
+                self._changed.notify_all()
+
+    def _takable(self) -> list[Feed]:
+        return [feed for feed in self._feeds.values() if feed.held is not None]
+
+    def _left(self, feed: Feed) -> None:
+        if self._feeds.get(feed.key) is feed:
+            del self._feeds[feed.key]
+            self._shelf.feeds = len(self._feeds)
+
+
+def _taken(feeds: Mapping[str, Feed], counts: Mapping[str, int], size: int) -> dict[str, Chunk]:
+    sizes = shares({key: feeds[key].waiting[1] for key, count in counts.items() if count}, size)
+    taken: dict[str, Chunk] = {}
+    for key, most in sizes.items():
+        if (chunk := feeds[key].take(counts[key], most)) is not None:
+            taken[key] = chunk
+    if not taken:
+        # A row larger than its share goes alone, or nothing would ever go on.
+        for key in sorted(key for key, count in counts.items() if count):
+            if (chunk := feeds[key].take(1, 1 << 62)) is not None:
+                return {key: chunk}
+    return taken
