@@ -6,6 +6,7 @@ straight out of the records. Everything else goes the way of `deaggregate`.
 
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -121,13 +122,14 @@ def _unpacked(
     places: Sequence[int],
 ) -> pa.RecordBatch:
     """The rows of some of the records, one by one."""
-    rows = [
-        (place, sub, *row)
-        for place in places
-        for sub, row in enumerate(
-            deaggregate(records[place], partition_keys[place] if partition_keys else None, None, hash_range).rows
-        )
+    keys: Sequence[str | None] = partition_keys or [None] * len(records)
+    answers = [deaggregate(records[place], keys[place], None, hash_range).rows for place in places]
+    counts = [len(rows) for rows in answers]
+    rows = list(chain.from_iterable(answers))
+    subs = [np.arange(count, dtype=np.int32) for count in counts]
+    columns = [
+        pa.array(np.repeat(np.array(places, np.int32), counts)),
+        pa.array(np.concatenate([np.zeros(0, np.int32), *subs])),
+        *(pa.array([row[column] for row in rows], SCHEMA.field(2 + column).type) for column in range(3)),
     ]
-    columns = zip(*rows, strict=True) if rows else ((),) * len(SCHEMA)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
