@@ -1,13 +1,14 @@
 """When to list the shards of a stream: seldom, because every worker shares the service's rate limit."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Event
 
 from adapters.source import Source, SourceError, SourceUnavailable
 from balancer.ancestry import problems
+from balancer.cleanup import ripe
 from balancer.lineage import HOLE_CONFIDENCE
-from balancer.model import History, Hole, Lease, Problem, Shard
+from balancer.model import History, Hole, Lease, Me, Problem, Shard
 from stores.protocol import Listing
 
 log = logging.getLogger("leasehold.discovery")
@@ -19,7 +20,7 @@ class Discovery:
     """One worker's listings of shards.
 
     A listing is wanted at the start, after a shard end, when the unended leases have left the same
-    hash range uncovered three times, and every `safety_seconds`.
+    hash range uncovered three times, when finished leases wait to be deleted, and every `safety_seconds`.
     """
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
@@ -28,6 +29,7 @@ class Discovery:
         self._wanted.set()
         self._next = 0.0
         self._holes: tuple[Hole, ...] = ()
+        self._ripe: frozenset[str] = frozenset()
         self._answered = False
         self._said: frozenset[str] = frozenset()
 
@@ -35,13 +37,13 @@ class Discovery:
         """List at the next turn."""
         self._wanted.set()
 
-    def shards(self, now: float, listing: Listing, history: History) -> tuple[Shard, ...] | None:
-        """The listing if one is wanted now and can be had, else None.
+    def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
+        """The listing if one is wanted now and can be had, else None; `leases` as the plan will see them.
 
         None too while a row of the table cannot be read: its shard has a lease, so nothing may be
         created or deleted. Raises SourceError if the stream cannot be used and never could.
         """
-        if self._hole_lasts(history) or now >= self._next:
+        if self._hole_lasts(me.history) or self._ripened(leases, me.worker) or now >= self._next:
             self.want()
         malformed = [
             f"row {row.key}: {row.field} {row.why}; nothing is created or deleted until it is mended"
@@ -60,6 +62,11 @@ class Discovery:
         # Every third reading, and only those that looked anew: a hole that listing cannot fill is not hammered at.
         fresh, self._holes = history.holes != self._holes, history.holes
         return fresh and any(hole.times % HOLE_CONFIDENCE == 0 for hole in history.holes)
+
+    def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
+        # Once for each finished lease: what a listing did not help is not hammered at either.
+        before, self._ripe = self._ripe, ripe(leases, worker)
+        return not self._ripe <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
         # Cleared first: a shard may end while we list.

@@ -224,7 +224,7 @@ class Worker:
         list(self.each_action(self._holdings.settle, self._holdings.doubted(listing.leases)))
         me = self._asking()
         self._slow_peers.heed(me, self.config)
-        shards = self._discovery.shards(now, listing, me.history)
+        shards = self._discovery.shards(now, listing, me, leases) if asked is None else None
         actions = plan(leases, shards, me, self.config)
         if asked is not None:
             # What was not read now may have changed since: leave it to those who look, or to our own next look.

@@ -8,10 +8,33 @@ from collections.abc import Collection
 
 from balancer.actions import Delete
 from balancer.ancestry import Family
+from balancer.chance import digest_under
 from balancer.model import Lease
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
+
+
+def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
+    """Finished leases that only a listing of shards keeps from being deleted (L8), where that falls to this worker.
+
+    One worker of those that share by our rules lists for all. KCL 2.x counts finished leases as load,
+    and its workers settle for fewer shards than their share while any is there.
+    """
+    ended = {lease.key for lease in leases if lease.ended}
+    if not ended:
+        return frozenset()
+    keys, begun = {lease.key for lease in leases}, dict[str, bool]()
+    for child in leases:
+        for parent in ended.intersection(child.parents):
+            begun[parent] = begun.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
+    roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
+    ours = {lease.owner for lease in leases if lease.yields and lease.owner is not None}
+    return frozenset(
+        key
+        for key, done in begun.items()
+        if done and key in roots and min(ours, key=digest_under(key), default=None) == worker
+    )
 
 
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:

@@ -3,14 +3,16 @@
 import logging
 
 import pytest
+from attrs import evolve
 from virtual_fleet import ListSource, four_shards, shard
 
 from adapters.discovery import Discovery
 from adapters.source import SourceError, SourceUnavailable
-from balancer.model import History, Hole, Lease, Shard
+from balancer.model import SHARD_END, TRIM_HORIZON, History, Hole, Lease, Me, Position, Shard
 from stores.protocol import Listing, Malformed
 
 HEALTHY = Listing(())
+ME = Me("a-1")
 
 
 def test_nothing_is_listed_while_a_row_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -18,27 +20,27 @@ def test_nothing_is_listed_while_a_row_cannot_be_read(caplog: pytest.LogCaptureF
     source = ListSource(four_shards())
     discovery = Discovery(source)
     broken = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
-    assert [discovery.shards(now, broken, History()) for now in (0.0, 1.0)] == [None, None]
+    assert [discovery.shards(now, broken, ME) for now in (0.0, 1.0)] == [None, None]
     assert source.listings == 0
     said = "row s-1: leaseCounter is missing; nothing is created or deleted until it is mended"
     assert caplog.messages == [said], "once, not every turn"
-    assert discovery.shards(2.0, HEALTHY, History()) == tuple(four_shards())
+    assert discovery.shards(2.0, HEALTHY, ME) == tuple(four_shards())
 
 
 def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
     """Without it one stale reading would cost a listing, and a hole that stays would cost one each turn."""
     source = ListSource(four_shards())
     discovery = Discovery(source)
-    discovery.shards(0.0, HEALTHY, History())
+    discovery.shards(0.0, HEALTHY, ME)
     seen = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
-    listed = [discovery.shards(1.0, HEALTHY, history) is not None for history in seen]
+    listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in seen]
     assert listed == [False, False, True, False, False, False, True]
 
 
 def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Without it nobody would know why no lease is created."""
     source = ListSource([shard("s-0", 0, 9), shard("c-0", 0, 2**128 - 1, "s-0")])
-    Discovery(source).shards(0.0, HEALTHY, History())
+    Discovery(source).shards(0.0, HEALTHY, ME)
     assert caplog.messages == ["shard s-0 is open but has a child, c-0: one of the two is out of date"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
@@ -62,14 +64,14 @@ def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for
     source = Failing(four_shards())
     source.faults = (SourceUnavailable("slow down"), SourceError("no such stream"))
     discovery = Discovery(source)
-    assert discovery.shards(0.0, HEALTHY, History()) is None
+    assert discovery.shards(0.0, HEALTHY, ME) is None
     with pytest.raises(SourceError, match="no such stream"):
-        discovery.shards(1.0, HEALTHY, History())
-    assert discovery.shards(2.0, HEALTHY, History()) is not None
+        discovery.shards(1.0, HEALTHY, ME)
+    assert discovery.shards(2.0, HEALTHY, ME) is not None
     discovery.want()
     source.faults = (SourceError("no such stream"),)
-    assert discovery.shards(3.0, HEALTHY, History()) is None
-    assert discovery.shards(4.0, HEALTHY, History()) is not None, "asked again at the next turn"
+    assert discovery.shards(3.0, HEALTHY, ME) is None
+    assert discovery.shards(4.0, HEALTHY, ME) is not None, "asked again at the next turn"
 
 
 def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> None:
@@ -83,3 +85,18 @@ def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> N
     discovery = Discovery(Silent())
     assert discovery.deletable(Lease(listed.id), shards)
     assert not discovery.deletable(Lease("s-9"), shards)
+
+
+def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() -> None:
+    """Without it finished leases, which Java workers count as load, would stay for minutes; or everybody would list."""
+    source = ListSource(four_shards())
+    workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
+
+    def listings_at(checkpoint: Position) -> int:
+        child = Lease("c-0", parents=("s-0",), owner="a-1", yields=True, checkpoint=checkpoint)
+        leases = (Lease("s-0", checkpoint=SHARD_END), child, evolve(child, key="c-1", shard="c-1", owner="b-1"))
+        for me, discovery in workers:
+            discovery.shards(1.0, HEALTHY, me, leases)
+        return source.listings
+
+    assert [listings_at(at) for at in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
