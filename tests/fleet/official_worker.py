@@ -1,0 +1,67 @@
+"""An official Event Hubs worker as Azure documents it, which tells what it does in the lines that ours write.
+
+    python official_worker.py WORKER HUB CONTAINER INTERVAL EXPIRY
+
+Both connection strings are in the environment. It ends, and gives its partitions up, at SIGTERM.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from functools import partial
+from hashlib import sha1
+from typing import Any, cast
+
+from azure.eventhub import CloseReason, EventData, EventHubConsumerClient
+from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
+
+ENDINGS = {CloseReason.OWNERSHIP_LOST: "lease-lost", CloseReason.SHUTDOWN: "stopped"}
+
+
+def main(worker: str, hub: str, container: str, interval: str, expiry: str) -> None:
+    """Receive until told to end."""
+    store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
+    client = EventHubConsumerClient.from_connection_string(
+        os.environ["EVENTHUBS_CONNECTION_STRING"],
+        "$Default",
+        eventhub_name=hub,
+        checkpoint_store=store,
+        load_balancing_interval=float(interval),
+        partition_ownership_expiration_interval=float(expiry),
+    )
+    # Closing waits for the receiving thread, which is the one that a signal interrupts.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=client.close).start())
+    tell = partial(told, worker)
+    with client, store:
+        client.receive_batch(
+            partial(handle, tell),
+            max_batch_size=100,
+            starting_position="-1",
+            on_partition_initialize=lambda context: tell("initialize", context),
+            on_partition_close=lambda context, why: tell(ENDINGS[why], context),
+        )
+
+
+def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
+    """Say what came, and checkpoint it."""
+    for event in events:
+        digest = sha1(b"".join(cast("Iterable[bytes]", event.body)), usedforsecurity=False).hexdigest()
+        number = str(event.sequence_number)
+        tell("record", context, sequence_number=number, sub_sequence_number=0, partition_key=None, sha1=digest)
+    if events:
+        context.update_checkpoint(events[-1])
+
+
+def told(worker: str, event: str, context: Any, **more: object) -> None:  # noqa: ANN401  likewise
+    """One line."""
+    line = {"t": int(time.time() * 1000), "worker": worker, "event": event, "shard": context.partition_id, **more}
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,81 @@
+"""Workers of ours and official ones, as processes, in one consumer group over one container of blobs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hub_stage import (
+    CYCLE_SECONDS,
+    EXPIRY_SECONDS,
+    ROWS,
+    SETTLE_SECONDS,
+    Feed,
+    Group,
+    HubStream,
+    a_container,
+    a_group,
+    flights,
+)
+
+from adapters.local.event_hubs import EventHubs
+from adapters.local.services import AZURITE_ACCOUNT
+
+pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
+
+BOTH_WAYS = {(True, False), (False, True)}
+
+
+@contextmanager
+def a_mixed_group(hubs: EventHubs, hub: str, rows: Iterator[str], a_tick: int, folder: Path) -> Iterator[Group]:
+    """Nobody yet, of a hub with twelve partitions; both connection strings are in the environment."""
+    with a_container() as container:
+        store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
+        with a_group(Feed(HubStream(hubs, hub, 12), rows, a_tick), folder, store, container) as group:
+            yield group
+
+
+def two_and_two(group: Group) -> None:
+    """One of ours reads all; another and two official ones join; an official one is killed."""
+    stage = group.stage
+    stage.join("ours-1")
+    assert stage.until(group.balanced, SETTLE_SECONDS)
+    group.join_official("official-1")
+    group.join_official("official-2")
+    stage.join("ours-2")
+    assert group.settle() == [3, 3, 3, 3]
+    stage.kill("official-1")
+    assert group.settle() == [4, 4, 4]
+
+
+def judged(group: Group, count: int) -> None:
+    """Finish, say what the history says, and insist that it is good."""
+    verdict = group.finish()
+    killed = [deed.subject for deed in group.stage.deeds if deed.what == "kill"]
+    print({worker: group.takeover_seconds(worker) for worker in killed}, verdict)  # noqa: T201  shown if it fails
+    assert (verdict.faults, verdict.produced, verdict.lost) == ((), count, 0)
+    # Checkpoints of either make were resumed by the other, and only what came after them was read again.
+    assert group.passed(verdict) >= BOTH_WAYS
+    assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
+
+
+def test_two_of_each_share_twelve_partitions_and_survive_a_death(hubs: EventHubs, tmp_path: Path) -> None:
+    """Without it each side could be right by its own tests, and both together read twice or lose."""
+    with a_mixed_group(hubs, "shared", flights(6000), 40, tmp_path) as group:
+        two_and_two(group)
+        judged(group, 6000)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_all_flights_pass_through_a_mixed_group_and_every_death_is_made_good_in_time(
+    hubs: EventHubs, tmp_path: Path
+) -> None:
+    """Without it a loss that takes a year of rows to show would be met by users; so would a slow take-over."""
+    with a_mixed_group(hubs, "year", flights(ROWS), 1000, tmp_path) as group:
+        two_and_two(group)
+        group.stage.kill("ours-2")
+        assert group.settle() == [6, 6]
+        judged(group, ROWS)
+        for worker in ("official-1", "ours-2"):
+            assert group.takeover_seconds(worker) <= EXPIRY_SECONDS + CYCLE_SECONDS + 1
