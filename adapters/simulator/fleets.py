@@ -1,6 +1,7 @@
 """Named scenarios: the fleets by which rule sets are compared, each a function of its size and a seed."""
 
 import random
+from string import ascii_lowercase
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -23,15 +24,15 @@ class Fleet:
 
 def group_of(number: int, workers: int) -> tuple[str, ...]:
     """The ids of one group: a-000, a-001 ..."""
-    name = chr(ord("a") + number) if number < 26 else f"g{number}"
+    name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
     return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
 
 
-def cold(leases: int, workers: tuple[str, ...], config: Config, seed: int, start: Start, cycles: float) -> Fleet:
+def cold(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: Start, cycles: float) -> Fleet:
     """Every lease free, every worker new."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = _starting(workers, config, 0.0, start, draw)
-    return _fleet(seed, (None,) * leases, members, 0.0, cycles, config)
+    return _fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
 
 
 def scale_out(
@@ -39,6 +40,7 @@ def scale_out(
     present: tuple[str, ...],
     joining: tuple[str, ...],
     config: Config,
+    *,
     seed: int,
     start: Start,
     cycles: float,
@@ -47,7 +49,7 @@ def scale_out(
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     members = (*_starting(present, config, 0.0, "spread", draw), *_starting(joining, config, since, start, draw))
-    return _fleet(seed, balanced(leases, present, draw), members, since, cycles, config)
+    return _fleet(seed, balanced(leases, present, draw), members, since=since, seconds=cycles * config.cycle_seconds)
 
 
 def shrink(
@@ -55,6 +57,7 @@ def shrink(
     workers: tuple[str, ...],
     going: int,
     config: Config,
+    *,
     seed: int,
     ending: Literal["crash", "leave"],
     cycles: float,
@@ -67,10 +70,10 @@ def shrink(
         evolve(member, ends=since, ending=ending) if member.worker in gone else member
         for member in _starting(workers, config, 0.0, "spread", draw)
     )
-    return _fleet(seed, balanced(leases, workers, draw), members, since, cycles, config)
+    return _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
 
 
-def rolling(leases: int, workers: tuple[str, ...], gap: float, config: Config, seed: int, cycles: float) -> Fleet:
+def rolling(leases: int, workers: tuple[str, ...], config: Config, *, gap: float, seed: int, cycles: float) -> Fleet:
     """Each worker leaves in turn, and a new one comes in its place after `gap` seconds."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
@@ -79,16 +82,18 @@ def rolling(leases: int, workers: tuple[str, ...], gap: float, config: Config, s
         for place, member in enumerate(_starting(workers, config, 0.0, "spread", draw))
     )
     new = tuple(Member(f"{worker}x", config, starts=since + gap * (place + 1)) for place, worker in enumerate(workers))
-    fleet = _fleet(seed, balanced(leases, workers, draw), (*old, *new), since, cycles, config)
+    fleet = _fleet(
+        seed, balanced(leases, workers, draw), (*old, *new), since=since, seconds=cycles * config.cycle_seconds
+    )
     return evolve(fleet, scenario=evolve(fleet.scenario, seconds=fleet.scenario.seconds + gap * len(workers)))
 
 
-def reshard(leases: int, workers: tuple[str, ...], config: Config, seed: int, cycles: float) -> Fleet:
+def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> Fleet:
     """Every shard of a balanced fleet splits: as many parents end, and twice as many children begin."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     members = _starting(workers, config, 0.0, "spread", draw)
-    fleet = _fleet(seed, balanced(leases, workers, draw), members, since, cycles, config)
+    fleet = _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(since, "double"),), reading=True))
 
 
@@ -130,10 +135,10 @@ def _starting(
 
 
 def _fleet(
-    seed: int, owners: tuple[str | None, ...], members: tuple[Member, ...], since: float, cycles: float, config: Config
+    seed: int, owners: tuple[str | None, ...], members: tuple[Member, ...], *, since: float, seconds: float
 ) -> Fleet:
-    seconds = since + cycles * config.cycle_seconds
-    return Fleet(Scenario(seed, owners, members, seconds, calm=seconds, network=Network()), since)
+    end = since + seconds
+    return Fleet(Scenario(seed, owners, members, end, calm=end, network=Network()), since)
 
 
 def _naps(draw: random.Random, seconds: float, per_hour: float) -> tuple[Nap, ...]:

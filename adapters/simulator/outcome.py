@@ -79,7 +79,7 @@ def outcome(history: History, *, since: float, cycle_seconds: float, groups: Gro
     moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in passed)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)
-    counts = Counter(owner for owner in owners.values() if owner in workers)
+    counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
     held = [counts[worker] for worker in workers]
     last = max((change.t for change in passed), default=since)
     busy = max(
@@ -113,7 +113,7 @@ def traffic(history: History) -> Traffic:
     )
 
 
-def _by_group(counts: Counter[str | None], workers: frozenset[str], groups: Groups) -> dict[str, int]:
+def _by_group(counts: Counter[str], workers: frozenset[str], groups: Groups) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for worker in sorted(workers):
         totals["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
