@@ -1,0 +1,49 @@
+"""The Java KCL as a process: built from its published jars, of the version asked for, with a program of ours."""
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from adapters.demo.child import Child
+from adapters.demo.stage import Stage
+from adapters.local.cache import filled
+
+BUILD_SECONDS = 540
+FAILOVER_MS = 3000
+# A small heap and the quick compiler: several of these share a machine of two cores with the services.
+JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+PROGRAM = Path(__file__).parents[1] / "java" / "kcl_worker"
+
+
+def missing() -> str:
+    """What keeps a Java worker from being built here, or nothing."""
+    return ", ".join(tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None)
+
+
+def built(version: str) -> Path:
+    """The folder with this KCL's jars and our program; the first call fetches and compiles."""
+    source, pom = PROGRAM / "KclWorker.java", PROGRAM / "pom.xml"
+    digest = hashlib.sha256(source.read_bytes() + pom.read_bytes()).hexdigest()[:12]
+
+    def fill(folder: Path) -> None:
+        fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-Dkcl.version={version}")
+        _run(*fetch, f"-DoutputDirectory={folder / 'jars'}")
+        _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{folder / 'jars'}/*", str(source))
+
+    return filled(f"java/kcl-{version}-{digest}", fill)
+
+
+def java_worker(stage: Stage, name: str, version: str, *, kinesis: str, dynamodb: str, mode: str = "own") -> Child:
+    """A Java worker on the stage's stream and table; mode "2x" makes a 3.x one share with 2.x workers."""
+    folder, table = built(version), stage.store_url.removeprefix("dynamodb://").partition("?")[0]
+    place = (kinesis, dynamodb, stage.stream.name, table)
+    command = (*JVM, "-cp", f"{folder}:{folder}/jars/*", "KclWorker", *place, name, str(FAILOVER_MS), mode)
+    return Child(name, command, stage.folder, program=str(shutil.which("java")))
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=BUILD_SECONDS, check=False
+    )
+    assert not done.returncode, f"{command[0]} failed:\n{done.stdout[-2000:]}"

@@ -1,0 +1,106 @@
+"""Our workers and Java's on one stream and one table, a producer beside them, and everything recorded."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from attrs import define, field
+from java_kcl import java_worker
+
+from adapters.demo.child import Child
+from adapters.demo.producer import sent_of
+from adapters.demo.stage import Stage
+from adapters.demo.staging import staged
+from adapters.demo.tail import Tail
+from adapters.history.judge import Verdict
+from adapters.history.told import Sent
+
+log = logging.getLogger("leasehold.mixed")
+
+SHARDS, RATE = 4, 100
+SETTINGS = ("--lease-seconds", "3", "--initial-position", "TRIM_HORIZON", "--verbose")
+WAIT_SECONDS = 60.0
+
+
+@define
+class Mixed:
+    """A running fleet.
+
+    version  of the Java KCL
+    mode     "own", or "2x" for a 3.x worker that shares with 2.x ones
+    """
+
+    stage: Stage
+    kinesis: str
+    dynamodb: str
+    version: str
+    mode: str
+    producer: Child
+    produced: Tail[Sent]
+    sent: list[Sent] = field(factory=list)
+
+    def watched(self, _stage: Stage) -> None:
+        """Take in what the producer has put."""
+        self.sent += self.produced.more()
+
+    def join_java(self, name: str) -> None:
+        """Start a Java worker."""
+        endpoints = {"kinesis": self.kinesis, "dynamodb": self.dynamodb}
+        self.stage.admit(java_worker(self.stage, name, self.version, mode=self.mode, **endpoints))
+
+    def balanced(self) -> None:
+        """Wait until every open shard is read, and no living worker has two more than another."""
+        self._wait("balanced", self.stage.balanced)
+
+    def owned_by(self, worker: str) -> None:
+        """Wait until one worker reads everything, whoever else there is."""
+
+        def alone() -> bool:
+            current = {lease.shard for lease in self.stage.leases if not lease.ended}
+            mine = {shard for shard in current if self.stage.reading.owner(shard) == worker}
+            return mine == current and len(current) == self.stage.open_shards
+
+        self._wait(f"all read by {worker}", alone)
+
+    def finish(self) -> Verdict:
+        """Stop producing, let everything arrive, let everybody drain; the verdict."""
+        self.producer.ask_to_end()
+        assert self.producer.wait() == 0, self.producer.said
+        self.stage.tick()
+        self.stage.until(lambda: len(self.stage.distinct) >= len(self.sent), WAIT_SECONDS)
+        self.stage.end()
+        verdict = self.stage.verdict(self.sent)
+        figures = (self.version, self.mode, verdict.produced, verdict.lost, verdict.duplicates)
+        log.info("KCL %s (%s): %d records, %d lost, %d handed over again", *figures)
+        return verdict
+
+    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
+        deed = self.stage.deeds[-1]
+        done = self.stage.until(holds, WAIT_SECONDS)
+        seconds, held = time.time() - deed.t / 1000, dict(self.stage.held())
+        log.info(
+            "KCL %s (%s): %s %s: %s after %.1f s: %s",
+            self.version,
+            self.mode,
+            deed.what,
+            deed.subject,
+            what,
+            seconds,
+            held,
+        )
+        assert done, f"not {what} {seconds:.0f} s after {deed.what} {deed.subject}: {held}"
+
+
+@contextmanager
+def mixed(kinesis: str, dynamodb: str, version: str, mode: str) -> Iterator[Mixed]:
+    """A stream of four shards that is written to, a table, and nobody at work yet."""
+    with staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage:
+        command = ("-m", "adapters.demo.producer", kinesis, stage.stream.name, str(RATE))
+        producer = Child("producer", command, stage.folder)
+        fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of))
+        stage.watched = fleet.watched
+        try:
+            yield fleet
+        finally:
+            producer.kill()

@@ -1,0 +1,81 @@
+"""Our workers beside real Java KCL workers: they balance, reshard, outlive each other, and lose nothing."""
+
+import java_kcl
+import pytest
+from mixed import Mixed, mixed
+from types_boto3_dynamodb import DynamoDBClient
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
+
+FOREIGN_ROWS = {"LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS"}
+"""What Java 3.5 keeps in the table beside its leases."""
+
+
+def built(version: str) -> None:
+    """Skip with the true reason where Java cannot be run."""
+    if absent := java_kcl.missing():
+        pytest.skip(f"the Java KCL is not run: no {absent}")
+    java_kcl.built(version)
+
+
+def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
+    """What the rows of the table say they are, where they say so."""
+    table = fleet.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
+    return {item["entityType"]["S"] for item in client.scan(TableName=table)["Items"] if "entityType" in item}
+
+
+def reshard_and_lose_java(fleet: Mixed) -> None:
+    """The second half of every story: both read, a split and a merge are gone through, and Java dies."""
+    stage = fleet.stage
+    stage.split()
+    fleet.balanced()
+    stage.merge()
+    fleet.balanced()
+    stage.kill("java-1")
+    fleet.owned_by("ours-2")
+    verdict = fleet.finish()
+    assert (verdict.faults, verdict.lost) == ((), 0), verdict
+    readers = {tenure.worker for tenure in stage.reading.tenures if tenure.how == "shard-ended"}
+    assert readers <= {"java-1", "ours-2"}
+    # Every duplicate had not been checkpointed when its shard changed hands: the judge names any other.
+    assert verdict.duplicates <= sum(change.since for change in verdict.owner_changes)
+
+
+@pytest.mark.parametrize(("version", "mode"), [("2.7.2", "own"), ("3.5.1", "2x")])
+def test_ours_and_java_by_the_rules_of_2_share_outlive_and_reshard(
+    version: str, mode: str, kinesis_url: str, dynamodb_local_url: str
+) -> None:
+    """Without it a fleet that adds our workers to its Java ones could lose records or leave leases alone."""
+    built(version)
+    with mixed(kinesis_url, dynamodb_local_url, version, mode) as fleet:
+        fleet.stage.join("ours-1")
+        fleet.balanced()
+        fleet.join_java("java-1")
+        fleet.balanced()
+        fleet.stage.kill("ours-1")
+        fleet.owned_by("java-1")
+        fleet.stage.join("ours-2")
+        fleet.balanced()
+        reshard_and_lose_java(fleet)
+
+
+def test_ours_and_java_3_share_outlive_and_reshard_amid_rows_that_are_no_leases(
+    kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
+) -> None:
+    """Without it Java 3's own rows could pass for leases, or ours could stop its leader from assigning."""
+    built("3.5.1")
+    with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
+        fleet.stage.join("ours-1")
+        fleet.balanced()
+        fleet.join_java("java-1")
+        # Its leader leaves the leases of a living owner without metrics alone.
+        assert fleet.stage.until(lambda: kinds(fleet, dynamodb_local_client) >= FOREIGN_ROWS, 60)
+        fleet.stage.pause(7)
+        assert fleet.stage.held() == {"ours-1": 4, "java-1": 0}
+        fleet.stage.kill("ours-1")
+        fleet.owned_by("java-1")
+        fleet.stage.join("ours-2")
+        fleet.balanced()
+        assert fleet.stage.store.list().malformed == ()
+        reshard_and_lose_java(fleet)
+        assert kinds(fleet, dynamodb_local_client) >= FOREIGN_ROWS
