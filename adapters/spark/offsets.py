@@ -79,15 +79,10 @@ def advance(start: Offset, held: Mapping[str, Held], ends: Mapping[str, Position
     this is a flush: an offset that changes nothing but itself, which makes Spark commit its predecessor.
     Raises ValueError if an end lies before its beginning, or a shard would go on behind its end.
     """
-    ranges = tuple((key, _range(key, each, ends.get(key))) for key, each in held.items() if not _over(start, key, each))
+    ranges = tuple((key, _range(key, each, ends.get(key))) for key, each in held.items() if not each.begins.ended)
     if unheld := ends.keys() - {key for key, _ in ranges}:
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
     return Offset(start.number + 1, ranges)
-
-
-def _over(start: Offset, key: str, held: Held) -> bool:
-    previous = start.of(key)
-    return held.begins.ended and previous is not None and previous.ends.ended
 
 
 def _range(key: str, held: Held, end: Position | None) -> Range:
