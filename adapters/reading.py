@@ -124,9 +124,11 @@ class Reading:
         return self._done(batch, now)
 
     def _delivery(self, batch: Batch) -> Delivery:
-        # What the handler checkpointed before it raised is not handed over again.
-        done = self.holding.lease.checkpoint.order
-        rest = tuple(record for record in batch.records if record.position.order > done)
+        rest = batch.records
+        if self._attempts.faults:
+            # What the handler checkpointed before it raised is not handed over again.
+            done = self.holding.lease.checkpoint.order
+            rest = tuple(record for record in rest if record.position.order > done)
         return Delivery(rest, batch.read_to or batch.records[-1].position, batch.behind_seconds, self.holding)
 
     def _done(self, batch: Batch, now: float) -> float:

@@ -6,7 +6,6 @@ record may be half done; a refreshed one is AFTER the last Kinesis record read.
 """
 
 import logging
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -142,26 +141,20 @@ class Poller:
                 row["SequenceNumber"],
                 users.reason,
             )
-        records += self._fresh(
-            Record(
-                data=data,
-                sequence_number=row["SequenceNumber"],
-                sub_sequence_number=sub,
-                partition_key=user_key,
-                explicit_hash_key=hash_key,
-                arrived=row["ApproximateArrivalTimestamp"].timestamp()
-                if "ApproximateArrivalTimestamp" in row
-                else None,
-                aggregated=users.aggregated,
-            )
+        number, arrived, aggregated = row["SequenceNumber"], _arrived(row), users.aggregated
+        fresh = [
+            Record(data, number, sub, user_key, hash_key, arrived, aggregated)
             for sub, (user_key, hash_key, data) in enumerate(users.rows)
-        )
+        ]
+        records += fresh if self._done is None else self._later(fresh, self._done)
         return len(users) + users.dropped
 
-    def _fresh(self, records: Iterator[Record]) -> Iterator[Record]:
-        for record in records:
-            if self._done is None:
-                yield record
-            elif record.position.order > self._done:
-                self._done = None  # all that follows is later still
-                yield record
+    def _later(self, records: list[Record], done: tuple[int, int, int]) -> list[Record]:
+        later = [record for record in records if record.position.order > done]
+        if later:
+            self._done = None  # all that follows is later still
+        return later
+
+
+def _arrived(row: "RecordTypeDef") -> float | None:
+    return row["ApproximateArrivalTimestamp"].timestamp() if "ApproximateArrivalTimestamp" in row else None

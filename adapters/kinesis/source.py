@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-import boto3
-from botocore.config import Config as ClientConfig
 from botocore.exceptions import ClientError
 
+from adapters.kinesis.clients import reading_client
 from adapters.kinesis.faults import code_of, said_plainly
 from adapters.kinesis.poller import Poller
 from adapters.kinesis.shards import listed
@@ -21,7 +20,6 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 
 log = logging.getLogger("leasehold.kinesis")
 
-CONNECTIONS = 64
 PAGE = 1000
 
 
@@ -107,16 +105,5 @@ class KinesisSource:
 def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
     """The stream of this name. Raises SourceError if no region is known."""
     with said_plainly(name):
-        client = boto3.client(
-            "kinesis",
-            region_name=options.get("region"),
-            endpoint_url=options.get("endpoint"),
-            config=ClientConfig(
-                connect_timeout=5,
-                read_timeout=15,
-                max_pool_connections=CONNECTIONS,
-                # One quick repetition; longer waits are the poller's, which gives its thread back.
-                retries={"mode": "standard", "total_max_attempts": 2},
-            ),
-        )
+        client = reading_client(options.get("region"), options.get("endpoint"))
     return KinesisSource(client, name)
