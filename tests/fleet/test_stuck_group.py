@@ -1,0 +1,113 @@
+"""The Python SDK's own imbalance, 4, 2 and 2 for ever, and what one worker of ours in the group makes of it.
+
+The SDK's balancing and its checkpoint store are the installed ones, against real blobs; only their
+appointments are kept by the test, and ours by a clock that it moves.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define
+from azure.eventhub import LoadBalancingStrategy
+from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
+from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
+from hub_stage import a_container
+
+from adapters.local.services import AZURITE_ACCOUNT
+from adapters.worker import Worker
+from balancer.config import Config, EventHubs, Minimal, Rules
+from balancer.model import Shard
+from stores.urls import open_store
+
+pytestmark = pytest.mark.services
+
+EXPIRY, CYCLE = 180.0, 30.0
+NAMESPACE, HUB, GROUP = "ns.servicebus.windows.net", "stuck", "$Default"
+PARTITIONS = [str(number) for number in range(8)]
+# More than twice the patience of M9 and M11.
+CYCLES = 12
+
+
+@define
+class Blobs:
+    """One container, by the SDK's store and by ours."""
+
+    theirs: BlobCheckpointStore
+    url: str
+
+    def official(self, me: str, strategy: LoadBalancingStrategy) -> OwnershipManager:
+        """The balancing of one official worker."""
+        address = SimpleNamespace(hostname=NAMESPACE)
+        client: Any = SimpleNamespace(_address=address, eventhub_name=HUB, get_partition_ids=lambda: PARTITIONS)
+        return OwnershipManager(client, GROUP, me, self.theirs, EXPIRY, strategy, None)
+
+    def lay_out(self, owners: str) -> None:
+        """Partition by partition, who owns it."""
+        where = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
+        rows = zip(PARTITIONS, owners, strict=True)
+        self.theirs.claim_ownership([{**where, "partition_id": pid, "owner_id": owner} for pid, owner in rows])
+
+    def counts(self) -> list[int]:
+        """How many partitions each owner has, most first."""
+        owners = Counter(row["owner_id"] for row in self.theirs.list_ownership(NAMESPACE, HUB, GROUP))
+        return sorted(owners.values(), reverse=True)
+
+
+@pytest.fixture
+def group(blobs: str) -> Iterator[Blobs]:
+    """Partitions laid out 4, 2 and 2."""
+    with a_container() as name, BlobCheckpointStore.from_connection_string(blobs, name) as theirs:
+        laid = Blobs(theirs, f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={NAMESPACE}/{HUB}")
+        laid.lay_out("aaaabbcc")
+        yield laid
+
+
+class Partitions:
+    """A hub that only has partitions."""
+
+    stream = ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """All of them."""
+        return tuple(Shard(pid) for pid in PARTITIONS)
+
+
+@pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))
+def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancingStrategy) -> None:
+    """If a release of the SDK mends it, what `docs/event-hubs.md` says of it is out of date."""
+    managers = [group.official(me, strategy) for me in "abc"]
+    for _ in range(CYCLES):
+        for manager in managers:
+            manager.claim_ownership()
+    assert group.counts() == [4, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("ours", "rules", "ends"),
+    [
+        ("a", Minimal(release=True), [3, 3, 2]),  # M11: the official ones take what is let go, and steal nothing
+        ("a", Minimal(), [4, 2, 2]),
+        ("b", Minimal(), [3, 3, 2]),  # M9
+        ("b", EventHubs("dotnet"), [3, 3, 2]),  # E4
+        ("b", EventHubs("python"), [4, 2, 2]),  # E3
+    ],
+)
+def test_one_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: Rules, ends: list[int]) -> None:
+    """A user who adds our worker to an uneven group, with the setting the documentation names, would see no change."""
+    now = 1000.0
+    config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
+    with closing(open_store(group.url)) as store:
+        source: Any = Partitions()
+        worker = Worker(store=store, source=source, me=ours, config=config, clock=lambda: now, process="p-1")
+        managers = [group.official(me, LoadBalancingStrategy.GREEDY) for me in "abc" if me != ours]
+        for _ in range(CYCLES):
+            now += CYCLE
+            worker.renew(now)
+            worker.turn(now)
+            for manager in managers:
+                manager.claim_ownership()
+    assert group.counts() == ends
