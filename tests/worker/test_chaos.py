@@ -5,13 +5,14 @@ from collections.abc import Iterable
 
 import pytest
 from attrs import define, field
-from virtual_fleet import Clock, FaultyStore, ListSource, Shelf, four_shards, records, shard
+from virtual_fleet import Clock, FaultyStore, four_shards
 
 from adapters.appointments import Step
 from adapters.handling import Delivery, Handling
 from adapters.holding import Holding
 from adapters.holdings import WorkerError
 from adapters.reading import Reading
+from adapters.simulator.stream import ListSource, Shelf, records, shard
 from adapters.worker import Worker
 from balancer.config import Config
 from balancer.model import TRIM_HORIZON, Lease, Shard

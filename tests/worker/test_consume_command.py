@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from virtual_fleet import FaultyStore, ListSource, Shelf, four_shards, records
+from virtual_fleet import FaultyStore, four_shards
 
 from adapters.cli.callables import load
 from adapters.cli.consume import app
 from adapters.events import EventLines
 from adapters.runner import Runner
+from adapters.simulator.stream import ListSource, Shelf, records
 from adapters.worker import Worker
 from balancer.config import Config
 from balancer.model import TRIM_HORIZON

@@ -4,9 +4,10 @@ import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import ListSource, four_shards, shard
+from virtual_fleet import four_shards
 
 from adapters.discovery import Discovery
+from adapters.simulator.stream import ListSource, shard
 from adapters.source import SourceError, SourceUnavailable
 from balancer.model import SHARD_END, TRIM_HORIZON, History, Hole, Lease, Me, Position, Shard
 from stores.protocol import Listing, Malformed

@@ -4,10 +4,11 @@ import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Clock, Driven, FaultyStore, ListSource, four_shards, member
+from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member
 
 from adapters.cli.consume import _config
 from adapters.event_hubs.pace import paced
+from adapters.simulator.stream import ListSource
 from balancer.config import Config, EventHubs, KclRust, Minimal, Rules
 
 SOURCE = "eventhubs://contoso/flights"

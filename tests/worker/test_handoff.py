@@ -1,8 +1,9 @@
 """Planned moves between two workers: asked for, given at the batch boundary, accepted by a write."""
 
 import pytest
-from virtual_fleet import Clock, Driven, FaultyStore, Kept, ListSource, four_shards, member, together
+from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
 
+from adapters.simulator.stream import ListSource
 from balancer.config import Config
 from balancer.model import Lease, Position
 from stores.protocol import Done, OutcomeUnknown

@@ -5,11 +5,12 @@ from typing import Any, Never
 
 import pytest
 from attrs import define, evolve, field
-from virtual_fleet import KCL, Clock, FaultyStore, Kept, ListSource, Shelf, records, shard
+from virtual_fleet import KCL, Clock, FaultyStore, Kept
 
 from adapters.handling import Delivery, Handling
 from adapters.holding import Holding
 from adapters.reading import Reading
+from adapters.simulator.stream import ListSource, Shelf, records, shard
 from adapters.source import Record, SourceError
 from adapters.worker import Worker
 from balancer.config import Config

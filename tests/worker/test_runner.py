@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from threading import Event, Lock, Thread
 
 import pytest
-from virtual_fleet import FaultyStore, ListSource, Shelf, four_shards, records
+from virtual_fleet import FaultyStore, four_shards
 
 from adapters.appointments import Appointments
 from adapters.handling import Delivery, Handling
 from adapters.runner import Runner, run
+from adapters.simulator.stream import ListSource, Shelf, records
 from adapters.source import SourceError
 from adapters.worker import Worker
 from balancer.config import Config

@@ -2,9 +2,10 @@
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Clock, Driven, FaultyStore, ListSource, four_shards, member, shard, together
+from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, together
 
 from adapters.holdings import WorkerError
+from adapters.simulator.stream import ListSource, shard
 from adapters.worker import Worker
 from balancer.model import HASH_KEYS, SHARD_END, Lease, Position, Version
 from stores.protocol import Lost

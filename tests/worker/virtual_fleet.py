@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from attrs import define, field
 
 from adapters.holding import Holding
-from adapters.source import Batch, Reader, Record, SourceUnavailable
+from adapters.simulator.stream import ListSource, even_shards
 from adapters.worker import Worker
 from balancer.config import Config, Kcl
-from balancer.model import LATEST, Lease, Position, Shard, at_timestamp
+from balancer.model import Lease, Shard
 from stores.memory import MemoryStore
 from stores.protocol import Listing, Outcome, OutcomeUnknown
 
@@ -72,90 +72,9 @@ class FaultyStore(MemoryStore):
         return outcome
 
 
-@define
-class Shelf:
-    """The records of one shard, and what follows it."""
-
-    records: list[Record] = field(factory=list)
-    children: tuple[Shard, ...] = ()
-    ended: bool = False
-    size: int = 100
-
-
-@define
-class ListReader:
-    """Reads a shelf from behind a position."""
-
-    shelf: Shelf
-    at: int
-    closed: bool = False
-
-    def read(self) -> Batch:
-        """The next few."""
-        records = tuple(self.shelf.records[self.at : self.at + self.shelf.size])
-        self.at += len(records)
-        ended = self.shelf.ended and self.at >= len(self.shelf.records)
-        read_to = records[-1].position if records else None
-        return Batch(records, read_to, 0.0, 0.2, ended, self.shelf.children if ended else ())
-
-    def close(self) -> None:
-        """Remember it."""
-        self.closed = True
-
-
-@define
-class ListSource:
-    """A stream held in memory."""
-
-    listed: list[Shard] = field(factory=list)
-    shelves: dict[str, Shelf] = field(factory=dict)
-    listings: int = 0
-    down: bool = False
-    opened: list[tuple[str, Position]] = field(factory=list)
-    missing: set[str] = field(factory=set)
-    stream: str = ""
-
-    def shards(self) -> tuple[Shard, ...]:
-        """The listing, counted."""
-        if self.down:
-            raise SourceUnavailable("the source cannot be reached")
-        self.listings += 1
-        return tuple(self.listed)
-
-    def gone(self, shard: str) -> bool:
-        """Whether the test says so."""
-        return shard in self.missing
-
-    def latest(self, lease: Lease) -> Position:
-        """A fixed time."""
-        return at_timestamp(1_700_000_000_000 + len(lease.key))
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader behind this position; LATEST and a time mean the end of what is there."""
-        self.opened.append((lease.key, start))
-        shelf = self.shelves.setdefault(lease.key, Shelf())
-        later = [n for n, record in enumerate(shelf.records) if record.position.order > start.order]
-        at = later[0] if later and start != LATEST else len(shelf.records)
-        return ListReader(shelf, at)
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-
-def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
-    """A shard."""
-    return Shard(name, parents=parents, hash_range=(first, last), open=open)
-
-
 def four_shards() -> list[Shard]:
     """A stream of four equal shards."""
-    quarter = 2**126
-    return [shard(f"s-{n}", n * quarter, (n + 1) * quarter - 1) for n in range(4)]
-
-
-def records(count: int, start: int = 0) -> list[Record]:
-    """Numbered records."""
-    return [Record(b"%d" % n, str(100 + n), partition_key=f"k-{n}") for n in range(start, start + count)]
+    return even_shards(("s-0", "s-1", "s-2", "s-3"))
 
 
 @define
