@@ -6,7 +6,7 @@ NODE = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; prin
 NPM = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().npm)')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more check prove bench lock
+.PHONY: help demo test test-more check prove bench lock soak
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -40,6 +40,9 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house
 
 prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
 	$(BIN)/python -m adapters.checker --full --write specs/proof.md
+
+soak: $(READY) ## simulate ten thousand fleets with every fault on
+	$(BIN)/python -m adapters.simulator.soak 10000
 
 bench: $(READY) ## measure every claim of speed beside a named peer
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

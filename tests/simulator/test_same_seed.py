@@ -1,0 +1,39 @@
+"""A run is told by its scenario alone."""
+
+import os
+import subprocess
+import sys
+
+from adapters.simulator.chaos import trial
+from adapters.simulator.digest import digest
+from adapters.simulator.run import run
+
+SEEDS = (3, 5, 17)
+CODE = f"""
+import logging
+logging.disable(logging.CRITICAL)
+from adapters.simulator.chaos import trial
+from adapters.simulator.digest import digest
+from adapters.simulator.run import run
+print(*(digest(run(trial(seed).scenario)) for seed in {SEEDS}))
+"""
+
+
+def digests(hash_seed: str) -> list[str]:
+    """The same runs in a process of their own."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
+    """Without it a failure found under a seed could not be looked at again."""
+    here = [digest(run(trial(seed).scenario)) for seed in SEEDS]
+    assert digests("1") == here
+    assert digests("2") == here
+
+
+def test_another_seed_leaves_another_trace() -> None:
+    """Without it the seed would not be what chooses."""
+    scenario = trial(SEEDS[0]).scenario
+    assert digest(run(scenario)) != digest(run(scenario.with_seed(12345)))
