@@ -142,7 +142,8 @@ class Holdings:
         return stored if ours else None
 
     def _let_go(self, holding: Holding) -> None:
-        log.info("lease %s: %s", holding.key, holding.why)
+        # Given and stolen are daily business; that nothing answered for so long is for somebody to look into.
+        log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
         self._twin = self._twin or holding.twin
         with self._lock:
             if self._held.get(holding.key) is holding:

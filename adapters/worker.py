@@ -197,7 +197,7 @@ class Worker:
     def _tend(self, holding: Holding) -> None:
         if holding.expired:
             # Others may have taken it: no record may be handled that nobody here is entitled to.
-            holding.drop(f"not confirmed for {self.config.lease_seconds:g} s")
+            holding.drop(f"dropped, not confirmed for {self.config.lease_seconds:g} s: others may have it")
         elif holding.parting:
             self.consumer.part(holding)
 

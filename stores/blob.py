@@ -37,7 +37,8 @@ DOMAIN = "servicebus.windows.net"
 
 _STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
-_BUSY = frozenset({408, 429})
+_BUSY, _UNSIGNED = frozenset({408, 429}), frozenset({401, 403})
+_SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role 'Storage Blob Data Contributor'"
 _ONCE: Mapping[str, Any] = {"retry_total": 0}
 """A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
 
@@ -234,11 +235,13 @@ def asking(container: ContainerClient) -> Iterator[None]:
     try:
         yield
     except ClientAuthenticationError as refused:
-        raise StoreError(f"container {name!r}: the service refused the credentials") from refused
+        raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from refused
     except HttpResponseError as error:
         status = error.status_code or 0
         if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
             raise OutcomeUnknown(f"container {name!r}: no usable answer (HTTP {status})") from error
+        if status in _UNSIGNED:
+            raise StoreError(f"container {name!r}: the service refused: {_code(error)}; {_SIGN_IN}") from error
         if _code(error) == "ContainerNotFound":
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
         raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error

@@ -133,7 +133,7 @@ def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_sto
     old = one.worker.holdings
     store.down = True
     one.run(3 * KCL.cycle_seconds)
-    assert (one.held, {holding.why for holding in old}) == ([], {"not confirmed for 10 s"})
+    assert (one.held, {holding.why for holding in old}) == ([], {"dropped, not confirmed for 10 s: others may have it"})
     store.down = False
     one.run(KCL.cycle_seconds + 1)
     assert one.held == ALL

@@ -1,0 +1,192 @@
+"""A worker on real blobs when things go wrong: storage down, a clock far off, strange blobs, wrong keys."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from attrs import define, field
+from azure.storage.blob import ContainerClient
+from hub_stage import a_container
+from typer.testing import CliRunner
+from wire import Wire
+
+from adapters.cli.consume import app
+from adapters.local.event_hubs import EventHubs
+from adapters.local.process import Service
+from adapters.local.services import AZURITE_ACCOUNT
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import Lease, Shard
+from stores.blob import CONNECTION_STRING, BlobObjects
+from stores.blob_names import EventHubLayout
+from stores.contract.actors import done
+from stores.etags import EtagStore
+from stores.objects import SkewWarning
+
+pytestmark = pytest.mark.services
+
+LAYOUT = EventHubLayout("ns.servicebus.windows.net", "orders", "$Default")
+PREFIX = "ns.servicebus.windows.net/orders/$default"
+CONFIG = Config(lease_seconds=12.0, cycle_seconds=4.0, renew_seconds=1.0)
+SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
+
+
+class Partitions:
+    """A hub that only has partitions."""
+
+    stream = ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Four."""
+        return tuple(Shard(str(number)) for number in range(4))
+
+
+@define
+class Member:
+    """A worker whose clock the test moves, cycle by cycle."""
+
+    store: EtagStore
+    now: float = 1000.0
+    worker: Worker = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Bring it to life."""
+        source: Any = Partitions()
+        self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
+
+    def cycle(self) -> list[str]:
+        """Let one go by; what it holds then."""
+        self.now += CONFIG.cycle_seconds
+        self.worker.renew(self.now)
+        self.worker.hurry()
+        self.worker.turn(self.now)
+        return [holding.key for holding in self.worker.holdings]
+
+
+def owners(store: EtagStore) -> dict[str, str | None]:
+    """Who owns what."""
+    return {lease.key: lease.owner for lease in store.list().leases}
+
+
+@pytest.fixture
+def container(blobs: str) -> Iterator[ContainerClient]:
+    """A new one."""
+    with a_container() as name, ContainerClient.from_connection_string(blobs, name) as client:
+        yield client
+
+
+@pytest.fixture
+def peer(container: ContainerClient) -> EtagStore:
+    """What an official peer sees, who owns two partitions of the four and stays in reach of the blobs."""
+    store = EtagStore(BlobObjects(container), LAYOUT)
+    for key in SHARED:
+        done(store.create(Lease(key)))
+    for key in "01":
+        container.upload_blob(f"{PREFIX}/ownership/{key}", b"", metadata={"ownerid": "sdk"})
+    return store
+
+
+def renew(peer: EtagStore) -> None:
+    """The peer lives."""
+    for lease in peer.get("01"):
+        done(peer.renew(lease))
+
+
+def test_storage_down_for_three_cycles(
+    container: ContainerClient,
+    peer: EtagStore,
+    azurite_service: Service,
+    blobs: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A worker that let go too soon stops the stream; one that held on longer reads what another reads too."""
+    wire = Wire(azurite_service.port)
+    by_wire = blobs.replace(f":{azurite_service.port}/", f":{wire.port}/")
+    with ContainerClient.from_connection_string(by_wire, container.container_name, retry_total=0) as client:
+        ann = Member(EtagStore(BlobObjects(client), LAYOUT))
+        while owners(peer) != SHARED:
+            ann.cycle()
+            renew(peer)
+        before = peer.list().leases
+        wire.cut()
+        assert [ann.cycle() for _ in range(4)] == [["2", "3"]] * 3 + [[]]
+        assert [lease.version for lease in peer.list().leases] == [lease.version for lease in before]
+        renew(peer)
+        wire.mend()
+        assert (ann.cycle(), owners(peer)) == (["2", "3"], SHARED)
+        wire.cut()
+    said = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert (
+        f"the leases could not be read: container '{container.container_name}': the service cannot be reached" in said
+    )
+    assert "lease 2 could not be renewed: " in said
+    assert "lease 2: dropped, not confirmed for 12 s: others may have it" in said
+
+
+@pytest.mark.parametrize("skew", [600.0, -600.0])
+def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
+    container: ContainerClient, peer: EtagStore, skew: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten minutes ahead every living peer would look dead; ten behind, nobody would ever be taken over."""
+    shifted = BlobObjects(container, SkewWarning(lambda: time.time() + skew))
+    ann = Member(EtagStore(shifted, LAYOUT))
+    for _ in range(6):
+        ann.cycle()
+        renew(peer)
+    assert owners(peer) == SHARED
+    while owners(peer) != dict.fromkeys("0123", "ann"):  # the peer is dead now
+        ann.cycle()
+    assert ann.now < 1000.0 + 12 * CONFIG.cycle_seconds
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "leasehold.objects"]
+    assert re.match(r"the local clock is (59|60)\d s (ahead of|behind) the storage service's", warning)
+
+
+def test_strange_blobs_stop_nobody(
+    container: ContainerClient, peer: EtagStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One blob put there by hand, or by another tool, would stop the whole group."""
+    for name in ("ownership/readme.txt", "ownership/2", "ownership-old/3"):
+        container.upload_blob(f"{PREFIX}/{name}", b"")  # no metadata at all
+    broken = container.get_blob_client(f"{PREFIX}/checkpoint/3")
+    broken.set_blob_metadata({"offset": "0", "sequencenumber": "x"})
+    ann = Member(EtagStore(BlobObjects(container), LAYOUT))
+    for _ in range(3):
+        held = ann.cycle()
+        renew(peer)
+    assert held == ["2"]
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    mend = "nothing is created or deleted until it is mended"
+    assert told == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
+    broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
+    while ann.cycle() != ["2", "3"]:
+        renew(peer)
+    assert owners(peer) == SHARED
+
+
+def ended(url: str, *more: str) -> tuple[int, str]:
+    """How the command ends, and what it says."""
+    done_with = CliRunner().invoke(app, [url, "--events", *more])
+    assert done_with.stdout == ""
+    return done_with.exit_code, done_with.stderr
+
+
+def test_what_cannot_be_used_is_said_by_the_command(
+    hubs: EventHubs, blobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that waited for what will never come would look healthy to whoever watches the process."""
+    source = f"eventhubs://{hubs.namespace}/nowhere"
+    store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"
+    status, said = ended(source, "--store", store, "--no-create")
+    assert (status, said) == (
+        1,
+        "leasehold consume: container 'absent': it does not exist; create it, or allow it to be created\n",
+    )
+    status, said = ended(source, "--store", store)
+    assert (status, "there is no such hub or consumer group" in said) == (1, True)
+    monkeypatch.setenv(CONNECTION_STRING, blobs.replace("AccountKey=E", "AccountKey=F"))
+    status, said = ended(source, "--store", store)
+    assert (status, "container 'absent': the service refused" in said, "Fby8" in said) == (1, True, False)
+    assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in said
