@@ -14,7 +14,9 @@ COMMANDS = {
     "leases": ("adapters.cli.leases", "Show who holds what, and how far they are."),
     "plan": ("adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
     "produce": ("adapters.cli.produce", "Write lines to a stream, aggregated, each key in order."),
+    "report": ("adapters.cli.report", "Show how leases are shared out, and how that changes, as a page."),
     "reset": ("adapters.cli.reset", "Set checkpoints back or forward."),
+    "simulate": ("adapters.cli.simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
 }
 """By name: the module whose `app` it is, and its line in the help. One line for each command."""
 

@@ -1,0 +1,122 @@
+"""A question to the simulator as a user asks it, and the answer: one fleet, one seed, one outcome."""
+
+from typing import Literal
+
+from attrs import evolve, field, frozen
+
+from adapters.simulator import fleets
+from adapters.simulator.fleets import Fleet, Start
+from adapters.simulator.outcome import Outcome, outcome
+from adapters.simulator.run import run
+from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal, Rules
+from balancer.groups import Groups
+
+Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard"]
+Pace = Literal["cycle", "own"]
+
+CYCLE = Config(Kcl())
+"""The pace at which rule sets are compared: KCL 2.x's lease_seconds and cycle_seconds."""
+
+RULES: dict[str, Rules] = {
+    "minimal": Minimal(),
+    "kcl": Kcl(),
+    "kcl-rust": KclRust(),
+    "event-hubs": EventHubs(),
+    **{dialect: EventHubs(dialect=dialect) for dialect in ("gist", "dotnet", "java", "python")},
+    **{f"{dialect}-greedy": EventHubs(dialect=dialect, mode="greedy") for dialect in ("dotnet", "java", "python")},
+}
+"""By name; a bare dialect is that of `event-hubs`."""
+
+
+def _known(_question: object, attribute: "Attribute[str | None]", name: str | None) -> None:
+    if name is not None and name not in RULES:
+        raise ValueError(f"{attribute.name}: {name!r} is none of {', '.join(RULES)}")
+
+
+@frozen
+class Question:
+    """What to simulate.
+
+    leases   how many
+    workers  how many in each group
+    rules    a name in RULES
+    kind     cold: all start on free leases; scale-out: the last group joins the others; crash, leave: `going`
+             workers end; rolling: every worker is replaced in turn; reshard: every shard splits
+    start    whether workers start spread over a cycle or together
+    pace     cycle: everybody scans once per 20.05 s; own: as each rule set's library does by default
+    hint     whether `minimal` is told how many workers are coming
+    grouped  whether `minimal` balances the groups too
+    peer     the rules of the others where only `share` of the workers have ours
+    cycles   how long to go on after the event
+    """
+
+    leases: int
+    workers: tuple[int, ...]
+    rules: str = field(default="minimal", validator=_known)
+    seed: int = 0
+    kind: Kind = "cold"
+    start: Start = "spread"
+    pace: Pace = "cycle"
+    hint: bool = False
+    grouped: bool = False
+    grace_seconds: float = 0.0
+    max_steals: int | None = None
+    going: int = 1
+    gap: float = 15.0
+    peer: str | None = field(default=None, validator=_known)
+    share: float = 0.5
+    cycles: float = 45.0
+
+    @property
+    def groups(self) -> Groups:
+        """How workers form groups, where that is asked for."""
+        return "prefix" if self.grouped else None
+
+
+def answer(question: Question) -> Outcome:
+    """Simulate it. The same question has the same answer everywhere."""
+    fleet = fleet_of(question)
+    return outcome(
+        run(fleet.scenario), since=fleet.since, cycle_seconds=config_of(question).cycle_seconds, groups=question.groups
+    )
+
+
+def config_of(question: Question, name: str | None = None) -> Config:
+    """The configuration of the workers under these rules."""
+    rules = RULES[name or question.rules]
+    if isinstance(rules, Minimal):
+        rules = evolve(
+            rules,
+            groups=question.groups,
+            expected_workers=sum(question.workers) if question.hint else None,
+            grace_seconds=question.grace_seconds,
+            max_steals=question.max_steals,
+        )
+    elif isinstance(rules, Kcl) and question.max_steals is not None:
+        rules = evolve(rules, max_steals=question.max_steals)
+    if question.pace == "own":
+        return Config(rules)
+    return Config(rules, lease_seconds=CYCLE.lease_seconds, cycle_seconds=CYCLE.cycle_seconds)
+
+
+def fleet_of(question: Question) -> Fleet:
+    """The scenario that the question means. Raises ValueError for one that cannot be."""
+    names = [fleets.group_of(place, size) for place, size in enumerate(question.workers)]
+    everybody = tuple(name for group in names for name in group)
+    config, seed, cycles, leases = config_of(question), question.seed, question.cycles, question.leases
+    match question.kind:
+        case "cold":
+            fleet = fleets.cold(leases, everybody, config, seed=seed, start=question.start, cycles=cycles)
+        case "scale-out":
+            present = tuple(name for group in names[:-1] for name in group)
+            fleet = fleets.scale_out(leases, present, names[-1], config, seed=seed, start=question.start, cycles=cycles)
+        case "crash" | "leave" as ending:
+            going = min(question.going, len(everybody))
+            fleet = fleets.shrink(leases, everybody, going, config, seed=seed, ending=ending, cycles=cycles)
+        case "rolling":
+            fleet = fleets.rolling(leases, everybody, config, gap=question.gap, seed=seed, cycles=cycles)
+        case "reshard":
+            fleet = fleets.reshard(leases, everybody, config, seed=seed, cycles=cycles)
+    if question.peer is not None:
+        fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
+    return evolve(fleet, scenario=evolve(fleet.scenario, scan_per_cycle=question.pace == "cycle"))
