@@ -1,0 +1,110 @@
+"""What users of the Java KCL complain of, each gone with our own rules; the numbers are those of its public threads."""
+
+import math
+from collections import Counter
+
+import pytest
+from virtual_fleet import Clock, Driven, FaultyStore, member, together
+
+from adapters.simulator.stream import ListSource, even_shards
+from balancer.actions import Action, Claim, RequestHandoff
+from balancer.config import Config, Kcl, Rules
+from balancer.model import SHARD_END, Lease, Me, Position
+from balancer.plan import plan
+
+MINIMAL = Config(lease_seconds=10.0)
+SHARDS = tuple(f"s-{n}" for n in range(6))
+
+
+def fleet(names: str) -> tuple[Clock, FaultyStore, list[Driven]]:
+    """Workers on six shards, at rest."""
+    clock, store = Clock(), FaultyStore()
+    source = ListSource(even_shards(SHARDS))
+    workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
+    together(workers, 100)
+    assert sorted(len(each.held) for each in workers) == [len(SHARDS) // len(names)] * len(names)
+    return clock, store, workers
+
+
+def held(owner: str, *keys: str) -> list[Lease]:
+    """Leases of a worker that renews them and answers requests."""
+    return [Lease(key, owner=owner, checkpoint=Position("7"), yields=True) for key in keys]
+
+
+def planned(leases: list[Lease], me: str, rules: Rules = MINIMAL.rules) -> tuple[Action, ...]:
+    """What a worker does about them."""
+    return plan(leases, None, Me(me), Config(rules=rules, lease_seconds=10.0))
+
+
+def test_a_deployment_does_not_wait_for_expiry() -> None:
+    """Threads 845 and 474: a worker that ends in order keeps its leases, and nobody reads them for 20 s or more."""
+    _, store, (stays, leaves) = fleet("ab")
+    leaves.worker.close()
+    for holding in leaves.worker.holdings:
+        holding.ask_release()
+        holding.part()
+    together([stays], 6)
+    assert {lease.owner for lease in store.list().leases} == {"a"}
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+def test_whoever_dies_nothing_waits_for_a_leader(victim: str) -> None:
+    """Thread 1803: when the leader of KCL 3 was killed, nothing was assigned for two minutes, or ever again."""
+    _, store, workers = fleet("abc")
+    living = [each for each in workers if each.worker.me != victim]
+    together(living, MINIMAL.lease_seconds + 2 * MINIMAL.cycle_seconds)
+    owners = Counter(lease.owner for lease in store.list().leases)
+    assert owners == {each.worker.me: 3 for each in living}
+
+
+def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
+    """Thread 708: KCL 2 takes one lease from one victim in 20 s."""
+    leases = [
+        *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
+        *held("me", "one"),
+    ]
+    asked = [action.victim for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
+    assert len(set(asked)) == len(asked) == 3
+
+
+def test_a_newcomer_counts_before_it_owns_anything() -> None:
+    """KCL counts only owners: of workers that start together, the first take what the others must take back."""
+    full = held("full", *(f"f-{n}" for n in range(6)))
+    alone = [*full, *held("me", "mine")]
+    announced = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
+    announced.append(Lease("f-5", owner="full", checkpoint=Position("7"), yields=True, heir="newcomer", heir_idle=1.0))
+    assert [len(planned(leases, "me")) for leases in (alone, announced)] == [2, 1]
+
+
+def test_finished_shards_are_no_load() -> None:
+    """Thread 1247: parents that were read to their end counted, and their owners were left with one shard or two."""
+    done = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
+    leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *done]
+    by_kcl = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
+    ours = planned(leases, "me")
+    assert (by_kcl, [action.victim for action in ours if isinstance(action, RequestHandoff)]) == ([], ["full"])
+
+
+def test_children_spread_at_once_after_a_reshard() -> None:
+    """Threads 54 and 50: the first worker to look took all the children, and gave most of them back one by one."""
+    children = [Lease(f"c-{n}", idle=math.inf) for n in range(8)]
+    leases = [*children, *held("a", "a-0", "a-1"), *held("b", "b-0", "b-1")]
+
+    def claimed(me: str, rules: Rules) -> set[str]:
+        return {action.lease.key for action in planned(leases, me, rules) if isinstance(action, Claim)}
+
+    ours = [claimed(me, MINIMAL.rules) for me in "ab"]
+    assert [len(keys) for keys in ours] == [4, 4]
+    assert ours[0].isdisjoint(ours[1])
+    assert len(claimed("a", Kcl())) == 8
+
+
+def test_a_restart_under_the_same_id_moves_nothing() -> None:
+    """Thread 108 and others: every restart set leases moving, and a whole cluster's restart never came back to rest."""
+    clock, store, (stays, stops) = fleet("ab")
+    before = {lease.key: lease.owner for lease in store.list().leases}
+    together([stays], 5)
+    again = member(store, ListSource(list(stops.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
+    together([stays, again], 60)
+    assert {lease.key: lease.owner for lease in store.list().leases} == before
+    assert again.held == [key for key, owner in before.items() if owner == "b"]
