@@ -13,10 +13,12 @@ from threading import Event, Lock
 from attrs import evolve
 
 from adapters.identity import Identity
+from adapters.throughput import Throughput
 from balancer.model import Lease, Notes, Position
 from stores.protocol import Done, Outcome, OutcomeUnknown, Store
 
 ATTEMPTS = 3
+RENEWALS = 3  # of KCL's, while others wait; each folds what was read since the last
 
 
 class Holding:
@@ -53,6 +55,7 @@ class Holding:
         self.twin = False
         self.confirmed = begun
         self.given: Lease | None = None
+        self.throughput = Throughput(lease_seconds / RENEWALS, lease.weight)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed = replaced, noticed
@@ -92,7 +95,7 @@ class Holding:
 
     def renew(self, notes: Notes = ()) -> bool:
         """Say that its owner lives; False if it is lost. Raises OutcomeUnknown."""
-        return self._write(lambda lease: self._store.renew(lease, self._signed(lease, notes)))
+        return self._write(lambda lease: self._store.renew(self._weighed(lease), self._signed(lease, notes)))
 
     def checkpoint(self, position: Position, *, children: tuple[str, ...] = (), keep_owner: bool = False) -> bool:
         """Move the checkpoint forward; False if the lease is lost, and with it the right to say so.
@@ -104,7 +107,7 @@ class Holding:
         def write(lease: Lease) -> Outcome:
             if position.order <= lease.checkpoint.order:
                 return Done(lease)
-            return self._store.checkpoint(lease, position, children=children, keep_owner=keep_owner)
+            return self._store.checkpoint(self._weighed(lease), position, children=children, keep_owner=keep_owner)
 
         return self._write(write, ended=position.ended and not keep_owner)
 
@@ -198,6 +201,9 @@ class Holding:
         else:
             self._lease = stored
             self._attempt(lambda lease: self._store.renew(lease, self._signed(lease, ())))
+
+    def _weighed(self, lease: Lease) -> Lease:
+        return evolve(lease, weight=self.throughput.average(self._clock()))
 
     def _signed(self, lease: Lease, notes: Notes) -> Notes:
         more = () if self._identity.signed(lease) else self._identity.notes

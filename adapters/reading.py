@@ -105,6 +105,7 @@ class Reading:
 
     def _read(self, reader: Reader, now: float) -> float:
         batch = reader.read()
+        self.holding.throughput.add(batch.size, now)
         if batch.ended:
             self._children = batch.children
         if batch.records:

@@ -6,7 +6,7 @@ appointment (a thread pool, Spark, the simulator) does the waiting.
 
 from typing import Any, NamedTuple, Protocol
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from balancer.model import Lease, Position, Shard
 
@@ -51,6 +51,7 @@ class Batch:
     wait_seconds    the reader must not be called again sooner
     ended           the shard is closed and this was its last batch
     children        the shards that follow it, where the source told
+    size            payload bytes as the source counts them, an aggregate's own included
     """
 
     records: tuple[Record, ...]
@@ -59,6 +60,7 @@ class Batch:
     wait_seconds: float
     ended: bool = False
     children: tuple[Shard, ...] = ()
+    size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
 
 
 class SourceError(Exception):

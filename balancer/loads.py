@@ -12,9 +12,12 @@ BAND = 0.1
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """How far counts may differ for the sake of loads: half a share where every weight is known, else 0."""
+    """How far counts may differ for the sake of loads: half a share where every weight is known, else 0.
+
+    Where nothing flows, loads have nothing to say: only counts can be brought in order.
+    """
     known = bool(leases) and leases[0].weight is not None and all(lease.weight is not None for lease in leases)
-    return (floor + 1) // 2 if known else 0
+    return (floor + 1) // 2 if known and any(lease.weight for lease in leases) else 0
 
 
 def relief(held: Mapping[str, Sequence[Lease]], room: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, str]:

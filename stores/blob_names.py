@@ -3,7 +3,7 @@
 `<namespace>/<hub>/<group>/ownership/<partition>` holds `ownerid`; an owner absent or empty has let
 go. `<namespace>/<hub>/<group>/checkpoint/<partition>` holds `offset` and `sequencenumber`. All
 names are lower case, all blobs empty. What the SDKs have no word for stands in metadata of our
-own beside theirs (`handoffowner`, `handoffto`, `notes`, `position`); their workers leave it out
+own beside theirs (`handoffowner`, `handoffto`, `throughputkbps`, `notes`, `position`); their workers leave it out
 when they write, and every reader treats it as void then.
 """
 
@@ -85,6 +85,7 @@ class EventHubLayout:
             checkpoint=read_position(parts.fields("checkpoint"), self.start) if parts.checkpoint else self.start,
             heir=(fields.get("handoffto") or None) if yields else None,
             yields=yields,
+            weight=_number("throughputkbps", fields.get("throughputkbps")),
             notes=read_notes(fields.get("notes", "")),
         )
 
@@ -94,6 +95,7 @@ class EventHubLayout:
             "ownerid": _plain("owner", after.owner or ""),
             "handoffowner": _plain("owner", after.owner or "") if after.yields else "",
             "handoffto": _plain("heir", after.heir or ""),
+            "throughputkbps": "" if after.weight is None else repr(after.weight),
             "notes": json.dumps(dict(after.notes)) if after.notes else "",
         }
         return {name: text for name, text in {**stored, **ours}.items() if text or name == "ownerid"}
@@ -112,6 +114,13 @@ def _plain(field: str, text: str) -> str:
     if not (text.isascii() and text.isprintable() and text == text.strip()):
         raise StoreError(f"{field}: {text!r} cannot stand in a blob's metadata; use printable ASCII")
     return text
+
+
+def _number(field: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise BadField(field, f"{text!r} is no number") from None
 
 
 def read_notes(text: str) -> Notes:

@@ -123,19 +123,29 @@ def steal(lease: Lease, me: str, notes: Notes) -> Request:
     return _take(lease, me, notes, condition, values)
 
 
+def _weight(lease: Lease) -> tuple[tuple[str, ...], Values]:
+    """What sets the throughput, where it is known: clauses and values, as KCL 3.x renews."""
+    if lease.weight is None:
+        return (), {}
+    return ("throughputKBps = :throughput",), {"throughput": number(float(lease.weight))}
+
+
 def renew(lease: Lease, notes: Notes) -> Request:
     """Under version and owner; a lease that ended since it was seen is not renewed."""
     owner, values = _owner(lease)
     alive = "" if lease.ended else " AND checkpoint <> :end"
-    return _request(lease, f"{_SEEN} AND {owner}{alive}", f"{_set(notes=notes)}{_COUNT}", values, notes)
+    weighed, weights = _weight(lease)
+    update = f"{_set(*weighed, notes=notes)}{_COUNT}"
+    return _request(lease, f"{_SEEN} AND {owner}{alive}", update, {**values, **weights}, notes)
 
 
 def checkpoint(lease: Lease, position: Position, children: tuple[str, ...], *, keep_owner: bool) -> Request:
     """Under version and owner, forward; SHARD_END stores the children and drops the owner."""
     owner, owners = _owner(lease)
     forward, bounds = _forward(position, "<=")
-    sets, stale, fields = _move(position)
-    values = {**owners, **bounds, **fields}
+    moves, stale, fields = _move(position)
+    weighed, weights = _weight(lease)
+    sets, values = (*moves, *weighed), {**owners, **bounds, **fields, **weights}
     if position.ended and children:
         sets, values = (*sets, "childShardIds = :children"), {**values, "children": shard_ids(lease, children)}
     gone = (_PENDING, *stale, *((_OWNERS,) if position.ended and not keep_owner else ()))

@@ -81,6 +81,8 @@ class ObjectLayout:
             yields=yields,
             notes=_noted(parts),
         )
+        if "weight" in fields:  # measured since it was made
+            owned = evolve(owned, weight=_weight(fields["weight"]))
         return evolve(counted(owned, _whole("counter", fields.get("counter", "0"))), version=parts.version)
 
     def ownership(self, stored: Fields, before: Lease, after: Lease) -> Fields:
@@ -91,6 +93,7 @@ class ObjectLayout:
             "counter": str(counter),
             "handoffowner": _said(after.owner or "") if after.yields else "",
             "handoffto": _said(after.heir or ""),
+            "weight": "" if after.weight is None else repr(after.weight),
             "notes": _stamp(stored, before, after, counter),
         }
         return _without_blanks({**stored, **ours})

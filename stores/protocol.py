@@ -116,6 +116,7 @@ class Store(Protocol):
         """Condition: version and owner as seen (or the lease is leaving and its owner as seen).
 
         Adds one to the counter; a missing lease, or one that ended since it was seen, is Lost.
+        Stores `lease.weight`, where there is one, as `checkpoint` does: the owner measures it.
         """
         ...
 

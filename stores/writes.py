@@ -56,18 +56,23 @@ def stolen(stored: Lease, seen: Lease, me: str, notes: Notes) -> Lease | None:
     return _owned_by(stored, me, notes) if stored.owner == seen.owner and asked else None
 
 
+def _weighed(stored: Lease, seen: Lease) -> Lease:
+    """The owner measures its lease's throughput, and says it with each sign of life."""
+    return stored if seen.weight is None else evolve(stored, weight=seen.weight)
+
+
 def renewed(stored: Lease, seen: Lease, notes: Notes) -> Lease | None:
     """A lease that ended since it was seen is refused: its reader must stop."""
     if not _as_seen(stored, seen) or (stored.ended and not seen.ended):
         return None
-    return _next(evolve(stored, notes=merged(stored.notes, notes)))
+    return _next(evolve(_weighed(stored, seen), notes=merged(stored.notes, notes)))
 
 
 def checkpointed(stored: Lease, seen: Lease, position: Position, *, keep_owner: bool) -> Lease | None:
     """Forward only, and SHARD_END is final; at the end there is nothing left to own or to hand over."""
     if not _as_seen(stored, seen) or stored.ended or stored.checkpoint.order > position.order:
         return None
-    row = _next(evolve(stored, checkpoint=position))
+    row = _next(evolve(_weighed(stored, seen), checkpoint=position))
     if not position.ended or keep_owner:
         return row
     return evolve(row, owner=None, heir=None, yields=False, leaving=False)

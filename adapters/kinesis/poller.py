@@ -123,6 +123,7 @@ class Poller:
             wait_seconds=self._wait(idle=not rows and not behind),
             ended=self._iterator is None,
             children=children(answer.get("ChildShards", ())),
+            size=sum(len(row["Data"]) for row in rows),
         )
 
     def _wait(self, *, idle: bool) -> float:

@@ -134,6 +134,14 @@ class Checkpoints:
         seen = done(store.release(owned(store), "ann"))
         assert done(store.annotate(seen, "a", "1")).note("a") == "1"
 
+    def test_the_owners_measure_travels_with_its_signs_of_life(self, store: Store) -> None:
+        """The fleet would balance by what the lease's first owner measured, or by nothing."""
+        row = done(store.renew(evolve(owned(store), weight=12.5)))
+        assert (row.weight, stored(store).weight) == (12.5, 12.5)
+        row = done(store.checkpoint(evolve(row, weight=0.25), Position("41")))
+        assert (row.weight, stored(store).weight) == (0.25, 0.25)
+        assert done(store.renew(evolve(row, weight=None))).weight == 0.25
+
     def test_notes_survive_every_other_write(self, store: Store) -> None:
         """A pinned start, or a sealed end, would vanish at the next renewal."""
         row = done(store.annotate(asked(store), "a", "1"))

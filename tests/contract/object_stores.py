@@ -83,7 +83,7 @@ class RoomyLayout(EventHubLayout):
             lease,
             parents=tuple(parents),
             hash_range=tuple(hash_range) if hash_range else None,
-            weight=weight,
+            weight=weight if lease.weight is None else lease.weight,
             checkpoint=evolve(lease.checkpoint, sub=int(sub), token=token)
             if lease.checkpoint.numbered
             else lease.checkpoint,

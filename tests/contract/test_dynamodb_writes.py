@@ -8,7 +8,7 @@ from attrs import evolve
 from balancer.model import LATEST, SHARD_END, Lease, Position, Version
 from stores import dynamodb_writes as to
 
-Word = str | int | tuple[str, ...]
+Word = str | float | tuple[str, ...]
 Words = dict[str, Word]
 
 MINE = Lease("s-1", owner="ann", version=Version("7"), epoch=7, checkpoint=Position("41", 3), yields=True)
@@ -101,6 +101,12 @@ WRITES: dict[str, tuple[to.Request, str, str | None, Words]] = {
         "ADD leaseCounter :one",
         AS_ANN | {":end": "SHARD_END"},
     ),
+    "renew with a measure": (
+        to.renew(evolve(MINE, weight=1 / 3), ()),
+        f"{SEEN} AND {OWNED} AND checkpoint <> :end",
+        "SET throughputKBps = :throughput ADD leaseCounter :one",
+        AS_ANN | {":end": "SHARD_END", ":throughput": 0.333333},
+    ),
     "renew what was seen ended": (to.renew(ENDED, ()), f"{SEEN} AND {OWNED}", "ADD leaseCounter :one", AS_ANN),
     "checkpoint": (
         to.checkpoint(MINE, NEXT, (), keep_owner=False),
@@ -113,6 +119,12 @@ WRITES: dict[str, tuple[to.Request, str, str | None, Words]] = {
         f"{SEEN} AND {OWNED} AND {UP_TO}",
         f"SET {MOVE}, checkpointToken = :checkpointToken, {RESET} REMOVE {PENDING}",
         AS_ANN | BOUNDS | {":zero": 0, ":checkpointToken": "88"},
+    ),
+    "checkpoint with a measure": (
+        to.checkpoint(evolve(MINE, weight=64.0), NEXT, (), keep_owner=False),
+        f"{SEEN} AND {OWNED} AND {UP_TO}",
+        f"SET {MOVE}, throughputKBps = :throughput, {RESET} REMOVE {PENDING}, checkpointToken",
+        AS_ANN | BOUNDS | {":zero": 0, ":throughput": 64.0},
     ),
     "checkpoint of a start": (
         to.checkpoint(MINE, LATEST, (), keep_owner=False),
@@ -212,6 +224,8 @@ def typed(value: Word) -> dict[str, Any]:
             return {"S": value}
         case int():
             return {"N": str(value)}
+        case float():
+            return {"N": f"{value:.6f}"}
         case _:
             return {"SS": list(value)}
 

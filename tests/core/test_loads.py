@@ -65,6 +65,11 @@ def test_one_unknown_weight_leaves_it_to_the_counts() -> None:
     assert slack([], 0) == 0
 
 
+def test_where_nothing_flows_the_counts_decide() -> None:
+    """A newcomer to an idle stream would be told that nought is its fair part of nought, and get nothing."""
+    assert slack([evolve(lease, weight=0.0) for lease in fleet(1).values()], 20) == 0
+
+
 def test_a_gain_below_the_noise_moves_nothing() -> None:
     """Without a least gain, measurements that wander keep a fleet moving for ever."""
     held = {"a": [Lease("big", weight=100.0), Lease("small", weight=0.5)], "b": [Lease("b-1", weight=70.0)]}

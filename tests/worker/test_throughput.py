@@ -1,0 +1,57 @@
+"""What is measured of a lease while it is read, and how the table comes to know it."""
+
+import pytest
+from virtual_fleet import Clock, FaultyStore, member
+
+from adapters.handling import Handling
+from adapters.reading import Reading
+from adapters.simulator.stream import ListSource, Shelf, shard
+from adapters.source import Record
+from adapters.throughput import Throughput
+from balancer.config import Config
+from balancer.model import Lease
+
+
+def test_it_is_kcls_average_in_kcls_unit() -> None:
+    """Without it a 3.x leader and our planner would compare leases by different numbers."""
+    speed = Throughput(10.0)
+    speed.add(10 * 1024, 100.0)
+    assert speed.average(109.9) is None
+    assert speed.average(110.0) == 1.0
+    speed.add(30 * 1024, 115.0)
+    assert speed.average(120.0) == 0.5 * 1.0 + 0.5 * 3.0
+    assert speed.average(140.0) == pytest.approx(2.0 / 4)
+
+
+def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
+    """Without it every takeover's catching up would look like a hot shard."""
+    speed = Throughput(10.0, 4.0)
+    assert speed.average(1000.0) == 4.0
+    speed.add(0, 1000.0)
+    assert speed.average(1010.0) == 2.0
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
+def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
+    """Without it a shard so busy that its checkpoints are its renewals would stay unmeasured."""
+    clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
+    source.shelves["s-0"] = Shelf([Record(bytes(1024), str(number)) for number in range(100)], size=1)
+    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
+    ours.run(1)
+    reading = Reading(
+        ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
+    )
+    due = clock.now
+    for _ in range(60):
+        ours.run(max(0.0, due - clock.now))
+        due = reading.step(clock.now)
+    assert store.row("s-0").weight == pytest.approx(5.0, rel=0.1)  # five readings a second
+
+
+def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
+    """Without it a child that waits for its parents would be taken for an idle shard."""
+    clock, store = Clock(), FaultyStore()
+    store.create(Lease("s-0", hash_range=(0, 9), weight=7.5))
+    ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
+    ours.run(60)
+    assert (ours.held, store.row("s-0").weight) == (["s-0"], 7.5)
