@@ -1,8 +1,8 @@
 """A question to the simulator as a user asks it, and the answer: one fleet, one seed, one outcome."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import evolve, field, frozen
+from attrs import Attribute, evolve, field, frozen
 
 from adapters.simulator import fleets
 from adapters.simulator.fleets import Fleet, Start
@@ -11,7 +11,7 @@ from adapters.simulator.run import run
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal, Rules
 from balancer.groups import Groups
 
-Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard"]
+Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "steady", "weights"]
 Pace = Literal["cycle", "own"]
 
 CYCLE = Config(Kcl())
@@ -28,7 +28,7 @@ RULES: dict[str, Rules] = {
 """By name; a bare dialect is that of `event-hubs`."""
 
 
-def _known(_question: object, attribute: "Attribute[str | None]", name: str | None) -> None:
+def _known(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:
     if name is not None and name not in RULES:
         raise ValueError(f"{attribute.name}: {name!r} is none of {', '.join(RULES)}")
 
@@ -41,13 +41,15 @@ class Question:
     workers  how many in each group
     rules    a name in RULES
     kind     cold: all start on free leases; scale-out: the last group joins the others; crash, leave: `going`
-             workers end; rolling: every worker is replaced in turn; reshard: every shard splits
+             workers end; rolling: every worker is replaced in turn; reshard: every shard splits; steady: nothing
+             happens; weights: even counts, but throughputs that differ (log-normal, sigma 1)
     start    whether workers start spread over a cycle or together
     pace     cycle: everybody scans once per 20.05 s; own: as each rule set's library does by default
     hint     whether `minimal` is told how many workers are coming
     grouped  whether `minimal` balances the groups too
     peer     the rules of the others where only `share` of the workers have ours
     cycles   how long to go on after the event
+    pauses   how often an hour each worker stands still for 1 to 3 s
     """
 
     leases: int
@@ -66,6 +68,7 @@ class Question:
     peer: str | None = field(default=None, validator=_known)
     share: float = 0.5
     cycles: float = 45.0
+    pauses: float = 0.0
 
     @property
     def groups(self) -> Groups:
@@ -117,6 +120,12 @@ def fleet_of(question: Question) -> Fleet:
             fleet = fleets.rolling(leases, everybody, config, gap=question.gap, seed=seed, cycles=cycles)
         case "reshard":
             fleet = fleets.reshard(leases, everybody, config, seed=seed, cycles=cycles)
+        case "steady":
+            fleet = fleets.scale_out(leases, everybody, (), config, seed=seed, start="spread", cycles=cycles)
+        case "weights":
+            fleet = fleets.weighed(leases, everybody, config, seed=seed, cycles=cycles)
     if question.peer is not None:
         fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
+    if question.pauses:
+        fleet = fleets.paused(fleet, question.pauses, seed)
     return evolve(fleet, scenario=evolve(fleet.scenario, scan_per_cycle=question.pace == "cycle"))

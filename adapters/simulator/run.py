@@ -20,8 +20,10 @@ def run(scenario: Scenario) -> History:
     """The history of one run; the same scenario gives the same history, on any machine."""
     tasks = Tasks()
     source = ListSource(even_shards(scenario.keys) if scenario.keys else [])
-    first = tuple(_row(each, owner, scenario) for each, owner in zip(source.listed, scenario.owners, strict=True))
-    table = Table(first, lambda: tasks.now)
+    weights = scenario.weights or (None,) * len(scenario.owners)
+    rows = zip(source.listed, scenario.owners, weights, strict=True)
+    first = tuple(_row(each, owner, weight, scenario) for each, owner, weight in rows)
+    table = Table(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
     history = History(first)
     count = iter(range(1_000_000))
 
@@ -42,9 +44,9 @@ def run(scenario: Scenario) -> History:
     return _told(world)
 
 
-def _row(each: Shard, owner: str | None, scenario: Scenario) -> Lease:
+def _row(each: Shard, owner: str | None, weight: float | None, scenario: Scenario) -> Lease:
     ours = {member.worker for member in scenario.members if not member.foreign}
-    row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=TRIM_HORIZON)
+    row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=TRIM_HORIZON, weight=weight)
     return evolve(created(row), yields=owner in ours)
 
 

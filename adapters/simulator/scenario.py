@@ -95,7 +95,9 @@ class Scenario:
     members   every process, in the order in which they start at equal times
     seconds   how long it runs
     calm      from then on the network has no fault but latency, and nothing more happens to the fleet
+    weights   the throughput of each lease in KB/s; empty: unknown
     reading   whether records are produced, read and checkpointed
+    weighed   whether the throughput that readers measure is written down
     scan_per_cycle
               whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks
     full      whether each renewal is recorded, which only a judge needs
@@ -108,7 +110,9 @@ class Scenario:
     calm: float = 0.0
     network: Network = field(factory=Network)
     reshapes: tuple[Reshape, ...] = ()
+    weights: tuple[float, ...] = ()
     reading: bool = False
+    weighed: bool = False
     scan_per_cycle: bool = False
     full: bool = False
 

@@ -13,12 +13,13 @@ from stores.transacted import Change
 class Table(MemoryStore):
     """Rows, and for each that changed what it was before, so that readings can be stale.
 
-    now  the time
+    now      the time
+    weighed  whether the throughput that owners measure is kept
     """
 
-    def __init__(self, rows: Iterable[Lease], now: Callable[[], float]) -> None:
+    def __init__(self, rows: Iterable[Lease], now: Callable[[], float], *, weighed: bool = True) -> None:
         super().__init__()
-        self._now = now
+        self._now, self._weighed = now, weighed
         self._before: dict[str, tuple[float, Lease]] = {}
         self._listing: Listing | None = None
         for row in rows:
@@ -50,7 +51,7 @@ class Table(MemoryStore):
 
     def _change(self, key: str, change: Change) -> Outcome:
         before = self._table.rows.get(key)
-        outcome = super()._change(key, change)
+        outcome = super()._change(key, change if self._weighed else _weightless(change))
         if before is not None and not isinstance(outcome, Lost):
             self._before[key] = (self._now(), before)
             self._listing = None
@@ -60,3 +61,11 @@ class Table(MemoryStore):
         self._listing = None
         self._before.pop(key, None)
         return super()._remove(key, fits)
+
+
+def _weightless(change: Change) -> Change:
+    def changed(stored: Lease) -> Lease | None:
+        after = change(stored)
+        return after if after is None or after.weight is None else evolve(after, weight=None)
+
+    return changed
