@@ -42,6 +42,8 @@ class Event(StrEnum):
     LEAVE = "leave"
     ROLLING = "rolling"
     RESHARD = "reshard"
+    STEADY = "steady"
+    WEIGHTS = "weights"
 
 
 class Start(StrEnum):

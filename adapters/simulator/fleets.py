@@ -82,10 +82,8 @@ def rolling(leases: int, workers: tuple[str, ...], config: Config, *, gap: float
         for place, member in enumerate(_starting(workers, config, 0.0, "spread", draw))
     )
     new = tuple(Member(f"{worker}x", config, starts=since + gap * (place + 1)) for place, worker in enumerate(workers))
-    fleet = _fleet(
-        seed, balanced(leases, workers, draw), (*old, *new), since=since, seconds=cycles * config.cycle_seconds
-    )
-    return evolve(fleet, scenario=evolve(fleet.scenario, seconds=fleet.scenario.seconds + gap * len(workers)))
+    seconds = cycles * config.cycle_seconds + gap * len(workers)
+    return _fleet(seed, balanced(leases, workers, draw), (*old, *new), since=since, seconds=seconds)
 
 
 def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> Fleet:
@@ -95,6 +93,15 @@ def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
     members = _starting(workers, config, 0.0, "spread", draw)
     fleet = _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(since, "double"),), reading=True))
+
+
+def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> Fleet:
+    """Nothing happens to a fleet of even counts, but its leases differ in throughput."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _starting(workers, config, 0.0, "spread", draw)
+    fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
+    weights = tuple(draw.lognormvariate(0.0, 1.0) for _ in range(leases))
+    return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
 
 
 def mixed(fleet: Fleet, peer: Config, share: float, seed: int) -> Fleet:

@@ -1,6 +1,7 @@
 """What a run came to, in the figures by which rule sets are compared."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from attrs import asdict, frozen
 
@@ -49,6 +50,7 @@ class Outcome:
     failed_writes  claims, thefts and requests that were refused because somebody was faster
     spread         leases of the fullest living worker less those of the emptiest
     groups         leases by group of workers
+    load           throughput of the fullest worker by the mean; 1 where it is not known
     unowned_lease_cycles_max
                    the longest time a lease had no living owner
     quiet_after    cycles until the last write but renewals and checkpoints
@@ -63,6 +65,7 @@ class Outcome:
     failed_writes: int
     spread: int
     groups: dict[str, int]
+    load: float
     unowned_lease_cycles_max: float
     quiet_after: float
     traffic: Traffic
@@ -96,6 +99,7 @@ def outcome(history: History, *, since: float, cycle_seconds: float, groups: Gro
         failed_writes=refused(write for write in history.writes if write.t >= since),
         spread=max(held, default=0) - min(held, default=0),
         groups=_by_group(counts, workers, groups),
+        load=_load(history, owners, workers),
         unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
         quiet_after=round((busy - since) / cycle_seconds, 3),
         traffic=traffic(history),
@@ -111,6 +115,16 @@ def traffic(history: History) -> Traffic:
         read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched, 1),
         write_units=writes,
     )
+
+
+def _load(history: History, owners: Mapping[str, str | None], workers: frozenset[str]) -> float:
+    loads = dict.fromkeys(workers, 0.0)
+    for row in history.first:
+        owner = owners.get(row.key)
+        if owner in loads:
+            loads[owner] += row.weight or 0.0
+    mean = sum(loads.values()) / max(len(loads), 1)
+    return round(max(loads.values()) / mean, 3) if mean else 1.0
 
 
 def _by_group(counts: Counter[str], workers: frozenset[str], groups: Groups) -> dict[str, int]:

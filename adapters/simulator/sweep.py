@@ -23,6 +23,7 @@ FIGURES = (
     "claims",
     "failed_writes",
     "spread",
+    "load",
     "unowned_lease_cycles_max",
     "quiet_after",
 )
