@@ -1,0 +1,75 @@
+"""A worker of ours whose lease a KCL 3.x leader moves away, by KCL's own fields, on a real table."""
+
+import time
+from collections.abc import Callable
+from threading import Thread
+
+import pytest
+from types_boto3_dynamodb import DynamoDBClient
+
+from adapters.handling import Delivery, Handling, Happening
+from adapters.holding import Holding
+from adapters.runner import Runner
+from adapters.simulator.stream import ListSource, Shelf, even_shards, records
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import TRIM_HORIZON
+from stores.urls import open_store
+
+pytestmark = pytest.mark.services
+
+TABLE, WAIT = "victim-of-a-leader", 20.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something another thread does."""
+    deadline = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
+    dynalite_url: str, dynalite_client: DynamoDBClient
+) -> None:
+    """Without it Java 3 would wait 30 s for us to let go, or both would process the shard, from an old checkpoint."""
+    handled: list[str] = []
+    ends: list[tuple[str, str]] = []
+
+    def handle(delivery: Delivery) -> None:
+        handled.extend(record.sequence_number for record in delivery.records)
+
+    def happened(happening: Happening, holding: Holding) -> None:
+        ends.append((happening, holding.key))
+
+    source = ListSource(even_shards(("s-0", "s-1")), {"s-0": Shelf(records(10)), "s-1": Shelf(records(10))})
+    store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
+    config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
+    # Checkpoints are so rare that only the hand-over says how far this worker came.
+    handling = Handling(handle, observer=happened, checkpoint_seconds=1000.0)
+    runner = Runner(Worker(store=store, source=source, me="ours", config=config), handling)
+    working = Thread(target=runner.run, daemon=True)
+    working.start()
+    key = {"leaseKey": {"S": "s-0"}}
+    until(lambda: len(handled) == 20)
+    source.shelves["s-0"].records += records(5, 10)
+    until(lambda: len(handled) == 25)
+    # As the leader writes it: the counter stays, and the old owner goes on under another name.
+    dynalite_client.update_item(
+        TableName=TABLE,
+        Key=key,
+        UpdateExpression="SET leaseOwner = :java, checkpointOwner = :ours",
+        ConditionExpression="leaseOwner = :ours AND attribute_not_exists(checkpointOwner)",
+        ExpressionAttributeValues={":java": {"S": "java-1"}, ":ours": {"S": "ours"}},
+    )
+    until(lambda: ("stopped", "s-0") in ends)
+    row = dynalite_client.get_item(TableName=TABLE, Key=key, ConsistentRead=True)["Item"]
+    told = {
+        name: row.get(name, {}).get("S") for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "checkpoint")
+    }
+    assert told == {"leaseOwner": "java-1", "checkpointOwner": None, "handoffOwner": None, "checkpoint": handled[-1]}
+    assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
+    runner.stop()
+    working.join(WAIT)
+    assert not working.is_alive()
+    assert sorted(ends) == [("initialize", "s-0"), ("initialize", "s-1"), ("stopped", "s-0"), ("stopped", "s-1")]
