@@ -42,7 +42,7 @@ def question(text: bytes) -> Question:
     """What one JSON document asks. Raises BadField, naming the field."""
     fields = parse(text).fields()
     asked = Question(
-        leases=tuple(_lease(each) for each in fields.need("leases").items()),
+        leases=tuple(lease_of(each) for each in fields.need("leases").items()),
         shards=fields.read("shards", lambda value: value.unless_null(_shards, null=None), None),
         me=_me(fields.need("me")),
         config=fields.read("config", config_of, Config()),
@@ -61,7 +61,8 @@ def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _lease(value: Value) -> Lease:
+def lease_of(value: Value) -> Lease:
+    """One lease. Raises BadField, naming the field."""
     fields = value.fields()
     key = fields.need("key").name()
     lease = Lease(

@@ -30,7 +30,8 @@ age; with `--watch` it is also counted from the first look on, until Ctrl-C.
 
 `--by worker` and `--by group` count unfinished leases; a worker's group is the text before the last "-" of its id.
 
-`--json` prints one object (with `--watch` one line for each look), whose leases `leasehold plan` can read.
+`--json` prints one object (with `--watch` one line for each look), whose leases `leasehold plan` can read, and
+which `leasehold report` makes a page of; `at` is the time, in seconds since 1970.
 """
 
 
@@ -101,7 +102,7 @@ def _print_json(reading: Reading) -> None:
     leases = [lease_json(lease) for lease in sorted(reading.leases, key=lambda lease: lease.key)]
     malformed = [asdict(row) for row in reading.malformed]
     trouble = {"trouble": reading.trouble} if reading.trouble else {}
-    print(json.dumps({"leases": leases, "malformed": malformed, **trouble}), flush=True)
+    print(json.dumps({"at": round(time.time(), 3), "leases": leases, "malformed": malformed, **trouble}), flush=True)
 
 
 def _ended(error: Exception, status: int) -> typer.Exit:

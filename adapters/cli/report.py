@@ -1,0 +1,119 @@
+"""`leasehold report`: how leases are shared out, and how that changes, as a page or as JSON."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from adapters.json_fields import BadField
+from adapters.report.changes import Snapshot
+from adapters.report.page import page
+from adapters.report.report import Report, report, report_json
+from adapters.report.snapshots import looked, saved
+from balancer.config import Minimal
+from balancer.groups import Groups
+from stores.protocol import StoreError
+from stores.urls import open_store
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+FROM is the URL of a store (see `leasehold leases --help`), or files of snapshots that `leasehold leases --json`
+(with `--watch`, for a while) has printed; `-` is the standard input.
+
+One snapshot shows how leases are shared out, and how far they are. Several also show churn (changes of owner) and
+lag (how long checkpoints have stood still): `--snapshots 30 --every 10`, or files that hold more than one.
+
+`--groups` is `prefix` (the text before the last "-" of a worker's id), `none`, or a separator; given more than
+once, separators from the outermost group inwards: `--groups / --groups :` for `zone/cluster:worker`.
+
+The page is one file that needs no network. Finished leases are told apart, and count for no worker.
+"""
+
+
+@app.command(help="Show how leases are shared out, and how that changes, as a page.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    sources: Annotated[list[str], typer.Argument(metavar="FROM...", help="A store's URL, or saved snapshots.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the page.")] = None,
+    groups: Annotated[list[str] | None, typer.Option(help="How names tell groups. [prefix]")] = None,
+    snapshots: Annotated[int, typer.Option(help="How many looks at the store.", min=1)] = 1,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look, count, draw."""
+    try:
+        _somewhere(output, as_json=as_json)
+        grouping = _groups(groups or ["prefix"])
+        said = report(_place(sources), _snapshots(sources, snapshots, every), grouping)
+        _tell(said, grouping, output, as_json=as_json)
+    except StoreError as error:
+        raise _ended(error, 1) from None
+    except ValueError as error:
+        raise _ended(error, 2) from None
+    except OSError as error:
+        raise _ended(error, 1) from None
+
+
+def _groups(given: Sequence[str]) -> Groups:
+    match given:
+        case ["none"]:
+            return None
+        case ["prefix"]:
+            return "prefix"
+        case _:
+            return Minimal(groups=tuple(given)).groups
+
+
+def _place(sources: Sequence[str]) -> str:
+    """What the page is called after: never a URL's options."""
+    if "://" not in sources[0]:
+        return ", ".join(Path(source).name for source in sources)
+    parts = urlsplit(sources[0])
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def _snapshots(sources: Sequence[str], times: int, seconds: float) -> Sequence[Snapshot]:
+    if any("://" in source for source in sources):
+        if len(sources) > 1:
+            raise ValueError("FROM: one store, or files of one store's snapshots")
+        return _looked(sources[0], times, seconds)
+    found = [snapshot for source in sources for snapshot in _saved(source)]
+    if not found:
+        raise BadField(f"{', '.join(sources)}: there is no snapshot in it")
+    return found
+
+
+def _looked(url: str, times: int, seconds: float) -> Sequence[Snapshot]:
+    opened = open_store(url, create=False)
+    try:
+        return tuple(looked(opened, times, seconds))
+    finally:
+        opened.close()
+
+
+def _saved(source: str) -> Sequence[Snapshot]:
+    if source == "-":
+        return tuple(saved("standard input", sys.stdin.buffer))
+    with Path(source).open("rb") as lines:
+        return tuple(saved(source, lines))
+
+
+def _somewhere(output: Path | None, *, as_json: bool) -> None:
+    if output is None and not as_json:
+        raise ValueError("--output: say where the page goes, or ask for --json")
+
+
+def _tell(said: Report, groups: Groups, output: Path | None, *, as_json: bool) -> None:
+    if output is not None:
+        output.write_text(page(said, groups), encoding="utf-8")
+    if as_json:
+        print(json.dumps(report_json(said)))
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print(f"leasehold report: {error}", file=sys.stderr)
+    return typer.Exit(status)

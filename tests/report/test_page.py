@@ -1,0 +1,192 @@
+"""`leasehold report`: the page as its reader gets it, and the command around it."""
+
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adapters.cli.report import app
+from adapters.lease_json import lease_json
+from adapters.report.changes import Snapshot
+from adapters.report.page import page
+from adapters.report.report import report
+from balancer.groups import Groups
+from balancer.model import SHARD_END, Lease, Position
+from stores.sqlite import SqliteStore
+
+EVIL = "<script>alert('$x$')</script>&-1"
+LEASES = (
+    Lease("s-0", owner="east-1", weight=1.5),
+    Lease("s-1", owner="east-1"),
+    Lease("s-2", owner="east-1"),
+    Lease("s-3", owner=EVIL, checkpoint=Position("9")),
+    Lease("s-4"),
+    Lease("s-5", checkpoint=SHARD_END),
+)
+LATER = (*LEASES[1:4], Lease("s-0", owner=EVIL, weight=1.5), Lease("s-4", owner="east-1"), LEASES[5])
+
+
+class Outline(HTMLParser):
+    """What the page is made of: headings, cells of tables, findings, and every kind of element."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags, self.open = set[str](), list[str]()
+        self.texts: dict[str, list[str]] = {"h1": [], "h2": [], "li": [], "dd": [], "td": [], "text": []}
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:  # noqa: ARG002  not looked at
+        """Begin what is inside."""
+        self.tags.add(tag)
+        self.open.append(tag)
+        if tag in self.texts:
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        """End it, and what has no end of its own."""
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        """Put text where it belongs."""
+        if self.open and self.open[-1] in self.texts:
+            self.texts[self.open[-1]][-1] += data.strip()
+
+
+def drawn(*readings: tuple[Lease, ...], groups: Groups = "prefix") -> str:
+    """The page of these readings, a minute apart."""
+    snapshots = [Snapshot(60.0 * minute, leases) for minute, leases in enumerate(readings)]
+    return page(report("memory://x", snapshots, groups), groups)
+
+
+def test_the_page_of_one_snapshot() -> None:
+    """A reader would miss a share, or what is wrong; or be shown churn that nobody measured."""
+    seen = Outline(drawn(LEASES)).texts
+    assert seen["h1"] == ["Leases in memory://x"]
+    assert seen["h2"] == ["By group", "Workers by the number of leases they hold", "Progress", "By worker"]
+    assert seen["dd"] == ["5", "1", "1", "2", "1 to 3", "2", "1"]
+    assert seen["li"] == [
+        "1 of 5 unfinished leases has no owner: nobody reads what is in it.",
+        "Workers hold between 1 and 3 leases; even would differ by one.",
+    ]
+    by_group, by_worker = seen["td"][:24], seen["td"][24:]
+    assert by_group == [
+        *(EVIL.removesuffix("-1"), "1", "20.0 %", "1", "1", "1", "1", "-"),
+        *("east", "3", "60.0 %", "1", "3", "3", "3", "1.50"),
+        *("nobody", "1", "20.0 %", "", "", "", "", ""),
+    ]
+    assert by_worker == [EVIL, "1", "20.0 %", "-", "east-1", "3", "60.0 %", "1.50", "nobody", "1", "20.0 %", ""]
+
+
+def test_the_page_of_several_snapshots() -> None:
+    """Churn and lag would be measured and not shown."""
+    seen = Outline(drawn(LEASES, LATER)).texts
+    assert seen["h2"] == [
+        "By group",
+        "Workers by the number of leases they hold",
+        "Progress",
+        "Leases per worker over time",
+        "Changes of owner over time",
+        "Lag: how long checkpoints have stood still",
+        "Each snapshot",
+        "By worker",
+    ]
+    assert seen["dd"][-1] == "2"
+    changed = seen["td"].index("1970-01-01 00:01:00 UTC")
+    assert seen["td"][changed + 1 : changed + 9] == ["1", "1", "0", "0", "0", "0", "+0 -0", "0"]
+    assert seen["td"][seen["td"].index("s-0") :][:3] == ["s-0", EVIL, "60.0 s"]
+
+
+def test_names_are_text_and_nothing_is_fetched() -> None:
+    """Whoever names a worker could run a script in the browser of whoever reads the report."""
+    html = drawn(LEASES, LATER)
+    assert "<script" not in html
+    assert Outline(html).tags.isdisjoint({"script", "link", "img", "iframe", "object"})
+    fetched = re.sub(r'xmlns(:xlink)?="[^"]*"', "", html)
+    assert re.findall(r"(?:src|href)=[\"'](?!#)|url\((?!#)|https?://", fetched) == []
+    assert "…pt>alert('$x$')</script>&" in Outline(html).texts["text"]  # in the charts, with its dollars
+
+
+def test_charts_take_the_colours_of_the_page() -> None:
+    """On a dark page the charts would be black on black."""
+    charts = re.findall(r"<svg.*?</svg>", drawn(LEASES, LATER), re.DOTALL)
+    assert len(charts) == 7
+    used = set(re.findall(r"#[0-9a-f]{6}\b|#[0-9a-f]{3}\b", "".join(charts)))
+    assert used == set()
+    assert all("var(--ink)" in chart for chart in charts)
+
+
+def test_an_even_fleet_is_called_even() -> None:
+    """A reader would have to prove to himself that nothing is wrong."""
+    html = drawn((Lease("s-0", owner="a-1"), Lease("s-1", owner="b-1")))
+    assert "Every unfinished lease has an owner" in html
+    assert Outline(html).texts["li"] == []
+
+
+def test_a_cluster_with_more_than_its_part_is_named() -> None:
+    """The stable disbalance of two clusters, even to each worker, would have to be found by hand."""
+    leases = tuple(Lease(f"s-{n}", owner=f"east-{n % 6}" if n < 18 else f"west-{n % 6}") for n in range(30))
+    assert Outline(drawn(leases)).texts["li"] == [
+        "Group east holds 18 leases; its 6 of 12 workers would evenly hold 15.",
+        "Group west holds 12 leases; its 6 of 12 workers would evenly hold 15.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "leases", [(), (LEASES[4],), (LEASES[5],), tuple(Lease(f"s-{n}", owner=f"w{n}") for n in range(60))]
+)
+@pytest.mark.parametrize("groups", [None, ("/", ":")])
+def test_every_shape_of_table_has_a_page(leases: tuple[Lease, ...], groups: Groups) -> None:
+    """An empty table, one that nobody works on, or a fleet too large for its chart would have no report."""
+    seen = Outline(drawn(leases, leases, groups=groups)).texts
+    assert seen["dd"][0] == str(sum(not lease.ended for lease in leases))
+
+
+def test_from_a_file_of_leases_to_a_page(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to a page."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    store.create(Lease("s-0", owner="ann-1"))
+    store.close()
+    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "-o", str(tmp_path / "r.html"), "--json"])
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["distribution"]["workers"] == [{"worker": "ann-1", "leases": 1, "weight": None}]
+    assert Outline((tmp_path / "r.html").read_text()).texts["h1"] == [f"Leases in sqlite://{tmp_path}/l.db"]
+
+
+def test_from_saved_snapshots_to_json(tmp_path: Path) -> None:
+    """What `leasehold leases --watch --json` saved could not be reported."""
+    for name, at, leases in (("b", 60, LATER), ("a", 0, LEASES)):
+        looked = {"at": at, "leases": [lease_json(lease) for lease in leases], "malformed": []}
+        (tmp_path / name).write_text(json.dumps(looked) + "\n")
+    ran = CliRunner().invoke(app, [str(tmp_path / "b"), str(tmp_path / "a"), "--json", "--groups", "none"])
+    told = json.loads(ran.stdout)
+    assert (told["store"], told["at"], told["distribution"]["levels"]) == ("b, a", 60.0, [])
+    assert (told["changes"][0]["moved"], told["changes"][0]["claimed"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["memory://x"], 2, "--output: say where"),
+        (["nowhere://x", "--json"], 2, "store URL: unknown scheme 'nowhere'"),
+        (["sqlite://{}/none.db", "--json"], 1, "there is no file"),
+        (["{}/none.jsonl", "--json"], 1, "No such file"),
+        (["memory://x", "memory://y", "--json"], 2, "FROM: one store"),
+        (["{}/empty", "--json"], 2, "there is no snapshot"),
+        (["memory://x", "--json", "--groups", ""], 2, "groups"),
+    ],
+)
+def test_what_cannot_be_reported_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    """A user would see a traceback."""
+    (tmp_path / "empty").touch()
+    ran = CliRunner().invoke(app, [argument.format(tmp_path) for argument in arguments])
+    assert (ran.exit_code, ran.stdout) == (status, "")
+    assert ran.stderr.startswith("leasehold report: ")
+    assert says in ran.stderr
+    assert ran.stderr.count("\n") == 1
