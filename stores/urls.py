@@ -62,7 +62,8 @@ def _options(query: str, known: frozenset[str]) -> Mapping[str, str]:
             choice = f"choose among {', '.join(sorted(known))}" if known else "this store has none"
             raise ValueError(f"store URL: unknown option {name!r}; {choice}")
         if not value or name in options:
-            raise ValueError(f"store URL: option {name!r} wants one value")
+            hint = "in a shell, $Default and the like want single quotes around the URL"
+            raise ValueError(f"store URL: option {name!r} wants one value; {hint}")
         options[name] = value
     return options
 

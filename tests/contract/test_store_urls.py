@@ -24,6 +24,7 @@ from stores.urls import open_store
         ("dynamodb://t?regoin=x", r"unknown option 'regoin'; choose among endpoint, region"),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
         ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
+        ("azblob://a/c?eventhub=n/h&group=", r"option 'group' wants one value; in a shell, \$Default .* single quotes"),
         ("dynamodb://?region=eu-west-1", r"dynamodb:// wants a table's name"),
         ("dynamodb://a/b", r"'a/b' is no table's name"),
         ("sqlite://", r"sqlite:// wants the path of a file"),
