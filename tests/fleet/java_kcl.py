@@ -34,11 +34,20 @@ def built(version: str) -> Path:
     return filled(f"java/kcl-{version}-{digest}", fill)
 
 
-def java_worker(stage: Stage, name: str, version: str, *, kinesis: str, dynamodb: str, mode: str = "own") -> Child:
+def java_worker(
+    stage: Stage,
+    name: str,
+    version: str,
+    *,
+    kinesis: str,
+    dynamodb: str,
+    mode: str = "own",
+    properties: tuple[str, ...] = (),
+) -> Child:
     """A Java worker on the stage's stream and table; mode "2x" makes a 3.x one share with 2.x workers."""
     folder, table = built(version), stage.store_url.removeprefix("dynamodb://").partition("?")[0]
     place = (kinesis, dynamodb, stage.stream.name, table)
-    command = (*JVM, "-cp", f"{folder}:{folder}/jars/*", "KclWorker", *place, name, str(FAILOVER_MS), mode)
+    command = (*JVM, *properties, "-cp", f"{folder}:{folder}/jars/*", "KclWorker", *place, name, str(FAILOVER_MS), mode)
     return Child(name, command, stage.folder, program=str(shutil.which("java")))
 
 

@@ -1,9 +1,16 @@
 """Our workers beside real Java KCL workers: they balance, reshard, outlive each other, and lose nothing."""
 
+from contextlib import closing
+
 import java_kcl
 import pytest
-from mixed import Mixed, mixed
+from mixed import SETTINGS, WAIT_SECONDS, Mixed, mixed
 from types_boto3_dynamodb import DynamoDBClient
+
+from adapters.demo.staging import staged
+from adapters.demo.stream import client, put
+from adapters.kinesis.aggregation_encode import Aggregate
+from balancer.model import Lease, Position
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
@@ -79,3 +86,33 @@ def test_ours_and_java_3_share_outlive_and_reshard_amid_rows_that_are_no_leases(
         assert fleet.stage.store.list().malformed == ()
         reshard_and_lose_java(fleet)
         assert kinds(fleet, dynamodb_local_client) >= FOREIGN_ROWS
+
+
+def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, dynamodb_local_url: str) -> None:
+    """Without it a change of hands would repeat, or skip, a part of an aggregated record."""
+    built("2.7.2")
+    with staged(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
+        packed = Aggregate(10_000)
+        assert all(packed.add(b"%d" % number, "key") for number in range(10))
+        with closing(client(kinesis_url)) as to:
+            put(to, stage.stream.name, [(packed.partition_key, packed.sealed())] * 2)
+            shard = stage.stream.shards()[0]
+            first = to.get_shard_iterator(
+                StreamName=stage.stream.name, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"
+            )
+            number = to.get_records(ShardIterator=first["ShardIterator"])["Records"][0]["SequenceNumber"]
+        stage.store.create(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range))
+        # It handles four records, checkpoints the fourth, and hangs in the middle of its batch.
+        place = {"kinesis": kinesis_url, "dynamodb": dynamodb_local_url}
+        stage.admit(java_kcl.java_worker(stage, "java-1", "2.7.2", **place, properties=("-Dhold.after=4",)))
+
+        def held() -> bool:
+            return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
+
+        assert stage.until(held, WAIT_SECONDS)
+        stage.kill("java-1")
+        stage.join("ours-1")
+        assert stage.until(lambda: len(stage.events) >= 19, WAIT_SECONDS)
+        handed = [(event.worker, event.place[1]) for event in stage.events if event.event == "record"]
+        by_java = [("java-1", sub) for sub in (3, 4, 5, 6)]
+        assert handed == by_java + [("ours-1", sub) for sub in (7, 8, 9, *range(10))]

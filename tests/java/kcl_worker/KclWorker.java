@@ -34,6 +34,8 @@ import software.amazon.kinesis.retrieval.polling.PollingConfig;
 
 public final class KclWorker {
     private static String worker;
+    /** After so many records, checkpoint just there and wait to be killed: a batch half done. */
+    private static final long HOLD_AFTER = Long.getLong("hold.after", Long.MAX_VALUE);
 
     /** Arguments: Kinesis' address, DynamoDB's, stream, table, worker, failover in ms, and "2x" for compatible mode. */
     public static void main(String[] words) throws Exception {
@@ -110,6 +112,7 @@ public final class KclWorker {
     private static final class Processor implements ShardRecordProcessor {
         private String shard;
         private boolean over;
+        private long handled;
 
         @Override
         public void initialize(InitializationInput input) {
@@ -121,6 +124,11 @@ public final class KclWorker {
         public void processRecords(ProcessRecordsInput input) {
             for (KinesisClientRecord each : input.records()) {
                 say("record", shard, told(each));
+                handled++;
+                if (handled == HOLD_AFTER) {
+                    attempt(() -> input.checkpointer().checkpoint(each.sequenceNumber(), each.subSequenceNumber()));
+                    attempt(() -> Thread.sleep(Long.MAX_VALUE));
+                }
             }
             if (!input.records().isEmpty()) {
                 attempt(() -> input.checkpointer().checkpoint());
