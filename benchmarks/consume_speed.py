@@ -1,0 +1,268 @@
+"""How fast one worker process drains a stream, beside a bare GetRecords loop on the same local stream in the same run.
+
+Eight shards; once with records of 1 KB, once with aggregates of 100-byte user records, which only ours takes
+apart. Each side is a process of its own, from before its first iterator to its last record, in bytes of Kinesis
+records; the bare loop goes round the shards without waiting or looking at what it reads. Ours is a worker that
+comes back to its eight leases, on a table on disk, and checkpoints each batch.
+With `--minutes`, one worker reads for so long what is written meanwhile, and its memory is watched.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Any
+
+import boto3
+from attrs import define, field, frozen
+
+from adapters.handling import Delivery, Handling
+from adapters.kinesis.aggregation_encode import Aggregate
+from adapters.kinesis.hash_keys import hash_of
+from adapters.kinesis.source import open_url
+from adapters.local.services import kinesis_local
+from adapters.runner import Runner
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
+from stores.urls import open_store
+
+SHARDS = 8
+REGION = "eu-west-1"
+PLAIN_BYTES, USER_BYTES, AGGREGATE_BYTES = 1000, 100, 50_000
+BARS = {"plain": 0.9, "aggregated": 0.8}
+GROWTH_MB = 10.0
+
+
+@frozen
+class Run:
+    """What one side took, from before its first request to its last record."""
+
+    seconds: float
+    processor_seconds: float
+
+
+@frozen
+class Stream:
+    """A filled stream: its address, and what is in it."""
+
+    endpoint: str
+    name: str
+    records: int
+    kinesis_bytes: int
+
+
+@define
+class Tally:
+    """Counts user records until all have come; the clock runs from the first reader opened."""
+
+    wanted: int
+    got: int = 0
+    began: float = 0.0
+    worked: float = 0.0
+    all_came: Event = field(factory=Event)
+    lock: Lock = field(factory=Lock)
+
+    def happened(self, happening: str, _holding: object) -> None:
+        """Start the clock."""
+        with self.lock:
+            if happening == "initialize" and not self.began:
+                self.began, self.worked = time.perf_counter(), time.process_time()
+
+    def handle(self, delivery: Delivery) -> None:
+        """Count a batch."""
+        with self.lock:
+            self.got += len(delivery.records)
+        if self.got >= self.wanted:
+            self.all_came.set()
+
+
+def client_of(endpoint: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
+    """A client as boto3 makes it."""
+    return boto3.client("kinesis", region_name=REGION, endpoint_url=endpoint)
+
+
+def bare(stream: Stream, _users: int) -> Run:
+    """GetRecords, one shard after the other."""
+    client = client_of(stream.endpoint)
+    began, worked = time.perf_counter(), time.process_time()
+    iterators = [
+        client.get_shard_iterator(StreamName=stream.name, ShardId=row["ShardId"], ShardIteratorType="TRIM_HORIZON")
+        for row in client.list_shards(StreamName=stream.name)["Shards"]
+    ]
+    places = [answer["ShardIterator"] for answer in iterators]
+    got = 0
+    while got < stream.records:
+        for number, place in enumerate(places):
+            answer = client.get_records(ShardIterator=place)
+            places[number] = answer["NextShardIterator"]
+            got += len(answer["Records"])
+    return Run(time.perf_counter() - began, time.process_time() - worked)
+
+
+def joined(stream: Stream, folder: str, tally: Tally) -> Runner:
+    """A worker that comes back to its leases."""
+    store = open_store(f"sqlite:///{folder}/leases.db", create=True)
+    source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
+    for shard in source.shards():
+        store.create(Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
+    worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
+    return Runner(worker, Handling(tally.handle, observer=tally.happened))
+
+
+def ours(stream: Stream, users: int) -> Run:
+    """A whole worker: it takes its leases up, renews them, hands over, and checkpoints."""
+    tally = Tally(users)
+    with tempfile.TemporaryDirectory() as folder:
+        runner = joined(stream, folder, tally)
+        thread = Thread(target=runner.run)
+        thread.start()
+        tally.all_came.wait()
+        run = Run(time.perf_counter() - tally.began, time.process_time() - tally.worked)
+        runner.stop()
+        thread.join()
+    assert tally.got == users, (tally.got, users)
+    return run
+
+
+def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
+    """A stream whose shards hold these rows, each at its place in the hash key space."""
+    client = client_of(endpoint)
+    client.create_stream(StreamName=name, ShardCount=SHARDS)
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    step = 500 if len(rows[0][1]) <= PLAIN_BYTES else 50
+    for start in range(0, len(rows), step):
+        sent = [
+            {"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)}
+            for place, data in rows[start : start + step]
+        ]
+        assert client.put_records(StreamName=name, Records=sent)["FailedRecordCount"] == 0
+    return Stream(endpoint, name, len(rows), sum(len(data) for _, data in rows))
+
+
+def middle(shard: int) -> int:
+    """A hash key of this shard."""
+    return (2 * shard + 1) * (HASH_KEYS[1] + 1) // (2 * SHARDS)
+
+
+def plain_rows(megabytes: int) -> list[tuple[int, bytes]]:
+    """Records of 1 KB, as many in every shard."""
+    count = megabytes * 1_000_000 // PLAIN_BYTES
+    return [(middle(number % SHARDS), b"%010d" % number * (PLAIN_BYTES // 10)) for number in range(count)]
+
+
+def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Aggregates, as many in every shard, under keys that belong there; and how many user records they hold."""
+    keys: list[list[str]] = [[] for _ in range(SHARDS)]
+    for number in range(100 * SHARDS):
+        keys[hash_of(f"key-{number}") * SHARDS // (HASH_KEYS[1] + 1)].append(f"key-{number}")
+    rows, users = [], 0
+    for number in range(megabytes * 1_000_000 // AGGREGATE_BYTES):
+        shard, aggregate = number % SHARDS, Aggregate(AGGREGATE_BYTES)
+        while aggregate.add(b"%010d" % users * (USER_BYTES // 10), keys[shard][users % len(keys[shard])]):
+            users += 1
+        rows.append((middle(shard), aggregate.sealed()))
+    return rows, users
+
+
+def measured(side: Callable[[Stream, int], Run], stream: Stream, users: int) -> Run:
+    """One run in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(side, stream, users).result()
+
+
+def compare(what: str, stream: Stream, users: int, rounds: int) -> bool:
+    """Print both sides' medians; whether ours is good enough."""
+    runs: dict[str, list[Run]] = {"bare": [], "ours": []}
+    for _ in range(rounds):
+        for name, side in (("bare", bare), ("ours", ours)):
+            runs[name].append(measured(side, stream, users))
+    rates = {}
+    for name, done in runs.items():
+        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in done]
+        work = statistics.median(run.processor_seconds for run in done) / stream.kinesis_bytes * 1e12
+        rates[name] = statistics.median(speeds)
+        spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
+        print(f"{what:10} {name:4} {rates[name]:6.1f} MB/s ({spread}), {work / 1e3:.1f} ms of processor a MB")
+    ratio = statistics.median(
+        theirs.seconds / mine.seconds for theirs, mine in zip(runs["bare"], runs["ours"], strict=True)
+    )
+    good = ratio >= BARS[what]
+    print(f"{what:10} ours / bare: {ratio:.2f}, wanted {BARS[what]}: {'PASS' if good else 'FAIL'}", flush=True)
+    return good
+
+
+def speed(megabytes: int, rounds: int) -> bool:
+    """Both kinds of streams."""
+    with kinesis_local() as service:
+        plain = filled(service.url, "plain", plain_rows(megabytes))
+        rows, users = aggregate_rows(megabytes)
+        aggregated = filled(service.url, "aggregated", rows)
+        first = compare("plain", plain, plain.records, rounds)
+        return compare("aggregated", aggregated, users, rounds) and first
+
+
+def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
+    """A worker that reads for so long: how many records, and its memory every five seconds."""
+    tally = Tally(sys.maxsize)
+    with tempfile.TemporaryDirectory() as folder:
+        runner = joined(stream, folder, tally)
+        thread = Thread(target=runner.run)
+        thread.start()
+        samples = []
+        for _ in range(int(seconds / 5)):
+            time.sleep(5)
+            samples.append(resident_mb())
+        runner.stop()
+        thread.join()
+    return tally.got, samples
+
+
+def memory(minutes: float) -> bool:
+    """Whether a worker's memory stands still while half a megabyte is written each second."""
+    rows = plain_rows(1)[:500]
+    with kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        stream = filled(service.url, "memory", rows)
+        client = client_of(service.url)
+        sent = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)} for place, data in rows]
+        watching = pool.submit(watched, stream, 60 * minutes)
+        while not watching.done():
+            client.put_records(StreamName=stream.name, Records=sent)
+            time.sleep(1)
+        got, samples = watching.result()
+    quarter = len(samples) // 4
+    early, late = max(samples[quarter : 2 * quarter]), max(samples[-quarter:])
+    good = late - early <= GROWTH_MB
+    print(f"memory     {got} records; {early:.1f} MB in the second quarter, {late:.1f} MB in the last: ", end="")
+    print("PASS" if good else "FAIL")
+    return good
+
+
+def resident_mb() -> float:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def main() -> None:
+    """Measure, and end with 1 where a bar is not met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=0.0, help="watch memory for so long instead")
+    options = parser.parse_args()
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", "testing")
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "testing")
+    good = memory(options.minutes) if options.minutes else speed(options.megabytes, options.rounds)
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
