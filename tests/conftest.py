@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -9,8 +10,12 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
 from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
-from adapters.local.process import Service
+from adapters.local.process import Service, ServiceError
 from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite, kinesis_local, moto
+from adapters.local.spark import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Lets a failing clause of the contract show its values, as in a file of tests.
 pytest.register_assert_rewrite("stores.contract")
@@ -93,3 +98,13 @@ def kinesis_client(kinesis_url: str) -> KinesisClient:
 def dynamodb_local_client(dynamodb_local_url: str) -> DynamoDBClient:
     """A client of DynamoDB Local."""
     return boto3.client("dynamodb", endpoint_url=dynamodb_local_url)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """The one Spark session of this process, for tests marked `spark` in the xdist group of that name."""
+    try:
+        with spark_session() as session:
+            yield session
+    except ServiceError as missing:
+        pytest.skip(f"SPARK IS NOT TESTED: {missing}")

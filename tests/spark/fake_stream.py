@@ -1,0 +1,180 @@
+"""A stream in memory that shards can be added to and ended in, and a reader driven as Spark drives it."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import Factory, define
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from adapters.source import Batch, Record
+from adapters.spark.kinesis_rows import columns
+from adapters.spark.options import Given, LeaseOptions, lease_options
+from adapters.spark.stream import Feedstock, LeasedReader
+from balancer.model import Lease, Position, Shard, at_timestamp
+from stores.protocol import Store
+from stores.urls import open_store
+
+PAGE = 10
+TRIES = 400
+
+
+@define
+class Stream:
+    """Records by shard; readings are counted.
+
+    refuses  shards of which nothing can be read any more by whoever opens them anew
+    """
+
+    records: dict[str, list[str]]
+    children: dict[str, tuple[str, ...]] = Factory(dict)
+    refuses: set[str] = Factory(set)
+    readings: int = 0
+    stream: str = ""
+
+    def put(self, shard: str, *texts: str) -> None:
+        """Add records."""
+        self.records[shard].extend(texts)
+
+    def split(self, shard: str, *children: str) -> None:
+        """End a shard."""
+        self.children[shard] = children
+        self.records |= {child: [] for child in children}
+
+    def shards(self) -> tuple[Shard, ...]:
+        """All of them."""
+        parents = {child: (parent,) for parent, children in self.children.items() for child in children}
+        return tuple(Shard(key, parents=parents.get(key, ()), open=key not in self.children) for key in self.records)
+
+    def gone(self, shard: str) -> bool:
+        """Never."""
+        return shard not in self.records
+
+    def latest(self, lease: Lease) -> Position:
+        """Some time."""
+        return at_timestamp(1 + len(lease.key))
+
+    def open(self, lease: Lease, start: Position) -> "FakeReader":
+        """From just after there."""
+        return FakeReader(self, lease.shard, int(start.sequence) if start.numbered else 0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@define
+class FakeReader:
+    """Reads pages of a shard; the number of a record is its place, from 1."""
+
+    stream: Stream
+    shard: str
+    at: int
+
+    def read(self) -> Batch:
+        """A page at most."""
+        self.stream.readings += 1
+        texts = self.stream.records[self.shard][self.at : self.at + PAGE]
+        if self.shard in self.stream.refuses or not texts:
+            ended = self.shard in self.stream.children
+            return Batch((), None, 0.0, 0.01, ended=ended and not texts)
+        found = tuple(Record(text.encode(), str(self.at + place)) for place, text in enumerate(texts, 1))
+        self.at += len(texts)
+        return Batch(found, found[-1].position, (len(self.stream.records[self.shard]) - self.at) / 1000, 0.01)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@define
+class Query:
+    """One run of a query over a fake stream: its reader, and what Spark would remember."""
+
+    reader: LeasedReader
+    store: Store
+    offset: dict[str, Any]
+    rows: list[tuple[str, int, str]] = Factory(list)
+
+    def plan(self, limit: ReadLimit | None = None) -> dict[str, Any] | None:
+        """The end of a next batch; None if there is none within a patient time."""
+        for _ in range(TRIES):
+            end = self.reader.latestOffset(self.offset, limit or ReadAllAvailable())
+            if json.dumps(end) != json.dumps(self.offset):
+                return end
+        return None
+
+    def run(self, end: dict[str, Any]) -> list[tuple[str, int, str]]:
+        """The rows of the batch that ends there."""
+        parts = self.reader.partitions(self.offset, end)
+        rows = sorted(row for part in parts for batch in self.reader.read(part) for row in _rows(batch))
+        self.rows += rows
+        return rows
+
+    def batch(self, limit: ReadLimit | None = None) -> list[tuple[str, int, str]]:
+        """Plan and run one batch, with Spark's late commit of the one before in between."""
+        before = self.offset
+        end = self.plan(limit)
+        assert end is not None, "no batch in time"
+        if before["n"]:
+            self.reader.commit(before)
+        rows = self.run(end)
+        self.offset = end
+        return rows
+
+    def until(self, true: Callable[["Query"], bool]) -> None:
+        """Run batches until this is so."""
+        for _ in range(TRIES):
+            if true(self):
+                return
+            if (end := self.reader.latestOffset(self.offset, ReadAllAvailable())) != self.offset:
+                if self.offset["n"]:
+                    self.reader.commit(self.offset)
+                self.run(end)
+                self.offset = end
+        raise AssertionError("not in time")
+
+    def checkpoints(self) -> dict[str, str]:
+        """How far the leases say."""
+        return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
+    found = batch.to_pydict()
+    yield from zip(
+        found["shardId"],
+        map(int, found["sequenceNumber"]),
+        (data.decode() for data in found["data"]),
+        strict=True,
+    )
+
+
+def options(path: Path, **more: str) -> LeaseOptions:
+    """Of a group whose leases are in this file."""
+    given = Given({"lease.durationMs": "2000", **more})
+    return lease_options(given, f"sqlite:///{path}", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
+
+
+@define
+class Place:
+    """Where queries over one stream keep their leases."""
+
+    stream: Stream
+    path: Path
+    queries: list[Query] = Factory(list)
+
+    def query(
+        self, offset: dict[str, Any] | None = None, *, rereadable: bool = True, buffer: str = "9999", **more: str
+    ) -> Query:
+        """One more run, going on at this offset."""
+        stock = Feedstock(lambda: self.stream, columns("fake"), 0.01, 2**53, rereadable, spooled=True)
+        reader = LeasedReader(stock, options(self.path, **more | {"lease.bufferRows": buffer}))
+        query = Query(reader, open_store(f"sqlite:///{self.path}"), offset or reader.initialOffset())
+        self.queries.append(query)
+        return query
+
+    def close(self) -> None:
+        """End what runs."""
+        for query in self.queries:
+            query.reader.stop()
+            query.store.close()

@@ -1,0 +1,75 @@
+"""What users of other connectors write, and what they are told when it cannot be."""
+
+import pytest
+
+from adapters.spark.event_hubs_options import event_hubs_options
+from adapters.spark.kinesis_options import kinesis_options
+from balancer.config import Kcl
+from balancer.model import TRIM_HORIZON, at_timestamp
+
+CONNECTION = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=hush=;EntityPath=h"
+KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
+
+
+def test_a_kcl_application_is_joined_by_its_name() -> None:
+    """Without it a query would not meet the Java workers whose table it is to share."""
+    asked = kinesis_options(
+        {
+            **KINESIS,
+            "kinesis.region": "eu-west-1",
+            "kinesis.startingposition": "earliest",
+            "lease.rules": "kcl",
+            "lease.maxleases": "7",
+            "lease.durationms": "20000",
+        }
+    )
+    assert (asked.url, asked.lease.store) == ("kinesis://s?region=eu-west-1", "dynamodb://orders?region=eu-west-1")
+    assert (asked.lease.config.rules, asked.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
+    assert asked.lease.config.initial_position == TRIM_HORIZON
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["AT_TIMESTAMP 1700000000000", '{"at_timestamp": "2023-11-14T22:13:20Z"}', '{"AT_TIMESTAMP": 1700000000000}'],
+)
+def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
+    """Without it a query moved from another connector would start somewhere else."""
+    asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert asked.lease.config.initial_position == at_timestamp(1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
+        ("kinesis.consumertype", "efo", "by GetRecords only"),
+        ("kinesis.stsrolearn", "arn", "not supported"),
+        ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
+        ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
+        ("lease.store", "memory://x", "seen by one process only"),
+        ("lease.maxleases", "0", "'0' is not a whole number"),
+        ("lease.rules", "fair", "'fair' is not one of minimal, kcl, kcl-rust, event-hubs"),
+        ("lease.transport", "", "it is empty"),
+        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerName"),
+    ],
+)
+def test_a_bad_option_is_named(name: str, value: str, said: str) -> None:
+    """Without it a user would have to guess which of thirty options is wrong."""
+    with pytest.raises(ValueError, match="option") as caught:
+        kinesis_options({**KINESIS, name: value})
+    told = str(caught.value)
+    assert told.lower().startswith(f"option {name}")
+    assert said in told
+
+
+def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a secret would reach logs and error messages."""
+    monkeypatch.delenv("EVENTHUBS_CONNECTION_STRING", raising=False)
+    asked = event_hubs_options(
+        {"eventhubs.connectionString": CONNECTION, "lease.store": "azblob://account/leases?x=hush"}
+    )
+    assert (asked.namespace, asked.hub, asked.group) == ("contoso.servicebus.windows.net", "h", "$Default")
+    assert "hush" not in repr(asked)
+    with pytest.raises(ValueError, match=r"option eventhubs\.connectionString: it is no") as caught:
+        event_hubs_options({"eventhubs.connectionString": "hush", "lease.store": "sqlite://x"})
+    assert "hush" not in str(caught.value)

@@ -1,0 +1,186 @@
+"""The reader as Spark calls it, over a stream in memory and a real lease table: no session is needed."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_stream import PAGE, Place, Stream
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from balancer.model import Position
+from stores.protocol import Done, Store
+
+
+def texts(prefix: str, count: int) -> list[str]:
+    """So many different ones."""
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A stream of two shards, with 35 and 15 records."""
+    before = signal.getsignal(signal.SIGTERM)
+    found = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
+    yield found
+    found.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+def everything(stream: Stream) -> list[tuple[str, int, str]]:
+    """Every record, as rows have it."""
+    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+
+
+def stolen(store: Store, key: str, position: str | None = None) -> None:
+    """Another worker takes a lease, goes on to this position and lets go again."""
+    taken = store.steal(store.get([key])[0], "thief")
+    assert isinstance(taken, Done)
+    if position is not None:
+        moved = store.checkpoint(taken.lease, Position(position))
+        assert isinstance(moved, Done)
+        store.release(moved.lease, "thief")
+
+
+def test_limited_batches_hold_every_record_once(place: Place) -> None:
+    """Without it a limit would be exceeded, or what it cuts off be lost or read twice."""
+    query = place.query()
+    sizes: list[int] = []
+    while len(query.rows) < 50:
+        sizes.append(len(query.batch(ReadMaxRows(7) if len(sizes) % 2 else ReadMaxBytes(7 * 103))))
+    assert max(sizes) <= 7
+    assert sorted(query.rows) == everything(place.stream)
+
+
+def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Place) -> None:
+    """Without it a sink with two actions would see two batches under one number."""
+    query = place.query()
+    end = query.plan(ReadMaxRows(7))
+    assert end is not None
+    assert query.reader.latestOffset(query.offset, ReadMaxRows(7)) == end
+    parts = query.reader.partitions(query.offset, end)
+    assert [query.run(end), query.run(end)] == [query.run(end)] * 2
+    assert query.reader.partitions(query.offset, end) == parts
+
+
+def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> None:
+    """Without it the last batch would be done again by whoever takes the shards next."""
+    query = place.query()
+    query.until(lambda query: len(query.rows) == 50)
+    assert query.checkpoints() != {"a": "35", "b": "15"}
+    assert query.batch() == []
+    query.until(lambda query: query.checkpoints() == {"a": "35", "b": "15"})
+    flushed = query.offset
+    assert [query.reader.latestOffset(flushed, ReadMaxRows(9)) for _ in range(15)] == [flushed] * 15
+
+
+def test_a_planned_batch_is_repeated_exactly_whatever_came_since(place: Place) -> None:
+    """Without it a sink that skips the batch it knows would lose what only the repetition had."""
+    first = place.query(maxRowsPerTrigger="12")
+    before = first.batch()
+    one = first.offset
+    done = first.batch()
+    two = first.offset
+    first.reader.stop()
+    place.stream.put("a", *texts("late", 5))
+    second = place.query(one)
+    assert second.run(two) == done
+    second.reader.stop()
+    place.path = place.path.with_name("another.db")  # the lease table is gone as well
+    third = place.query(one)
+    assert third.run(two) == done
+    third.offset = two
+    third.until(lambda query: sorted({*before, *query.rows}) == everything(place.stream))
+    assert len(before) + len(third.rows) == 55
+
+
+def test_a_lease_stolen_between_plan_and_commit_costs_a_repetition_and_no_more(place: Place) -> None:
+    """Without it a theft would end the query, move a checkpoint back, or lose the thief's unread records."""
+    query = place.query()
+    query.until(lambda query: query.offset["r"].keys() == {"a", "b"})
+    stolen(query.store, "a", "3")
+    place.stream.put("b", "more")
+    query.until(lambda query: sorted(set(query.rows)) == everything(place.stream))
+    query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
+    # What the sink had already is not read again: its end was further than the thief's.
+    assert len(query.rows) == 51
+
+
+def test_a_commit_is_refused_while_another_worker_owns_the_lease(place: Place) -> None:
+    """Without it a late commit would overtake the owner, and the owner's records be skipped after a crash."""
+    place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
+    query = place.query()
+    query.until(lambda query: len(query.rows) == 10)
+    stolen(query.store, "a")
+    query.reader.commit(query.offset)
+    query.until(lambda query: query.checkpoints()["b"] == "5")
+    lease = query.store.get(["a"])[0]
+    assert (lease.owner, lease.checkpoint.sequence) == ("thief", "TRIM_HORIZON")
+
+
+def test_a_shard_that_cannot_be_repeated_gives_nothing_and_goes_on_at_its_checkpoint(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it an event hub's partition read by another worker would end the query, or lose the range."""
+    monkeypatch.setattr("adapters.spark.replay.SILENT_SECONDS", 0.5)
+    place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
+    first = place.query(rereadable=False)
+    start = first.offset
+    first.until(lambda query: len(query.rows) == 10)
+    end = first.offset | {"r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
+    first.reader.stop()
+    place.stream.refuses.add("a")
+    second = place.query(start, rereadable=False)
+    assert second.run(end) == [row for row in everything(place.stream) if row[0] == "b"]
+    second.offset = end
+    place.stream.refuses.clear()
+    second.until(lambda query: sorted(query.rows) == everything(place.stream))
+
+
+def test_children_of_a_shard_come_after_spark_has_its_end(place: Place) -> None:
+    """Without it a crash at a shard's end would lose its tail, or children be read before their parent."""
+    place.stream.split("a", "c", "d")
+    place.stream.put("c", "first of c")
+    query = place.query()
+    query.until(lambda query: query.offset["r"].get("a", ["", ""])[1] == "SHARD_END")
+    assert sorted(query.checkpoints()) == ["a", "b"]
+    query.until(lambda query: sorted(query.rows) == everything(place.stream))
+    assert query.checkpoints()["a"] == "SHARD_END"
+
+
+def test_a_lease_asked_for_is_given_once_its_batch_is_committed(place: Place) -> None:
+    """Without it every planned move would cost the batch under way."""
+    query = place.query()
+    query.until(lambda query: len(query.rows) == 50)
+    lease = query.store.get(["a"])[0]
+    asked = query.store.request_handoff(lease, "heir")
+    assert isinstance(asked, Done)
+    query.until(lambda query: query.store.get(["a"])[0].owner == "heir")
+    assert query.checkpoints()["a"] == "35"
+
+
+def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held(place: Place) -> None:
+    """Without it a scheduled query would miss shards, never end, or keep leases that nobody reads."""
+    query = place.query()
+    query.reader.prepareForTriggerAvailableNow()
+    sizes = []
+    while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:
+        sizes.append(len(query.batch()))
+        place.stream.put("b", "too late")
+    query.reader.stop()
+    leases = [(each.key, each.owner, each.checkpoint.sequence) for each in query.store.list().leases]
+    assert sizes[-1] == 0
+    assert 0 not in sizes[:-1]
+    assert {row for row in query.rows if row[2] != "too late"} == {
+        row for row in everything(place.stream) if row[2] != "too late"
+    }
+    assert leases == [("a", None, "35"), ("b", None, str(max(row[1] for row in query.rows if row[0] == "b")))]
+
+
+def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
+    """Without it a blocked sink would fill the driver's memory."""
+    place.stream.put("a", *texts("x", 4000))
+    query = place.query(buffer="100")
+    query.batch()
+    query.batch()
+    assert len(query.batch()) <= 100 + 2 * PAGE

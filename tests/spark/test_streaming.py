@@ -1,0 +1,264 @@
+"""Streaming queries in a real session over a real stream: what restarts, thefts, ends and stops cost."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from attrs import define, field
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from types_boto3_kinesis import KinesisClient
+
+from adapters.local.event_hubs import event_hubs
+from stores.protocol import Done, Store
+from stores.urls import open_store
+
+pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
+
+WAIT = 120
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    """Wait for something that will be seen from outside."""
+    deadline = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < deadline, f"not within {WAIT} s: {what}"
+        time.sleep(0.1)
+
+
+@define
+class Job:
+    """Queries over one stream, with one lease table."""
+
+    spark: SparkSession
+    folder: Path
+    format: str
+    options: dict[str, str]
+    queries: list[StreamingQuery] = field(factory=list)
+
+    @property
+    def url(self) -> str:
+        """The lease table."""
+        return f"sqlite:///{self.folder}/leases.db"
+
+    @property
+    def store(self) -> Store:
+        """The lease table, open."""
+        return open_store(self.url)
+
+    def rows(self) -> DataFrame:
+        """What the stream gives."""
+        options = {"lease.store": self.url, "lease.durationMs": "4000", **self.options}
+        return self.spark.readStream.format(self.format).options(**options).load()
+
+    def parquet(self, name: str, *, now: bool = False) -> StreamingQuery:
+        """A query that writes files; `now` if it is to end with what is there."""
+        writer = self.rows().writeStream.format("parquet").option("path", str(self.folder / name))
+        writer = writer.option("checkpointLocation", str(self.folder / f"{name}-progress"))
+        query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
+        self.queries.append(query)
+        if now:
+            assert query.awaitTermination(WAIT)
+        return query
+
+    def each(self, name: str, sink: Callable[[DataFrame, int], None], *, now: bool = False) -> StreamingQuery:
+        """A query that hands batches to a function."""
+        writer = self.rows().writeStream.foreachBatch(sink)
+        writer = writer.option("checkpointLocation", str(self.folder / f"{name}-progress"))
+        query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
+        self.queries.append(query)
+        return query
+
+    def written(self, *names: str, column: str = "data") -> list[str]:
+        """The data of every row in these files, doubles included, in order."""
+        found: list[str] = []
+        for name in names:
+            if any((self.folder / name).glob("*.parquet")):
+                rows = self.spark.read.parquet(str(self.folder / name)).select(column).collect()
+                found += [bytes(row[0]).decode() for row in rows]
+        return sorted(found)
+
+    def checkpoints(self) -> dict[str, str]:
+        """How far the leases say."""
+        return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
+
+    def tips(self) -> dict[str, str]:
+        """The last sequence number of each shard that the sink has."""
+        rows = self.spark.read.parquet(str(self.folder / "out")).groupBy("shardId").agg({"sequenceNumber": "max"})
+        return {row[0]: row[1] for row in rows.collect()}
+
+    def owners(self) -> list[str]:
+        """Who holds the unfinished leases, each name once for each lease."""
+        return sorted(lease.owner or "" for lease in self.store.list().leases if not lease.ended)
+
+
+@contextmanager
+def a_job(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> Iterator[Job]:
+    """Queries that do not outlive the test."""
+    job = Job(spark, folder, kind, options)
+    try:
+        yield job
+    finally:
+        for query in job.queries:
+            query.stop()
+
+
+@define
+class Stream:
+    """A Kinesis stream, and what was put."""
+
+    client: KinesisClient
+    name: str
+    sent: list[str] = field(factory=list)
+
+    def put(self, count: int) -> None:
+        """So many more records."""
+        rows = [f"{len(self.sent) + each:05}" for each in range(count)]
+        for at in range(0, count, 250):
+            page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[at : at + 250]]
+            assert self.client.put_records(StreamName=self.name, Records=page)["FailedRecordCount"] == 0  # type: ignore[arg-type]
+        self.sent += rows
+
+    def split(self) -> str:
+        """Split the first shard; its id."""
+        shard = self.client.list_shards(StreamName=self.name)["Shards"][0]
+        ends = shard["HashKeyRange"]
+        middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
+        self.client.split_shard(StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
+        summary = self.client.describe_stream_summary
+        until(lambda: summary(StreamName=self.name)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "active")
+        return shard["ShardId"]
+
+
+@pytest.fixture
+def stream(kinesis_client: KinesisClient) -> Stream:
+    """Of four shards."""
+    name = f"spark-{uuid4().hex[:8]}"
+    kinesis_client.create_stream(StreamName=name, ShardCount=4)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    return Stream(kinesis_client, name)
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -> Iterator[Job]:
+    """Queries over the stream, from its beginning."""
+    options = {
+        "kinesis.streamName": stream.name,
+        "kinesis.endpointUrl": kinesis_url,
+        "kinesis.startingPosition": "TRIM_HORIZON",
+    }
+    with a_job(spark, tmp_path, "kinesis-leased", options) as job:
+        yield job
+
+
+def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_after(job: Job, stream: Stream) -> None:
+    """Without it a nightly job would skip shards, repeat rows, or leave behind what others must do again."""
+    stream.put(500)
+    job.parquet("out", now=True)
+    parent = stream.split()
+    stream.put(500)
+    job.parquet("out", now=True)
+    assert job.written("out") == stream.sent
+    assert job.owners() == ["", "", "", "", ""]
+    assert job.checkpoints() == job.tips() | {parent: "SHARD_END"}
+
+
+def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
+    """Without it a crash after the sink and before the commit would lose or change rows."""
+    seen: dict[int, list[list[str]]] = {}
+
+    def sink(rows: DataFrame, number: int) -> None:
+        found = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
+        seen.setdefault(number, []).append(sorted(found))
+        if number == 1 and len(seen[number]) == 1:
+            raise OSError("the sink had it all, and fails")
+
+    stream.put(300)
+    query = job.each("each", sink)
+    until(lambda: seen, "the first batch")
+    stream.put(300)
+    with pytest.raises(StreamingQueryException, match="the sink had it all"):
+        query.awaitTermination(WAIT)
+    until(lambda: job.owners() == [""] * 4, "the failed query released its leases")
+    key = job.store.list().leases[0].key
+    taken = job.store.claim(job.store.get([key])[0], "thief")
+    assert isinstance(taken, Done)
+    stream.put(300)
+    again = job.each("each", sink)
+    until(lambda: len(seen.get(1, [])) > 1, "the batch comes again")
+    assert seen[1][0] == seen[1][1]
+    # The thief never renews: its lease expires, is taken back, and nothing of that shard is missing.
+
+    def everything() -> list[str]:
+        return sorted({row.split()[2] for found in seen.values() for row in found[-1]})
+
+    until(lambda: everything() == stream.sent, "every record")
+    again.stop()
+    until(lambda: "thief" not in job.owners() and set(job.owners()) == {""}, "all is released")
+    rows = [row for found in seen.values() for row in found[-1]]
+    assert len(rows) == len(set(rows))
+
+
+def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
+    """Without it a second application would read everything again, or its end would leave shards unread."""
+    stream.put(200)
+    one = job.parquet("one")
+    until(lambda: len(set(job.owners())) == 1 and "" not in job.owners(), "the first holds all")
+    two = job.parquet("two")
+    until(lambda: sorted(map(job.owners().count, set(job.owners()))) == [2, 2], "each holds two")
+    stream.put(200)
+    until(lambda: set(job.written("one", "two")) == set(stream.sent), "all is written")
+    one.stop()
+    stream.put(200)
+    until(lambda: set(job.written("one", "two")) == set(stream.sent), "the other goes on alone")
+    two.stop()
+    until(lambda: job.owners() == [""] * 4, "all is released")
+    # What is asked away is committed first, so moves between the living repeat nothing.
+    assert len(job.written("one", "two")) - len(stream.sent) <= 200
+
+
+def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a sink that skips a batch it knows would lose events."""
+    seen: dict[int, list[list[tuple[str, int, str]]]] = {}
+
+    def sink(rows: DataFrame, number: int) -> None:
+        found = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
+        seen.setdefault(number, []).append(sorted(found))
+        if number == 1 and len(seen[number]) == 1:
+            raise OSError("the sink had it all, and fails")
+
+    with event_hubs({"flights": 2}) as hubs:
+        options = {
+            "eventhubs.connectionString": hubs.connection_string("flights"),
+            "eventhubs.startingPosition": json.dumps({"offset": "-1"}),
+        }
+        hubs.put("flights", "0", [f"a{each}" for each in range(50)])
+        with a_job(spark, tmp_path, "eventhubs-leased", options) as job:
+            query = job.each("hub", sink)
+            until(lambda: seen, "the first batch")
+            hubs.put("flights", "1", [f"b{each}" for each in range(50)])
+            with pytest.raises(StreamingQueryException, match="the sink had it all"):
+                query.awaitTermination(WAIT)
+            hubs.put("flights", "1", [f"c{each}" for each in range(50)])
+            job.each("hub", sink)
+            until(lambda: len({row for found in seen.values() for row in found[-1]}) == 150, "every event")
+            assert seen[1][0] == seen[1][1]
+            plan = job.rows()._jdf.queryExecution().toString()  # noqa: SLF001  the plan as Spark shows it
+            progress = (tmp_path / "hub-progress" / "offsets" / "0").read_text()
+            assert [hubs.key in text for text in (plan, progress)] == [False, False]
+
+
+def test_a_misspelt_option_is_named(spark: SparkSession) -> None:
+    """Without it a typing error would read from the wrong place, or fail far from where it was made."""
+    rows = (
+        spark.readStream.format("kinesis-leased").option("kinesis.streamName", "s").option("lease.stor", "sqlite://x")
+    )
+    with pytest.raises(Exception, match=r"option lease\.store: is missing"):
+        rows.load()
+    with pytest.raises(Exception, match=r"option lease\.stor: unknown"):
+        rows.option("lease.store", "sqlite://x").load()
