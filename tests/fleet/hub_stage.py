@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from hashlib import sha1
 from importlib.util import find_spec
-from itertools import islice, pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -171,6 +171,12 @@ class Group:
     def passed(self, verdict: Verdict) -> set[tuple[bool, bool]]:
         """Between which makes partitions passed: (from an official worker, to one)."""
         return {(change.before in self.official, change.after in self.official) for change in verdict.owner_changes}
+
+    def doubled_seconds(self) -> float:
+        """The longest time for which two workers took themselves for the reader of one partition."""
+        shelves = by_shard(self.stage.reading.tenures).values()
+        overlaps = [min(one.end, two.end) - two.begin for readers in shelves for one, two in combinations(readers, 2)]
+        return max(0.0, *overlaps) / 1000
 
     def takeover_seconds(self, worker: str) -> float:
         """From its death until the last of its partitions was read by another."""

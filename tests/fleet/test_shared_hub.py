@@ -52,7 +52,8 @@ def judged(group: Group, count: int) -> None:
     """Finish, say what the history says, and insist that it is good."""
     verdict = group.finish()
     killed = [deed.subject for deed in group.stage.deeds if deed.what == "kill"]
-    print({worker: group.takeover_seconds(worker) for worker in killed}, verdict)  # noqa: T201  shown if it fails
+    took = {worker: group.takeover_seconds(worker) for worker in killed}
+    print(took, group.doubled_seconds(), verdict)  # noqa: T201  shown if it fails
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), count, 0)
     # Checkpoints of either make were resumed by the other, and only what came after them was read again.
     assert group.passed(verdict) >= BOTH_WAYS
@@ -77,5 +78,6 @@ def test_all_flights_pass_through_a_mixed_group_and_every_death_is_made_good_in_
         group.stage.kill("ours-2")
         assert group.settle() == [6, 6]
         judged(group, ROWS)
+        assert group.doubled_seconds() <= CYCLE_SECONDS + 1
         for worker in ("official-1", "ours-2"):
             assert group.takeover_seconds(worker) <= EXPIRY_SECONDS + CYCLE_SECONDS + 1
