@@ -13,6 +13,7 @@ from attrs import evolve
 from adapters.cli.callables import load
 from adapters.event_hubs.pace import paced
 from adapters.events import EventLines
+from adapters.exporting import exporting
 from adapters.handling import Handling
 from adapters.holdings import WorkerError
 from adapters.json_fields import Value
@@ -48,7 +49,9 @@ def command(  # noqa: PLR0917  one for each option
     events: Annotated[bool, typer.Option("--events", "--json", help="Print a JSON line for each event.")] = False,
     worker: Annotated[str | None, typer.Option(help="This worker's id; keep it over restarts. [host-pid]")] = None,
     rules: Annotated[str, typer.Option(help="minimal, kcl, kcl-rust or event-hubs.")] = "minimal",
-    lease_seconds: Annotated[float | None, typer.Option(help="A lease that stands still longer is taken.")] = None,
+    lease_seconds: Annotated[
+        float | None, typer.Option(help="How long a lease may stand still. [10; hubs: 120]")
+    ] = None,
     initial_position: Annotated[str, typer.Option(help="TRIM_HORIZON, LATEST or AT_TIMESTAMP.")] = "LATEST",
     timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting, as name=value.")] = None,
@@ -57,6 +60,9 @@ def command(  # noqa: PLR0917  one for each option
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
     late_checkpoints: Annotated[bool, typer.Option(help="After a theft, still say how far this got.")] = False,
     create: Annotated[bool, typer.Option(help="Make the table if there is none.")] = True,
+    metrics: Annotated[
+        str | None, typer.Option(help="none, console, otlp, or another exporter. [OTEL_METRICS_EXPORTER, or none]")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
@@ -79,12 +85,15 @@ def command(  # noqa: PLR0917  one for each option
         raise _ended(error, 2) from None
     except (StoreError, SourceError) as error:
         raise _ended(error, 1) from None
-    _run(joined, handling)
+    _run(joined, handling, metrics)
 
 
-def _run(worker: Worker, handling: Handling) -> None:
+def _run(worker: Worker, handling: Handling, metrics: str | None) -> None:
     try:
-        run(worker, handling)
+        with exporting(metrics) as meter:
+            run(worker, handling, meter=meter)
+    except ValueError as error:
+        raise _ended(error, 2) from None
     except (WorkerError, StoreError, SourceError) as error:
         raise _ended(error, 1) from None
     finally:
