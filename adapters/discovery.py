@@ -21,6 +21,7 @@ class Discovery:
 
     A listing is wanted at the start, after a shard end, when the unended leases have left the same
     hash range uncovered three times, when finished leases wait to be deleted, and every `safety_seconds`.
+    `open_shards` is how many shards of the last one are still written to.
     """
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
@@ -32,6 +33,7 @@ class Discovery:
         self._ripe: frozenset[str] = frozenset()
         self._answered = False
         self._said: frozenset[str] = frozenset()
+        self.open_shards: int | None = None
 
     def want(self) -> None:
         """List at the next turn."""
@@ -80,6 +82,7 @@ class Discovery:
             log.warning("the shards could not be listed, trying again next turn: %s", fault)
             return None
         self._answered, self._next = True, now + self._safety_seconds
+        self.open_shards = sum(shard.open for shard in shards)
         return shards
 
     def _confirmed(self, question: Callable[[], bool]) -> bool:

@@ -14,7 +14,7 @@ from attrs import field, frozen
 from attrs.validators import ge
 
 from adapters.holding import Holding
-from adapters.source import Record
+from adapters.source import Batch, Record
 from balancer.model import Position
 
 
@@ -72,6 +72,9 @@ Happening = Literal["initialize", "lease-lost", "shard-ended", "stopped"]
 Observer = Callable[[Happening, Holding], None]
 """Told when reading of a shard begins, and why it stops."""
 
+Measure = Callable[[Holding, Batch], None]
+"""Told of each reading, before its records are handed over."""
+
 
 @frozen
 class Handling:
@@ -86,6 +89,7 @@ class Handling:
     checkpoint_seconds  least time between two checkpoints of a shard; 0: after every batch
     late_checkpoints    after a theft, still say how far this worker came (less is done twice)
     observer            told when reading of a shard begins and stops
+    measure             told what each reading brought
     """
 
     handler: Handler
@@ -97,3 +101,4 @@ class Handling:
     checkpoint_seconds: float = field(default=0.0, validator=ge(0))
     late_checkpoints: bool = False
     observer: Observer = lambda _happening, _holding: None
+    measure: Measure = lambda _holding, _batch: None

@@ -106,6 +106,7 @@ class Reading:
     def _read(self, reader: Reader, now: float) -> float:
         batch = reader.read()
         self.holding.throughput.add(batch.size, now)
+        self._handling.measure(self.holding, batch)
         if batch.ended:
             self._children = batch.children
         if batch.records:

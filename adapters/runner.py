@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from attrs import evolve
 
 from adapters.appointments import Appointments, Step
 from adapters.handling import Handler, Handling
@@ -21,6 +24,9 @@ from adapters.reading import Reading
 from adapters.source import SourceError
 from adapters.worker import RETRY_SECONDS, Worker
 from stores.protocol import StoreError
+
+if TYPE_CHECKING:  # an extra
+    from opentelemetry.metrics import Meter
 
 log = logging.getLogger("leasehold.runner")
 
@@ -36,13 +42,20 @@ class Runner:
     handling  who handles records; a plain function is handled with the default policy
     readers   how many shards may be read or handled side by side
     writers   how many leases may be renewed side by side, and as many claimed
+    meter     where metrics go, if OpenTelemetry is installed; to the program's own provider, if left out
     """
 
     def __init__(
-        self, worker: Worker, handling: Handling | Handler, *, readers: int = READERS, writers: int = WRITERS
+        self,
+        worker: Worker,
+        handling: Handling | Handler,
+        *,
+        readers: int = READERS,
+        writers: int = WRITERS,
+        meter: "Meter | None" = None,
     ) -> None:
         self._worker = worker
-        self._handling = handling if isinstance(handling, Handling) else Handling(handling)
+        self._handling = _metered(worker, handling if isinstance(handling, Handling) else Handling(handling), meter)
         self._readings = Appointments(readers, worker.clock)
         self._pools = [ThreadPoolExecutor(writers, thread_name_prefix=f"leasehold-{name}") for name in ("renew", "act")]
         worker.each_renewal, worker.each_action = (pool.map for pool in self._pools)
@@ -130,12 +143,27 @@ class Runner:
             return now + RETRY_SECONDS
 
 
-def run(worker: Worker, handling: Handling | Handler, *, readers: int = READERS, writers: int = WRITERS) -> None:
+def _metered(worker: Worker, handling: Handling, meter: "Meter | None") -> Handling:
+    try:
+        from adapters.metrics import Metrics  # noqa: PLC0415  OpenTelemetry is an extra
+    except ModuleNotFoundError:
+        return handling
+    return evolve(handling, measure=Metrics(worker, meter).read)
+
+
+def run(
+    worker: Worker,
+    handling: Handling | Handler,
+    *,
+    readers: int = READERS,
+    writers: int = WRITERS,
+    meter: "Meter | None" = None,
+) -> None:
     """Run a worker in this process until a signal ends it.
 
     In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
     """
-    runner = Runner(worker, handling, readers=readers, writers=writers)
+    runner = Runner(worker, handling, readers=readers, writers=writers, meter=meter)
     with _stopping_on_signals(runner):
         runner.run()
 

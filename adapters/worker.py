@@ -116,7 +116,7 @@ class Worker:
         self.each_renewal, self.each_action = each_renewal, each_action
         self.clock, self.uniform, self.hurried = clock, uniform, hurried
         self._identity = Identity(me, process or uuid.uuid4().hex)
-        self._discovery, self._slow_peers = Discovery(source), SlowPeers()
+        self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._hold)
         self._holdings = Holdings(
             store,
@@ -127,7 +127,7 @@ class Worker:
             gave=self._gave,
             lock=lock,
         )
-        self._watch, self._look = Watch(), Look(0.0)
+        self.watch, self._look = Watch(), Look(0.0)
         self._look_due = self._whole_due = -math.inf
         self._hurry = Event()
         self._benched: dict[str, float] = {}
@@ -172,7 +172,7 @@ class Worker:
 
     def hurry(self) -> None:
         """Look at the next opportunity, at shards too: one ended, or is gone."""
-        self._discovery.want()
+        self.discovery.want()
         self._hurry.set()
         self.hurried()
 
@@ -217,14 +217,14 @@ class Worker:
         asked = self._look.keys if now < self._whole_due else None
         began = self.clock()
         listing = self.store.list() if asked is None else Listing(self.store.get(asked))
-        self._watch, leases = self._watch.look(listing.leases, began, self.clock(), asked)
+        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked)
         # KCL 2.x renews finished leases too.
         strays = self._holdings.strays(leases, ended=isinstance(self.config.rules, Kcl))
         list(self.each_action(self._holdings.adopt, strays))
         list(self.each_action(self._holdings.settle, self._holdings.doubted(listing.leases)))
         me = self._asking()
         self._slow_peers.heed(me, self.config)
-        shards = self._discovery.shards(now, listing, me, leases) if asked is None else None
+        shards = self.discovery.shards(now, listing, me, leases) if asked is None else None
         actions = plan(leases, shards, me, self.config)
         if asked is not None:
             # What was not read now may have changed since: leave it to those who look, or to our own next look.
@@ -239,7 +239,7 @@ class Worker:
         return self._look.seconds
 
     def _asking(self) -> Me:
-        return Me(self.me, self._turns, self._watch.history)
+        return Me(self.me, self._turns, self.watch.history)
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None, now: float) -> bool:
         key = action.lease.key
@@ -249,7 +249,7 @@ class Worker:
             case Claim() | Steal():
                 return self._holdings.get(key) is None and self._benched.get(key, now) <= now
             case Delete():
-                return self._discovery.deletable(action.lease, shards or ())
+                return self.discovery.deletable(action.lease, shards or ())
             case _:
                 return True
 

@@ -32,6 +32,7 @@ SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
         ([SOURCE, "--store", STORE, "--events", "--initial-position", "AT_TIMESTAMP"], "timestamp_ms: is missing"),
         ([SOURCE, "--store", STORE, "--events", "--attempts", "0"], "attempts"),
         ([SOURCE, "--store", "redis://x", "--events"], "store URL: unknown scheme 'redis'"),
+        ([SOURCE, "--store", STORE, "--events", "--metrics", "koala"], "metrics: there is no exporter 'koala'"),
         (["kafka://x", "--store", STORE, "--events"], "source URL: unknown scheme 'kafka'"),
         ([SOURCE, "--store", STORE, "--handler", "json"], "'json' is not of the form module:function"),
         ([SOURCE, "--store", STORE, "--handler", "json:nothing"], "module 'json' has no function 'nothing'"),
