@@ -178,8 +178,9 @@ class Holding:
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
-            # The reply to our own gift may have been lost: then it can still be taken back.
-            self.given = stored if stored.owner == self._giving_to else None
+            # The reply to our own gift may have been lost: it can be taken back until the heir has signed.
+            ungrasped = stored.owner == self._giving_to and self._identity.signed(stored)
+            self.given = stored if ungrasped else None
             self._ended = stored.ended
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:

@@ -1,6 +1,6 @@
 """What planned moves between our workers cost: records handed over twice or never, overlap, and pause.
 
-    python benchmarks/handoff.py [--store dynalite|azurite]
+    python benchmarks/handoff.py [--store dynalite|azurite] [--checkpoint-seconds N]
 
 One worker holds every lease; another joins, is given its half, leaves, and joins again. The records are made
 up as time passes, so that nothing but leases and workers is measured. A pause is the time from the giver's
@@ -33,72 +33,18 @@ from adapters.history.told import Event
 from adapters.holding import Holding
 from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from adapters.runner import Runner
-from adapters.source import Batch, Record, SourceUnavailable
+from adapters.simulator.flow import FIRST, Flow
+from adapters.source import SourceUnavailable
 from adapters.worker import Worker
 from balancer.config import Config
-from balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from balancer.model import TRIM_HORIZON
 from stores.protocol import OutcomeUnknown, Store
 from stores.urls import open_store
 
 LEASES, MOVES, RATE = 20, 100, 100
 LEASE_SECONDS = 3.0
-READ_SECONDS = 0.2
 PAUSE_BAR, PAUSE_99_BAR, TAKER_BAR, GIVER_BAR = 0.25, 0.6, 2.5, LEASE_SECONDS + 1
-FIRST = 1000
 NOW = time.monotonic
-
-
-class Paced:
-    """A stream of shards that grow by RATE records a second."""
-
-    stream = ""
-
-    def __init__(self, shards: int) -> None:
-        width = 2**128 // shards
-        last = [*((n + 1) * width - 1 for n in range(shards - 1)), 2**128 - 1]
-        self._shards = tuple(Shard(f"s-{n:02}", hash_range=(n * width, last[n])) for n in range(shards))
-        self._began = NOW()
-
-    def shards(self) -> tuple[Shard, ...]:
-        """All of them."""
-        return self._shards
-
-    def gone(self, shard: str) -> bool:  # noqa: ARG002  the protocol's
-        """None ever is."""
-        return False
-
-    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  the protocol's
-        """Now."""
-        return at_timestamp(int(time.time() * 1000))
-
-    def open(self, lease: Lease, start: Position) -> "PacedReader":  # noqa: ARG002  all shards are alike
-        """From behind a number, or from the first."""
-        return PacedReader(self, int(start.sequence) + 1 if start.numbered else FIRST)
-
-    def end(self) -> int:
-        """The number that the next record will have."""
-        return FIRST + int((NOW() - self._began) * RATE)
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-
-@define
-class PacedReader:
-    """Reads what has come since, five times a second at most."""
-
-    stream: Paced
-    at: int
-
-    def read(self) -> Batch:
-        """All there is."""
-        end = self.stream.end()
-        records = tuple(Record(b"", str(number)) for number in range(self.at, end))
-        self.at = max(self.at, end)
-        return Batch(records, records[-1].position if records else None, 0.0, READ_SECONDS)
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
 
 class Mortal:
@@ -135,7 +81,8 @@ class Fleet:
     """Workers in threads of one process, and what they told of each lease."""
 
     store: Callable[[], Store]
-    source: Paced
+    source: Flow
+    checkpoint_seconds: float
     told: list[Event] = field(factory=list)
     held: defaultdict[str, set[str]] = field(factory=lambda: defaultdict(set))
     stores: dict[str, Mortal] = field(factory=dict)
@@ -160,7 +107,7 @@ class Fleet:
             (self.held[name].add if happening == "initialize" else self.held[name].discard)(holding.key)
             self.told.append(Event(NOW(), name, happening, holding.key))
 
-        runner = Runner(worker, Handling(handle, observer=happened))
+        runner = Runner(worker, Handling(handle, observer=happened, checkpoint_seconds=self.checkpoint_seconds))
         thread = threading.Thread(target=runner.run, daemon=True)
         thread.start()
         self.stores[name], self._running[name] = mortal, (runner, thread)
@@ -191,11 +138,19 @@ class Fleet:
         return lambda: len(self.held[name]) == count
 
 
+@frozen
+class Place:
+    """A store to measure on: its URL with room for a name, and the least time between two checkpoints of a lease."""
+
+    url: str
+    checkpoint_seconds: float
+
+
 @contextmanager
-def fleet(url: str) -> Iterator[Fleet]:
+def fleet(place: Place) -> Iterator[Fleet]:
     """A table of its own, and one worker that holds everything."""
-    place = url.format(name=f"handoff-{uuid4().hex[:8]}")
-    found = Fleet(lambda: open_store(place), Paced(LEASES))
+    url = place.url.format(name=f"handoff-{uuid4().hex[:8]}")
+    found = Fleet(lambda: open_store(url), Flow(LEASES, RATE, NOW), place.checkpoint_seconds)
     try:
         found.join("giver")
         found.until(found.holds("giver", LEASES), 30, "one worker holds everything")
@@ -245,9 +200,9 @@ def silence(told: list[Event]) -> float:
     return max(after - before for each in times.values() for before, after in pairwise(each))
 
 
-def planned(url: str, **faults: Any) -> Cost:  # noqa: ANN401  attributes of the store
+def planned(place: Place, **faults: Any) -> Cost:  # noqa: ANN401  attributes of the store
     """Moves without end: a taker joins, is given half, and leaves."""
-    with fleet(url) as found:
+    with fleet(place) as found:
         for name, value in faults.items():
             setattr(found.stores["giver"], name, value)
         for round_ in range(MOVES // (LEASES // 2)):
@@ -261,18 +216,18 @@ def planned(url: str, **faults: Any) -> Cost:  # noqa: ANN401  attributes of the
         return cost(found.told)
 
 
-def taker_killed(url: str) -> float:
+def taker_killed(place: Place) -> float:
     """The longest silence when a taker dies just after its request was written."""
-    with fleet(url) as found:
+    with fleet(place) as found:
         found.join("taker", dies_after="request_handoff")
         found.until(found.stores["taker"].dead.is_set, 30, "a request")
         time.sleep(LEASE_SECONDS + 2)
         return silence(found.told)
 
 
-def giver_killed(url: str) -> float:
+def giver_killed(place: Place) -> float:
     """The longest silence when a giver dies as it is asked, and the taker is left with everything."""
-    with fleet(url) as found:
+    with fleet(place) as found:
         found.join("taker")
         found.until(lambda: bool(found.stores["taker"].calls["request_handoff"]), 30, "a request")
         found.stores["giver"].dead.set()
@@ -287,12 +242,12 @@ def say(what: str, figure: str, *, good: bool) -> bool:
     return good
 
 
-def measure(name: str, url: str) -> bool:
+def measure(name: str, place: Place) -> bool:
     """Everything on one store; whether all bars hold."""
     print(f"-- {name}: {LEASES} leases, lease_seconds {LEASE_SECONDS:g}, {RATE} records/s each")
-    done, forgetful = planned(url), planned(url, forgets=frozenset({"request_handoff", "give"}))
+    done, forgetful = planned(place), planned(place, forgets=frozenset({"request_handoff", "give"}))
     p99 = done.pauses[min(len(done.pauses) - 1, int(0.99 * len(done.pauses)))]
-    median, alone, orphans = statistics.median(done.pauses), taker_killed(url), giver_killed(url)
+    median, alone, orphans = statistics.median(done.pauses), taker_killed(place), giver_killed(place)
     return all(
         [
             say(f"{MOVES} planned moves", str(done.moves), good=done.moves >= MOVES),
@@ -316,7 +271,9 @@ def main() -> int:
     """Measure on the store named, by default on a table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--store", choices=("dynalite", "azurite"), default="dynalite")
-    store = options.parse_args().store
+    options.add_argument("--checkpoint-seconds", type=float, default=0.0, help="0: after every batch (%(default)s)")
+    given = options.parse_args()
+    store = given.store
     os.environ.update(ENVIRONMENT)
     logging.disable(logging.CRITICAL)  # of the faults made here each would be told
     with ExitStack() as stack:
@@ -326,7 +283,7 @@ def main() -> int:
             service = stack.enter_context(azurite())
             os.environ["AZURE_STORAGE_CONNECTION_STRING"] = azurite_connection_string(service)
             url = f"azblob://{AZURITE_ACCOUNT}/{{name}}"
-        return 0 if measure(store, url) else 1
+        return 0 if measure(store, Place(url, given.checkpoint_seconds)) else 1
 
 
 if __name__ == "__main__":

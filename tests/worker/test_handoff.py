@@ -3,6 +3,7 @@
 import pytest
 from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
 
+from adapters.identity import Identity
 from adapters.simulator.stream import ListSource
 from balancer.config import Config
 from balancer.model import Lease, Position
@@ -110,6 +111,23 @@ def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
     one.turn_due = clock.now
     one.run(2.1)
     assert (holding.key in one.held, store.row(holding.key).owner) == (True, "a-1")
+
+
+def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
+    """Without it the giver, which learns of its gift only later, would process the shard beside the heir."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    holding = one.worker.holdings[0]
+    asked_for(store, holding.key)
+    assert holding.renew()
+    store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        holding.part()
+    store.claim(store.row(holding.key), "b-1", Identity("b-1", "p-2").notes)
+    assert holding.part()
+    one.turn_due = clock.now
+    one.run(2.1)
+    assert (holding.key in one.held, store.row(holding.key).owner) == (False, "b-1")
 
 
 def test_a_request_taken_back_leaves_the_lease_where_it_is() -> None:
