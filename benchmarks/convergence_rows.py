@@ -1,0 +1,171 @@
+"""What the convergence benchmark asks, and the bar each answer must reach."""
+
+from collections.abc import Callable
+
+from attrs import evolve, frozen
+
+from adapters.simulator.question import Question
+
+Figures = dict[str, float]
+
+STILL_CYCLES = 40.0
+"""After balance nothing but renewals may be written for so long."""
+
+
+@frozen
+class Bar:
+    """One requirement: in words, and whether the median figures of a row, or the worst, reach it."""
+
+    text: str
+    reached: Callable[[Figures], bool]
+
+
+@frozen
+class Row:
+    """One scenario under the rules it is about, and the peers it is compared with."""
+
+    name: str
+    question: Question
+    bars: tuple[Bar, ...] = ()
+    peers: tuple[str, ...] = ("kcl", "kcl-rust", "gist", "dotnet", "java", "python")
+
+
+def most(figure: str, limit: float) -> Bar:
+    """A figure may not be larger."""
+    return Bar(f"{figure} <= {limit:g}", lambda figures: figures[figure] <= limit)
+
+
+def moves(*, factor: float = 1.0, more: float = 1.0) -> Bar:
+    """Against the least that any division would need."""
+    text = f"moves <= {f'{factor:g} x ' if factor != 1.0 else ''}minimum + {more:g}"
+    return Bar(text, lambda figures: figures["moves"] <= factor * figures["moves_minimum"] + more)
+
+
+QUIET = Bar("then quiet", lambda figures: figures["quiet_after"] <= figures["cycles"] + 0.5)
+EVEN = most("spread", 1)
+
+
+def asking(leases: int, *workers: int) -> Question:
+    """Long enough for the slowest peer, and for the silence after it."""
+    return Question(leases, workers, cycles=STILL_CYCLES + 5)
+
+
+def _scale_out(leases: int, *workers: int) -> tuple[Row, Row]:
+    name = f"{leases} leases, {'+'.join(map(str, workers))}"
+    question = evolve(asking(leases, *workers), kind="scale-out")
+    together = evolve(question, start="together")
+    return (
+        Row(f"{name}, spread", question, (moves(), most("cycles", 2.2), EVEN, QUIET)),
+        Row(f"{name}, together", together, (moves(factor=1.02, more=2), most("cycles", 3.2), EVEN, QUIET)),
+    )
+
+
+def _groups() -> tuple[Row, ...]:
+    two = evolve(asking(500, 100, 100), kind="scale-out", grouped=True)
+    even = most("off_share", 0.5)
+    three = evolve(asking(1000, 50, 30, 20), kind="scale-out", grouped=True)
+    return (
+        Row("500 leases, clusters of 100+100, spread", two, (even, most("moves", 252), most("cycles", 2.2), QUIET)),
+        Row(
+            "500 leases, clusters of 100+100, together",
+            evolve(two, start="together"),
+            (even, most("moves", 255), most("cycles", 3.2), QUIET),
+        ),
+        Row("1000 leases, clusters of 50+30+20, spread", three, (most("off_share", 1), QUIET), ("kcl",)),
+    )
+
+
+def _cold(leases: int, workers: int) -> tuple[Row, ...]:
+    name, question = f"{leases} leases, {workers} cold", asking(leases, workers)
+    calm = (most("moved_again_percent", 0.5), most("refused_percent", 1.2), EVEN)
+    return (
+        Row(f"{name}, spread", question, (*calm, most("cycles", 2.2), QUIET)),
+        Row(f"{name}, together", evolve(question, start="together"), (*calm, most("cycles", 2.2), QUIET)),
+        Row(f"{name}, hint", evolve(question, hint=True), (*calm, most("cycles", 1.2), QUIET), ()),
+    )
+
+
+def _ends(leases: int, workers: int, going: int) -> tuple[Row, ...]:
+    question = evolve(asking(leases, workers), kind="crash", going=going)
+    # An expiry, a cycle, and the lag of reading and writing, in cycles.
+    owned = most("unowned_lease_cycles_max", round((10.5 + 20.05 + 2.0) / 20.05, 2))
+    bars = (most("moves", 0), most("failed_writes", 0), owned, QUIET)
+    return (
+        Row(f"{leases} leases, {workers} less {going}, crash", question, bars),
+        Row(f"{leases} leases, {workers} less {going}, leave", evolve(question, kind="leave"), bars),
+    )
+
+
+def _lives() -> tuple[Row, ...]:
+    rolling = evolve(asking(500, 50), kind="rolling", grace_seconds=40.0, gap=15.0, cycles=10)
+    reshard = evolve(asking(100, 10), kind="reshard", cycles=12)
+    once = Bar("owner changes per lease = 1", lambda figures: figures["changes_per_lease"] <= 1.0)
+    weights = evolve(asking(1000, 50), kind="weights")
+    settled = Bar("max/mean <= 1.15", lambda figures: figures["load"] <= 1.15)
+    few = most("moves", 80)
+    return (
+        Row("500 leases, 50 restarted in turn, grace", rolling, (once,), ("kcl", "dotnet")),
+        Row("100 leases, 10, every shard splits", reshard, (most("moves", 0),), ("kcl", "dotnet")),
+        Row("1000 leases, 50, throughputs log-normal", weights, (settled, few, QUIET), ()),
+    )
+
+
+def _mixed() -> tuple[Row, ...]:
+    """No worse than all KCL, whose own row stands above."""
+    question = evolve(asking(100, 10, 10), kind="scale-out", peer="kcl")
+    return tuple(
+        Row(f"100 leases, 10+10, {share:.0%} minimal, others kcl", evolve(question, share=share), (EVEN, QUIET), ())
+        for share in (0.1, 0.5, 0.9)
+    )
+
+
+def _seconds() -> tuple[Row, ...]:
+    def own(leases: int, *workers: int, cycles: float = 5) -> Question:
+        return evolve(asking(leases, *workers), pace="own", start="together", cycles=cycles)
+
+    join = evolve(own(100, 10, 1), kind="scale-out")
+    return (
+        Row("seconds: alone, 100 leases", own(100, 1), (most("seconds", 3),), ("kcl",)),
+        Row("seconds: alone, 500 leases", own(500, 1), (most("seconds", 3),), ("kcl",)),
+        Row("seconds: 10 starters, 100 leases", own(100, 10, cycles=12), (most("seconds", 6),), ("kcl",)),
+        Row("seconds: 60 starters, 1000 leases", own(1000, 60, cycles=20), (most("seconds", 6),), ("kcl",)),
+        Row("seconds: 10+1, 100 leases", join, (most("seconds", 15), moves(more=0)), ("kcl",)),
+        Row(
+            "seconds: 50+10, 1000 leases",
+            evolve(own(1000, 50, 10), kind="scale-out"),
+            (most("seconds", 15), moves(more=0)),
+            ("kcl",),
+        ),
+        Row(
+            "seconds: 10+10, 100 leases",
+            evolve(own(100, 10, 10), kind="scale-out"),
+            (most("seconds", 15), moves(factor=1.12, more=0)),
+            ("kcl",),
+        ),
+        Row(
+            "seconds: crash of 1 of 10",
+            evolve(own(100, 10), kind="crash", going=1, start="spread"),
+            (most("unowned_seconds", 18),),
+            ("kcl",),
+        ),
+        Row(
+            "seconds: crash of 15 of 60",
+            evolve(own(1000, 60), kind="crash", going=15, start="spread"),
+            (most("unowned_seconds", 19),),
+            ("kcl",),
+        ),
+    )
+
+
+def rows() -> tuple[Row, ...]:
+    """Everything, in the order of the table."""
+    return (
+        *(row for size in ((100, 10, 1), (100, 10, 10), (399, 1, 199), (1000, 50, 10)) for row in _scale_out(*size)),
+        *_scale_out(1000, 100, 50),
+        *_groups(),
+        *(row for size in ((100, 10), (1000, 100), (2000, 1000), (10_000, 200)) for row in _cold(*size)),
+        *(row for size in ((100, 10, 1), (100, 10, 5), (1000, 100, 10), (500, 200, 100)) for row in _ends(*size)),
+        *_lives(),
+        *_mixed(),
+        *_seconds(),
+    )
