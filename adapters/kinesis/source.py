@@ -31,6 +31,9 @@ class KinesisSource:
     clock   monotonic seconds; the service's own answers say what time that is
     """
 
+    reader: type[Poller] = Poller
+    """What reads a shard; another kind makes something else of the same answers."""
+
     def __init__(self, client: "KinesisClient", name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._name, self._clock = client, name, clock
         self._since_1970: float | None = None
@@ -77,7 +80,9 @@ class KinesisSource:
         """A reader that starts just after `start`."""
         if self._keys_decide is None:
             self._keys_decide = self._ask_whether_keys_decide()
-        return Poller(self._client, self._name, lease.shard, start, lease.hash_range if self._keys_decide else None)
+        return self.reader(
+            self._client, self._name, lease.shard, start, lease.hash_range if self._keys_decide else None
+        )
 
     def close(self) -> None:
         """Let connections go."""

@@ -1,5 +1,6 @@
 """Rows of one shard as Arrow, cut at any row without copying, and the position each row stands for."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -8,8 +9,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve, frozen
 
-from adapters.source import Record
-from balancer.model import Lease, Position
+from adapters.source import Batch, Record
+from balancer.model import SHARD_END, Lease, Position
 
 ROW_BYTES = 100
 """What a row takes besides its data: keys, numbers and times, about."""
@@ -32,6 +33,13 @@ class Columns:
 
 
 @frozen
+class ArrowBatch(Batch):
+    """A reading whose records are rows already."""
+
+    rows: pa.RecordBatch | None = None
+
+
+@frozen
 class Chunk:
     """Some rows, and the position behind them: rows that were dropped count as read."""
 
@@ -42,6 +50,24 @@ class Chunk:
     def count(self) -> int:
         """How many rows."""
         return int(self.rows.num_rows)
+
+
+def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
+    """What a reading brought; None if it was nothing, not even a position. The end of a shard is a position."""
+    ends = batch.read_to or (batch.records[-1].position if batch.records else None)
+    ends = SHARD_END if batch.ended else ends
+    if ends is None:
+        return None
+    rows = batch.rows if isinstance(batch, ArrowBatch) else None
+    return Chunk(columns.rows(lease, batch.records) if rows is None else rows, ends)
+
+
+def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
+    """The rows of a chunk that do not lie behind a position."""
+    if chunk.ends.order <= end.order:
+        return chunk.rows
+    orders = range(chunk.count)
+    return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
 
 
 class Larder:

@@ -17,12 +17,12 @@ from adapters.backoff import Backoff
 from adapters.holding import Holding
 from adapters.reading import FAULT_SECONDS, FAULT_SECONDS_MOST, PARENT_SECONDS, PARENT_SECONDS_MOST, Member
 from adapters.shard_end import end
-from adapters.source import Batch, Reader, SourceError, SourceUnavailable
-from adapters.spark.chunks import Chunk, Columns, Larder
+from adapters.source import Reader, SourceError, SourceUnavailable
+from adapters.spark.chunks import Chunk, Columns, Larder, chunk_of
 from adapters.spark.offsets import Held
 from adapters.start import start_of
 from balancer.ancestry import readable
-from balancer.model import SHARD_END, TRIM_HORIZON, Position, Shard
+from balancer.model import TRIM_HORIZON, Position, Shard
 from stores.protocol import StoreError
 
 log = logging.getLogger("leasehold.spark")
@@ -184,7 +184,8 @@ class Feed:
         if self._at_tip:
             return now + ROOM_SECONDS
         batch = reader.read()
-        chunk = self._chunk(batch)
+        self.holding.throughput.add(batch.size, now)
+        chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
         with self._shelf.changed:
             if chunk is not None:
                 self._larder.put(chunk)
@@ -194,13 +195,6 @@ class Feed:
             self._shelf.changed.notify_all()
         # 4.5 requests a second, begun to begun, however little each answer says about waiting.
         return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
-
-    def _chunk(self, batch: Batch) -> Chunk | None:
-        ends = batch.read_to or (batch.records[-1].position if batch.records else None)
-        ends = SHARD_END if batch.ended else ends
-        if ends is None:
-            return None
-        return Chunk(self._shelf.pace.columns.rows(self.holding.lease, batch.records), ends)
 
     def _reached(self, *, behind: float | None, silent: bool = False) -> None:
         """Note whether what was there when it was asked for is read: up to the last number, where one was told."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from adapters.source import Source
 from adapters.spark import kinesis_rows
-from adapters.spark.kinesis_options import kinesis_options
+from adapters.spark.kinesis_options import KinesisOptions, kinesis_options
 from adapters.spark.stream import Feedstock, LeasedReader
-from adapters.urls import open_source
 
 
 class KinesisLeased(DataSource):
@@ -33,7 +33,7 @@ class KinesisLeased(DataSource):
         """One query's part in its group."""
         asked = self._asked
         stock = Feedstock(
-            open=lambda: open_source(asked.url),
+            open=lambda: _source(asked),
             columns=kinesis_rows.columns(asked.stream),
             interval_seconds=asked.interval_seconds,
             shard_rows=asked.shard_rows,
@@ -41,6 +41,16 @@ class KinesisLeased(DataSource):
             spooled=self.spooled,
         )
         return LeasedReader(stock, asked.lease)
+
+
+def _source(asked: KinesisOptions) -> Source:
+    # The planner's process needs no client.
+    from adapters.kinesis.source import open_url  # noqa: PLC0415
+    from adapters.spark.kinesis_poller import ArrowPoller  # noqa: PLC0415
+
+    source = open_url(asked.stream, {name: value for name, value in asked.place.items() if value})
+    source.reader = ArrowPoller
+    return source
 
 
 class KinesisLeasedOnOneHost(KinesisLeased):

@@ -39,9 +39,9 @@ class KinesisOptions:
     lease: LeaseOptions
 
     @property
-    def url(self) -> str:
-        """The stream as a source's URL."""
-        return f"kinesis://{quote(self.stream)}{_query(self.region, self.endpoint)}"
+    def place(self) -> dict[str, str]:
+        """Where the stream is, as a source's own options have it; "" is for the environment to say."""
+        return {"region": self.region, "endpoint": self.endpoint}
 
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:

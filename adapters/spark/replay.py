@@ -13,8 +13,8 @@ from threading import Event
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve
 
-from adapters.source import Record, Source, SourceError
-from adapters.spark.chunks import Columns
+from adapters.source import Source, SourceError
+from adapters.spark.chunks import Columns, chunk_of, up_to
 from adapters.spark.offsets import Offset, Range
 from balancer.model import Lease
 from stores.protocol import Store, StoreError
@@ -59,33 +59,30 @@ def _leases(wanted: Mapping[str, Range], store: Store, source: Source) -> dict[s
 
 def _rows(lease: Lease, wanted: Range, source: Source, columns: Columns, over: Event) -> pa.RecordBatch | None:
     try:
-        records = list(_records(lease, wanted, source, over))
+        batches = list(_batches(lease, wanted, source, columns, over))
     except SourceError as fault:
         log.warning("shard %s cannot be read again, it goes on at its lease's checkpoint: %s", lease.key, fault)
         return None
-    return columns.rows(lease, records)
+    return pa.concat_batches(batches)
 
 
-def _records(lease: Lease, wanted: Range, source: Source, over: Event) -> Iterator[Record]:
+def _batches(lease: Lease, wanted: Range, source: Source, columns: Columns, over: Event) -> Iterator[pa.RecordBatch]:
     """Raises SourceError if the end of the range does not come."""
     # Under the number it was owned by then: whoever reads under a later one is not put out.
-    reader = source.open(_as_owned(lease, wanted), wanted.begins)
+    reader = source.open(evolve(lease, epoch=wanted.epoch), wanted.begins)
     patience = SILENT_SECONDS if lease.owner is None else SILENT_SECONDS_OWNED
     silent = 0.0
     try:
         while silent < patience and not over.is_set():
             batch = reader.read()
-            yield from (record for record in batch.records if record.position.order <= wanted.ends.order)
-            seen = batch.read_to or (batch.records[-1].position if batch.records else None)
-            if batch.ended or (seen is not None and seen.order >= wanted.ends.order):
-                return
+            chunk = chunk_of(columns, lease, batch)
+            if chunk is not None:
+                yield up_to(columns, chunk, wanted.ends)
+                if chunk.ends.order >= wanted.ends.order:
+                    return
             pause = max(PAUSE_SECONDS, batch.wait_seconds)
-            silent = 0.0 if batch.records or batch.behind_seconds else silent + pause
+            silent = 0.0 if chunk is not None or batch.behind_seconds else silent + pause
             over.wait(pause)
     finally:
         reader.close()
     raise SourceError(f"nothing came up to {wanted.ends.sequence} within {patience:g} s")
-
-
-def _as_owned(lease: Lease, wanted: Range) -> Lease:
-    return evolve(lease, epoch=wanted.epoch)

@@ -23,7 +23,7 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
             "lease.durationms": "20000",
         }
     )
-    assert (asked.url, asked.lease.store) == ("kinesis://s?region=eu-west-1", "dynamodb://orders?region=eu-west-1")
+    assert (asked.stream, asked.region, asked.lease.store) == ("s", "eu-west-1", "dynamodb://orders?region=eu-west-1")
     assert (asked.lease.config.rules, asked.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
     assert asked.lease.config.initial_position == TRIM_HORIZON
 

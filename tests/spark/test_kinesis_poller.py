@@ -1,0 +1,77 @@
+"""Rows made straight from the answers of Kinesis, beside the records that every other reader makes of them."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from attrs import frozen
+
+from adapters.kinesis.aggregation_encode import Aggregate
+from adapters.kinesis.poller import Poller
+from adapters.spark.chunks import ArrowBatch, chunk_of
+from adapters.spark.kinesis_poller import ArrowPoller
+from adapters.spark.kinesis_rows import columns
+from balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+LEASE = Lease("shard-0")
+
+
+def aggregate(*keys: str) -> bytes:
+    """An aggregated record of as many user records."""
+    made = Aggregate(1 << 20)
+    for key in keys:
+        assert made.add(f"data of {key}".encode(), key)
+    return made.sealed()
+
+
+def kinesis_record(number: int, data: bytes) -> dict[str, Any]:
+    """As the service answers it."""
+    arrived = datetime(2026, 1, 31, 10, 0, number, 123_000, tzinfo=UTC)
+    return {"Data": data, "PartitionKey": f"k{number}", "SequenceNumber": str(number)} | (
+        {"ApproximateArrivalTimestamp": arrived} if number % 2 else {}
+    )
+
+
+@frozen
+class Answers:
+    """A client whose shard holds these records and has ended."""
+
+    records: list[dict[str, Any]]
+
+    def get_shard_iterator(self, **_place: object) -> dict[str, str]:
+        """One for all places."""
+        return {"ShardIterator": "it"}
+
+    def get_records(self, **_asked: object) -> dict[str, Any]:
+        """All at once."""
+        return {"Records": self.records, "MillisBehindLatest": 7, "ChildShards": []}
+
+
+RECORDS = [
+    kinesis_record(10, aggregate("a", "b", "c")),
+    kinesis_record(11, b"plain"),
+    kinesis_record(12, aggregate("d", "e")),
+]
+
+
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:1], []])
+@pytest.mark.parametrize(
+    "start", [TRIM_HORIZON, Position("10"), Position("10", 1), Position("10", 2), Position("12", 1)]
+)
+@pytest.mark.parametrize("hash_range", [HASH_KEYS, (0, 2**124), None])
+def test_rows_are_what_records_are(
+    records: list[dict[str, Any]], start: Position, hash_range: HashRange | None
+) -> None:
+    """Without it Spark would see other records, or checkpoint other positions, than a plain worker."""
+    client = cast("KinesisClient", Answers(records))
+    plain = Poller(client, "s", "shard-0", start, hash_range).read()
+    arrow = ArrowPoller(client, "s", "shard-0", start, hash_range).read()
+    assert isinstance(arrow, ArrowBatch)
+    assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
+    assert [
+        (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size)
+        for each in (plain, arrow)
+    ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size)] * 2
