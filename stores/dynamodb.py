@@ -50,7 +50,15 @@ class DynamoStore:
 
     def list(self) -> Listing:
         """Every lease, page by page; a page that fails fails the listing."""
-        pages = self._clients.reads.get_paginator("scan").paginate(TableName=self._table)
+        return self.scan()
+
+    def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
+        """One part of so many, from 0, that may be read at the same time; the rows of one owner, if it is named.
+
+        A row in a hand-off counts for both of its owners.
+        """
+        asked: Any = _part(part, parts, owner)
+        pages = self._clients.reads.get_paginator("scan").paginate(TableName=self._table, **asked)
         with translated(self._table):
             read = [to_lease(item) for page in pages for item in page["Items"]]
         leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
@@ -192,6 +200,15 @@ class DynamoStore:
 
     def _refused(self, key: str) -> Lost:
         return Lost(key, next(iter(self.get([key])), None))
+
+
+def _part(part: int, parts: int, owner: str | None) -> Mapping[str, Any]:
+    """What a scan of this part asks for beyond the table."""
+    segment = {"Segment": part, "TotalSegments": parts} if parts > 1 else {}
+    if owner is None:
+        return segment
+    condition = "leaseOwner = :owner OR checkpointOwner = :owner"
+    return {**segment, "FilterExpression": condition, "ExpressionAttributeValues": {":owner": text(owner)}}
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool) -> DynamoStore:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,11 @@ from urllib.parse import urlsplit
 import typer
 
 from adapters.json_fields import BadField
+from adapters.local.process import ServiceError
 from adapters.report.changes import Snapshot
+from adapters.report.distribution import distribution
 from adapters.report.page import page
-from adapters.report.report import Report, report, report_json
+from adapters.report.report import Moment, Report, report, report_json
 from adapters.report.snapshots import looked, saved
 from balancer.config import Minimal
 from balancer.groups import Groups
@@ -31,6 +34,8 @@ lag (how long checkpoints have stood still): `--snapshots 30 --every 10`, or fil
 `--groups` is `prefix` (the text before the last "-" of a worker's id), `none`, or a separator; given more than
 once, separators from the outermost group inwards: `--groups / --groups :` for `zone/cluster:worker`.
 
+`--spark` lets Spark read a large DynamoDB table in parallel parts; up to some thousand leases it is the slower way.
+
 The page is one file that needs no network. Finished leases are told apart, and count for no worker.
 """
 
@@ -42,19 +47,21 @@ def command(  # noqa: PLR0917  one for each option
     groups: Annotated[list[str] | None, typer.Option(help="How names tell groups. [prefix]")] = None,
     snapshots: Annotated[int, typer.Option(help="How many looks at the store.", min=1)] = 1,
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 10.0,
+    spark: Annotated[bool, typer.Option("--spark", help="Let Spark read and count, in parallel.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look, count, draw."""
     try:
         _somewhere(output, as_json=as_json)
         grouping = _groups(groups or ["prefix"])
-        said = report(_place(sources), _snapshots(sources, snapshots, every), grouping)
+        if spark:
+            said = _by_spark(sources, snapshots, grouping)
+        else:
+            said = report(_place(sources), _snapshots(sources, snapshots, every), grouping)
         _tell(said, grouping, output, as_json=as_json)
-    except StoreError as error:
-        raise _ended(error, 1) from None
     except ValueError as error:
         raise _ended(error, 2) from None
-    except OSError as error:
+    except (StoreError, ServiceError, OSError) as error:
         raise _ended(error, 1) from None
 
 
@@ -74,6 +81,17 @@ def _place(sources: Sequence[str]) -> str:
         return ", ".join(Path(source).name for source in sources)
     parts = urlsplit(sources[0])
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def _by_spark(sources: Sequence[str], times: int, groups: Groups) -> Report:
+    if times > 1 or len(sources) > 1 or "://" not in sources[0]:
+        raise ValueError("--spark: it takes one look at one store")
+    # Only here, so that no other report needs Spark.
+    from adapters.spark.distribution import counted, lease_table  # noqa: PLC0415
+    from adapters.spark.session import session  # noqa: PLC0415
+
+    found = counted(lease_table(session("leasehold report"), sources[0]))
+    return Report(_place(sources), (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)
 
 
 def _snapshots(sources: Sequence[str], times: int, seconds: float) -> Sequence[Snapshot]:

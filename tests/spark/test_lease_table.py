@@ -1,0 +1,136 @@
+"""`lease-table`: a table of leases as rows, and its distribution counted by Spark."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.datasource import EqualTo
+from typer.testing import CliRunner
+from types_boto3_dynamodb import DynamoDBClient
+
+from adapters.cli.report import app
+from adapters.report.distribution import distribution, tallies
+from adapters.spark.distribution import counted, lease_table
+from adapters.spark.lease_columns import DDL, row
+from adapters.spark.lease_table import PUSHDOWN, FilteringReader, LeaseTable
+from balancer.model import LATEST, SHARD_END, Lease, Position
+from stores.dynamodb import DynamoStore
+from stores.protocol import Malformed
+from stores.sqlite import SqliteStore
+
+pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
+
+_numbers = count()
+
+LEASES = (
+    *(Lease(f"s-{n:02}", owner=f"east-{n % 3}", weight=n / 4, checkpoint=Position(str(n))) for n in range(30)),
+    *(Lease(f"t-{n:02}", owner=f"west-{n % 2}", checkpoint=LATEST) for n in range(9)),
+    *(Lease(f"u-{n:02}", hash_range=(0, 2**128 - 1), parents=("s-00", "s-01")) for n in range(4)),
+    *(Lease(f"v-{n:02}", owner="west-0", checkpoint=SHARD_END) for n in range(5)),
+)
+
+
+@pytest.fixture
+def table(dynalite_url: str, dynalite_client: DynamoDBClient) -> Iterator[str]:
+    """A DynamoDB table with these leases, a row that is no lease, and one that should be."""
+    name = f"leases-{next(_numbers)}-for-spark"
+    store = DynamoStore(name, endpoint=dynalite_url)
+    for lease in LEASES:
+        store.create(lease)
+    store.close()
+    for key, kind in (("Migration3.0", "COORDINATOR_STATE"), ("broken", "LEASE")):
+        dynalite_client.put_item(TableName=name, Item={"leaseKey": {"S": key}, "entityType": {"S": kind}})
+    yield f"dynamodb://{name}?endpoint={dynalite_url}"
+    dynalite_client.delete_table(TableName=name)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_spark_counts_what_one_process_counts(spark: SparkSession, table: str, segments: int) -> None:
+    """The two reports would differ; a part of the table would be read twice, or by nobody."""
+    found = counted(lease_table(spark, table, segments))
+    assert distribution(found.tallies) == distribution(tallies(LEASES))
+    assert found.malformed == 1
+
+
+def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -> None:
+    """A column would hold another's value."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    for lease in LEASES:
+        store.create(lease)
+    expected = [row(lease) for lease in store.list().leases]
+    store.close()
+    frame = lease_table(spark, f"sqlite://{tmp_path}/l.db")
+    # Files of one machine tell the age of a row, which goes on.
+    idle = frame.columns.index("idle")
+    assert [_without(idle, found) for found in frame.orderBy("key").collect()] == [
+        _without(idle, lease) for lease in expected
+    ]
+
+
+def _without(column: int, values: Row | tuple[Any, ...]) -> list[Any]:
+    return [value for place, value in enumerate(values) if place != column]
+
+
+def test_a_filter_on_the_owner_reaches_dynamodb(spark: SparkSession, table: str) -> None:
+    """A look at one worker would carry the whole table over the network, or lose rows on the way."""
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        found = lease_table(spark, table, 2).where("owner = 'west-0' and not ended")
+        assert sorted(lease.key for lease in found.collect()) == ["t-00", "t-02", "t-04", "t-06", "t-08"]
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def test_each_part_is_asked_for_the_owner(table: str) -> None:
+    """Filters would be taken note of and not applied, which Spark's own filter would hide."""
+    wanted = EqualTo(("owner",), "west-1")
+    reader = FilteringReader(table, 3)
+    assert list(reader.pushFilters([wanted])) == [wanted]
+    told = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
+    parts = [told.read(part) for part in reader.partitions()]
+    assert sorted(key for part in parts for key, *_ in part) == ["t-01", "t-03", "t-05", "t-07"]
+
+
+def test_what_cannot_be_read_is_a_row_too() -> None:
+    """Its values would stand under other columns' names, and Spark stop at the first such row."""
+    read = row(Malformed("s-0", "checkpoint", "is missing"))
+    assert (read[0], read[-1], set(read[1:-1])) == ("s-0", "checkpoint: is missing", {None})
+    assert len(read) == len(row(LEASES[0])) == DDL.replace("map<string,string>", "map").count(",") + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "option store: is missing"),
+        ({"store": "memory://x"}, "option store: memory://"),
+        ({"path": "sqlite://x", "segments": "0"}, "option segments: '0' is not a whole number"),
+        ({"path": "sqlite://x", "colour": "red"}, "option colour: unknown"),
+    ],
+)
+def test_options_are_checked(options: dict[str, str], says: str) -> None:
+    """A misspelt option would be ignored, or fail within a task."""
+    with pytest.raises(ValueError, match=says):
+        LeaseTable(options)
+
+
+def test_a_store_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """A task would make an empty table in the place of the one that was misspelt."""
+    with pytest.raises(PySparkException, match="there is no file"):
+        lease_table(spark, f"sqlite://{tmp_path}/none.db").collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_lets_spark_count(spark: SparkSession, table: str) -> None:
+    """`leasehold report --spark` would say something else than without."""
+    assert spark.version.startswith("4")
+    plain, counted_by_spark = (CliRunner().invoke(app, [table, "--json", *more]) for more in ([], ["--spark"]))
+    assert (plain.exit_code, counted_by_spark.exit_code) == (0, 0)
+    assert json.loads(counted_by_spark.stdout)["distribution"] == json.loads(plain.stdout)["distribution"]
+    refused = CliRunner().invoke(app, [table, "--json", "--spark", "--snapshots", "2"])
+    assert (refused.exit_code, "--spark: it takes one look" in refused.stderr) == (2, True)
