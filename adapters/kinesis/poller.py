@@ -15,8 +15,8 @@ from adapters.backoff import Backoff
 from adapters.kinesis.aggregation import deaggregate
 from adapters.kinesis.faults import code_of, said_plainly
 from adapters.kinesis.shards import children
-from adapters.source import Batch, Record, SourceUnavailable
-from balancer.model import HashRange, Position
+from adapters.source import Batch, Record, SourceError, SourceUnavailable
+from balancer.model import TRIM_HORIZON, HashRange, Position
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
@@ -30,6 +30,12 @@ FAULT_SECONDS = 10.0
 RECORDS = 10_000
 
 
+_TRIMMED = (
+    "shard {} of stream {!r}: its checkpoint {} is not there any more: trimmed, or of an earlier stream of this name; "
+    "set it with `leasehold reset`, or add if_trimmed=TRIM_HORIZON to the source URL to begin with the oldest record"
+)
+
+
 class Poller:
     """A reader of one shard.
 
@@ -38,13 +44,21 @@ class Poller:
     shard       the shard's id
     start       where to start: a number is done with, a sentinel or a time is not
     hash_range  the shard's own: aggregates with a record outside are dropped, as KCL does; None: all are kept
+    rewind      whether to begin with the oldest record there is where the start is not there any more
     """
 
     def __init__(
-        self, client: "KinesisClient", stream: str, shard: str, start: Position, hash_range: HashRange | None
+        self,
+        client: "KinesisClient",
+        stream: str,
+        shard: str,
+        start: Position,
+        hash_range: HashRange | None,
+        *,
+        rewind: bool = False,
     ) -> None:
         self._client, self._stream, self._shard = client, stream, shard
-        self._start, self._hash_range = start, hash_range
+        self._start, self._hash_range, self._rewind = start, hash_range, rewind
         self._done = start.order if start.numbered else None
         self._iterator: str | None = None
         self._read: str | None = None
@@ -73,7 +87,7 @@ class Poller:
     def _ask(self) -> "GetRecordsOutputTypeDef | None":
         with said_plainly(self._stream):
             if self._iterator is None:
-                self._iterator = self._client.get_shard_iterator(**self._place())["ShardIterator"]
+                self._iterator = self._placed()
             try:
                 return self._client.get_records(ShardIterator=self._iterator, Limit=RECORDS)
             except ClientError as error:
@@ -82,6 +96,19 @@ class Poller:
         log.info("shard %s: its iterator expired, taking a new one", self._shard)
         self._iterator = None
         return None
+
+    def _placed(self) -> str:
+        try:
+            return self._client.get_shard_iterator(**self._place())["ShardIterator"]
+        except ClientError as error:
+            trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._read is None
+            if not trimmed:
+                raise
+            if not self._rewind:
+                raise SourceError(_TRIMMED.format(self._shard, self._stream, self._start.sequence)) from error
+        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, self._start.sequence)
+        self._start, self._done = TRIM_HORIZON, None
+        return self._client.get_shard_iterator(**self._place())["ShardIterator"]
 
     def _place(self) -> "GetShardIteratorInputTypeDef":
         place: GetShardIteratorInputTypeDef = {
@@ -114,6 +141,7 @@ class Poller:
         for row in rows:
             subs = self._unpack(row, records)
         if rows:
+            self._say_gap(rows[0]["SequenceNumber"])
             self._read = rows[-1]["SequenceNumber"]
         return Batch(
             records=tuple(records),
@@ -125,6 +153,12 @@ class Poller:
             children=children(answer.get("ChildShards", ())),
             size=sum(len(row["Data"]) for row in rows),
         )
+
+    def _say_gap(self, first: str) -> None:
+        """The first read is AT the checkpoint: what comes instead came after something that was trimmed."""
+        if self._read is None and self._start.numbered and int(first) > int(self._start.sequence):
+            known = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
+            log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, known)
 
     def _wait(self, *, idle: bool) -> float:
         self._idle = min(2 * self._idle, IDLE_SECONDS) if idle else LEAST_SECONDS

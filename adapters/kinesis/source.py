@@ -28,14 +28,22 @@ class KinesisSource:
 
     client  speaks to the service; it is shared by all threads
     name    the stream's
+    rewind  whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
     clock   monotonic seconds; the service's own answers say what time that is
     """
 
     reader: type[Poller] = Poller
     """What reads a shard; another kind makes something else of the same answers."""
 
-    def __init__(self, client: "KinesisClient", name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client, self._name, self._clock = client, name, clock
+    def __init__(
+        self,
+        client: "KinesisClient",
+        name: str,
+        *,
+        rewind: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._name, self._rewind, self._clock = client, name, rewind, clock
         self._since_1970: float | None = None
         self._keys_decide: bool | None = None
 
@@ -81,7 +89,12 @@ class KinesisSource:
         if self._keys_decide is None:
             self._keys_decide = self._ask_whether_keys_decide()
         return self.reader(
-            self._client, self._name, lease.shard, start, lease.hash_range if self._keys_decide else None
+            self._client,
+            self._name,
+            lease.shard,
+            start,
+            lease.hash_range if self._keys_decide else None,
+            rewind=self._rewind,
         )
 
     def close(self) -> None:
@@ -108,7 +121,9 @@ class KinesisSource:
 
 
 def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
-    """The stream of this name. Raises SourceError if no region is known."""
+    """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
+    if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
+        raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     with said_plainly(name):
         client = reading_client(options.get("region"), options.get("endpoint"))
-    return KinesisSource(client, name)
+    return KinesisSource(client, name, rewind="if_trimmed" in options)

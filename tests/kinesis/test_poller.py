@@ -191,6 +191,54 @@ def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
     assert told(reader.read().records) == [("5", 0, b"data")]
 
 
+def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
+    """Without it a fleet that is throttled would keep the service from ever recovering, or lose its place."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    for _ in range(20):
+        refuse(stub, "ProvisionedThroughputExceededException")
+    answer(stub, "i-1", "i-2", row(5))
+    reader = poller(stub)
+    waits = [reader.read().wait_seconds for _ in range(20)]
+    assert (min(waits) >= 0.4, max(waits) <= 10.0, sum(waits) > 20 * 0.4) == (True, True, True)
+    assert told(reader.read().records) == [("5", 0, b"data")]
+
+
+def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(stub: Stubber) -> None:
+    """Without it records would be passed over in silence, or the reason be found in another library's words."""
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
+    with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON") as caught:
+        poller(stub, Position("5")).read()
+    assert not isinstance(caught.value, SourceUnavailable)
+
+
+def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the option a fleet that was down for longer than the retention could not go on by itself."""
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(9))
+    reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
+    assert told(reader.read().records) == [("9", 0, b"data")]
+    assert "s-0: 5 is not there any more, starting at TRIM_HORIZON" in caplog.text
+
+
+def test_another_wrong_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
+    """Without it a fault of ours would rewind a shard that lost nothing."""
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "no such type")
+    with pytest.raises(SourceError, match="refused a request"):
+        Poller(client(stub), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, rewind=True).read()
+
+
+def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it nobody would learn that the service itself went on behind what it had trimmed."""
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-1", "i-2", row(9))
+    answer(stub, "i-2", "i-3", row(12))
+    reader = poller(stub, Position("5"))
+    assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
+    said = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
+    assert [each.message.startswith(said) for each in caplog.records] == [True]
+
+
 def _raising(error: Exception) -> Callable[..., object]:
     def call(**_question: object) -> object:
         raise error
@@ -318,6 +366,7 @@ def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) 
     ("url", "says"),
     [
         ("kafka://orders", "unknown scheme 'kafka'; choose one of .*kinesis"),
+        ("kinesis://orders?if_trimmed=LATEST", "option 'if_trimmed' wants TRIM_HORIZON"),
         ("kinesis://", "it names no stream; write kinesis://NAME"),
         ("kinesis://orders?regoin=x", "unknown option 'regoin'; choose among .*region"),
         ("kinesis://orders?region=", "option 'region' wants one value"),
