@@ -103,7 +103,7 @@ class LeaseLoop(Runner):
         for key in ours:
             self._readings.hurry(key)
         if others := sorted(ends.keys() - set(ours)):
-            log.info("not ours any more, so their checkpoints stay: %s", ", ".join(others))
+            log.warning("held by others by now, so their checkpoints stay as they are: %s", ", ".join(others))
 
     @property
     def quiet(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-from attrs import frozen
+from attrs import evolve, frozen
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -37,7 +37,7 @@ from stores.urls import open_store
 
 log = logging.getLogger("leasehold.spark")
 
-IDLE_SECONDS = 0.1
+IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 FLUSH_SECONDS = 1.0
 """Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
 
@@ -172,7 +172,10 @@ class Run:
         """The tasks of the batch that ends here."""
         if end.number not in self._parts:
             plan = self._plans.get(end.number)
-            rows = plan.rows if plan is not None and plan.end == end else self._again(end)
+            if plan is None or plan.end != end:
+                rows = self._again(end)
+            else:
+                rows, self._plans[end.number] = plan.rows, evolve(plan, rows={})  # the tasks have them now
             self._parts[end.number] = self._transport.partitions(end.number, self._tasks(rows))
         return self._parts[end.number]
 
@@ -196,7 +199,7 @@ class Run:
 
     def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
         while True:
-            self._loop.wait(IDLE_SECONDS)
+            self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
             self._loop.check()
             held, taken = self._loop.take(*self._most(limit))
             if taken:
