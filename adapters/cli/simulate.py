@@ -72,7 +72,7 @@ def command(  # noqa: PLR0917  typer calls it by name
     start: Annotated[Start, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = Start.SPREAD,
     pace: Annotated[Pace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = Pace.CYCLE,
     groups: Annotated[bool, typer.Option("--groups", help="minimal: balance the groups too.")] = False,
-    hint: Annotated[bool, typer.Option("--hint", help="minimal: say how many workers are coming.")] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="minimal: say which workers are coming.")] = False,
     grace: Annotated[float, typer.Option(min=0, help="minimal: grace_seconds, for rolling restarts.")] = 0.0,
     steals: Annotated[int | None, typer.Option(min=1, help="kcl, minimal: most thefts in one turn.")] = None,
     going: Annotated[int, typer.Option(min=1, help="How many workers crash or leave.")] = 1,

@@ -78,7 +78,7 @@ class Outcome:
 def outcome(history: History, *, since: float, cycle_seconds: float, groups: Groups = None) -> Outcome:
     """The figures of a finished run."""
     all_lives = lives(history.deeds)
-    passed = [change for change in changes(history.writes) if change.t >= since]
+    passed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
     moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in passed)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)

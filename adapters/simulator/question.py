@@ -45,7 +45,7 @@ class Question:
              happens; weights: even counts, but throughputs that differ (log-normal, sigma 1)
     start    whether workers start spread over a cycle or together
     pace     cycle: everybody scans once per 20.05 s; own: as each rule set's library does by default
-    hint     whether `minimal` is told how many workers are coming
+    hint     whether `minimal` is told which workers are coming
     grouped  whether `minimal` balances the groups too
     peer     the rules of the others where only `share` of the workers have ours
     cycles   how long to go on after the event
@@ -84,6 +84,16 @@ def answer(question: Question) -> Outcome:
     )
 
 
+def groups_of(question: Question) -> tuple[tuple[str, ...], ...]:
+    """The ids of the workers, group by group."""
+    return tuple(fleets.group_of(place, size) for place, size in enumerate(question.workers))
+
+
+def everybody(question: Question) -> tuple[str, ...]:
+    """The ids of all workers."""
+    return tuple(name for group in groups_of(question) for name in group)
+
+
 def config_of(question: Question, name: str | None = None) -> Config:
     """The configuration of the workers under these rules."""
     rules = RULES[name or question.rules]
@@ -91,7 +101,7 @@ def config_of(question: Question, name: str | None = None) -> Config:
         rules = evolve(
             rules,
             groups=question.groups,
-            expected_workers=sum(question.workers) if question.hint else None,
+            expected_workers=everybody(question) if question.hint else None,
             grace_seconds=question.grace_seconds,
             max_steals=question.max_steals,
         )
@@ -104,26 +114,25 @@ def config_of(question: Question, name: str | None = None) -> Config:
 
 def fleet_of(question: Question) -> Fleet:
     """The scenario that the question means. Raises ValueError for one that cannot be."""
-    names = [fleets.group_of(place, size) for place, size in enumerate(question.workers)]
-    everybody = tuple(name for group in names for name in group)
+    names, workers = groups_of(question), everybody(question)
     config, seed, cycles, leases = config_of(question), question.seed, question.cycles, question.leases
     match question.kind:
         case "cold":
-            fleet = fleets.cold(leases, everybody, config, seed=seed, start=question.start, cycles=cycles)
+            fleet = fleets.cold(leases, workers, config, seed=seed, start=question.start, cycles=cycles)
         case "scale-out":
             present = tuple(name for group in names[:-1] for name in group)
             fleet = fleets.scale_out(leases, present, names[-1], config, seed=seed, start=question.start, cycles=cycles)
         case "crash" | "leave" as ending:
-            going = min(question.going, len(everybody))
-            fleet = fleets.shrink(leases, everybody, going, config, seed=seed, ending=ending, cycles=cycles)
+            going = min(question.going, len(workers))
+            fleet = fleets.shrink(leases, workers, going, config, seed=seed, ending=ending, cycles=cycles)
         case "rolling":
-            fleet = fleets.rolling(leases, everybody, config, gap=question.gap, seed=seed, cycles=cycles)
+            fleet = fleets.rolling(leases, workers, config, gap=question.gap, seed=seed, cycles=cycles)
         case "reshard":
-            fleet = fleets.reshard(leases, everybody, config, seed=seed, cycles=cycles)
+            fleet = fleets.reshard(leases, workers, config, seed=seed, cycles=cycles)
         case "steady":
-            fleet = fleets.scale_out(leases, everybody, (), config, seed=seed, start="spread", cycles=cycles)
+            fleet = fleets.scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
         case "weights":
-            fleet = fleets.weighed(leases, everybody, config, seed=seed, cycles=cycles)
+            fleet = fleets.weighed(leases, workers, config, seed=seed, cycles=cycles)
     if question.peer is not None:
         fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
     if question.pauses:
