@@ -4,7 +4,9 @@ import logging
 from collections.abc import Callable, Collection
 from threading import Event
 
-from adapters.source import Source, SourceError, SourceUnavailable
+from attrs import evolve
+
+from adapters.source import Selective, Source, SourceError, SourceUnavailable
 from balancer.ancestry import problems
 from balancer.cleanup import ripe
 from balancer.lineage import HOLE_CONFIDENCE
@@ -55,10 +57,17 @@ class Discovery:
         self._say(malformed + [_told(problem) for problem in problems(shards or ())])
         return shards
 
+    def concerning(self, listing: Listing) -> Listing:
+        """The listing without leases of streams that are nothing to this worker."""
+        source = self._source
+        if not isinstance(source, Selective):
+            return listing
+        return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
+
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
         """Whether a lease may go: its shard is listed (and finished), or gone by the service's own word."""
         listed = any(shard.id == lease.key for shard in shards)
-        return listed or self._confirmed(lambda: self._source.gone(lease.shard))
+        return listed or self._confirmed(lambda: self._source.gone(lease.key))
 
     def _hole_lasts(self, history: History) -> bool:
         # Every third reading, and only those that looked anew: a hole that listing cannot fill is not hammered at.

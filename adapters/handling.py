@@ -43,6 +43,11 @@ class Delivery:
         return self._holding.lease.shard
 
     @property
+    def stream(self) -> str:
+        """The stream's name, as leases carry it; "" where the worker reads but one."""
+        return self._holding.lease.stream
+
+    @property
     def epoch(self) -> int:
         """A fencing number: it grows with each owner of this lease (0 where the store has none)."""
         return self._holding.epoch

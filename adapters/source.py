@@ -4,7 +4,7 @@ A reader does one bounded reading and says when it may be called again; whoever 
 appointment (a thread pool, Spark, the simulator) does the waiting.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from attrs import Factory, frozen
 
@@ -86,6 +86,15 @@ class Reader(Protocol):
         ...
 
 
+@runtime_checkable
+class Selective(Protocol):
+    """A source that may stand for a part of a table's leases."""
+
+    def reads(self, lease: Lease) -> bool:
+        """Whether this lease is of a stream it reads."""
+        ...
+
+
 class Source(Protocol):
     """A stream and its shards."""
 
@@ -99,7 +108,7 @@ class Source(Protocol):
         ...
 
     def gone(self, shard: str) -> bool:
-        """Whether the stream answers and says that this shard does not exist."""
+        """Whether the stream answers and says that the shard of this lease's key does not exist."""
         ...
 
     def latest(self, lease: Lease) -> Position:

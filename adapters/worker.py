@@ -27,11 +27,12 @@ from adapters.slow_peers import SlowPeers
 from adapters.source import Source
 from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
 from balancer.config import Config, Kcl
-from balancer.model import Lease, Me, Notes, Shard
+from balancer.model import Lease, Me, Shard
 from balancer.plan import look_again, plan, renewals
 from balancer.watch import Watch
 from stores.execute import execute
 from stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
+from stores.writes import merged
 
 log = logging.getLogger("leasehold.worker")
 
@@ -188,7 +189,7 @@ class Worker:
     def _renew(self, wanted: tuple[Holding, Renew]) -> bool:
         holding, action = wanted
         try:
-            holding.renew(_merged(action.notes, self._look.notes))
+            holding.renew(merged(action.notes, self._look.notes))
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
             return False
@@ -216,7 +217,8 @@ class Worker:
         # A few leases may be asked for alone, but not for longer than a cycle.
         asked = self._look.keys if now < self._whole_due else None
         began = self.clock()
-        listing = self.store.list() if asked is None else Listing(self.store.get(asked))
+        found = self.store.list() if asked is None else Listing(self.store.get(asked))
+        listing = self.discovery.concerning(found)
         self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked)
         # KCL 2.x renews finished leases too.
         strays = self._holdings.strays(leases, ended=isinstance(self.config.rules, Kcl))
@@ -293,7 +295,3 @@ class Worker:
     def _gave(self, lease: Lease, now: float) -> None:
         self._handoffs.gave(lease, now)
         self.hurried()
-
-
-def _merged(notes: Notes, more: Notes) -> Notes:
-    return tuple(sorted({**dict(notes), **dict(more)}.items()))

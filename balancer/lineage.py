@@ -73,6 +73,7 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
     lease = Lease(
         key=shard.id,
         stream=shard.stream,
+        shard=shard.id.removeprefix(f"{shard.stream}:"),  # KCL's multi-stream keys
         parents=shard.parents,
         checkpoint=position,
         hash_range=shard.hash_range,

@@ -43,6 +43,7 @@ class KinesisSource:
         rewind: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.name = name
         self._client, self._name, self._rewind, self._clock = client, name, rewind, clock
         self._since_1970: float | None = None
         self._keys_decide: bool | None = None
@@ -51,6 +52,13 @@ class KinesisSource:
     def stream(self) -> str:
         """One table serves this one stream, so leases carry no name."""
         return ""
+
+    def identity(self) -> str:
+        """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
+        with said_plainly(self._name):
+            summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+        account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
+        return f"{account}:{self._name}:{int(created.timestamp())}"
 
     def shards(self) -> tuple[Shard, ...]:
         """Every page of ListShards. Raises SourceUnavailable or SourceError."""
