@@ -15,6 +15,8 @@ from adapters.source import Record
 class EventLines:
     """Writes lines of `t` (milliseconds since 1970), `worker`, `event`, `shard`, and what the event adds.
 
+    Where one worker reads several streams, `stream` says which, as its leases do.
+
     A record's line is written as it is handed over, before its checkpoint; the data itself never is.
     """
 
@@ -24,19 +26,22 @@ class EventLines:
 
     def happened(self, happening: Happening, holding: Holding) -> None:
         """Reading of a shard began, or stopped."""
-        self._write([self._line(happening, holding.lease.shard)])
+        self._write([self._line(happening, holding.lease.stream, holding.lease.shard)])
 
     def handle(self, delivery: Delivery) -> None:
         """Take a batch for handled once its lines are out."""
-        self._write([self._line("record", delivery.shard, **_told(record)) for record in delivery.records])
+        self._write(
+            [self._line("record", delivery.stream, delivery.shard, **_told(record)) for record in delivery.records]
+        )
 
     @property
     def handling(self) -> Handling:
         """The handling that does nothing but write."""
         return Handling(self.handle, observer=self.happened)
 
-    def _line(self, event: str, shard: str, **more: Any) -> str:  # noqa: ANN401  strings and numbers alike
-        line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, "shard": shard, **more}
+    def _line(self, event: str, stream: str, shard: str, **more: Any) -> str:  # noqa: ANN401  strings and numbers alike
+        where = {"stream": stream, "shard": shard} if stream else {"shard": shard}
+        line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, **where, **more}
         return json.dumps(line) + "\n"
 
     def _write(self, lines: list[str]) -> None:

@@ -11,11 +11,13 @@ from virtual_fleet import FaultyStore, four_shards
 from adapters.cli.callables import load
 from adapters.cli.consume import app
 from adapters.events import EventLines
+from adapters.holding import Holding
+from adapters.identity import Identity
 from adapters.runner import Runner
 from adapters.simulator.stream import ListSource, Shelf, records
 from adapters.worker import Worker
 from balancer.config import Config
-from balancer.model import TRIM_HORIZON
+from balancer.model import TRIM_HORIZON, Lease
 
 SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
 
@@ -105,3 +107,20 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
         },
         common | {"event": "stopped"},
     ]
+
+
+def test_an_event_of_one_stream_among_several_says_which() -> None:
+    """Without it equal shard ids of two streams could not be told apart."""
+    out = io.StringIO()
+    lease = Lease("1:orders:2:s-0", stream="1:orders:2", shard="s-0")
+    holding = Holding(
+        FaultyStore(), lease, identity=Identity("a-1", "p-1"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0
+    )
+    EventLines("a-1", out, wall=lambda: 1.5).happened("initialize", holding)
+    assert json.loads(out.getvalue()) == {
+        "t": 1500,
+        "worker": "a-1",
+        "event": "initialize",
+        "stream": "1:orders:2",
+        "shard": "s-0",
+    }
