@@ -87,8 +87,8 @@ def _by_spark(sources: Sequence[str], times: int, groups: Groups) -> Report:
     if times > 1 or len(sources) > 1 or "://" not in sources[0]:
         raise ValueError("--spark: it takes one look at one store")
     # Only here, so that no other report needs Spark.
+    from adapters.cli.spark_session import session  # noqa: PLC0415
     from adapters.spark.distribution import counted, lease_table  # noqa: PLC0415
-    from adapters.spark.session import session  # noqa: PLC0415
 
     found = counted(lease_table(session("leasehold report"), sources[0]))
     return Report(_place(sources), (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)
