@@ -35,6 +35,7 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	@set -e; for conftest in tests/*/conftest.py; do $(BIN)/mypy $$conftest; done
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/test_house.py
 

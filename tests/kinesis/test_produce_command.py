@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from flights import stored
+from produced_flights import stored
 from test_aggregation import packed
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient

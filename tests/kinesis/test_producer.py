@@ -6,7 +6,7 @@ import kcl_jar
 import pytest
 from attrs import evolve
 from faulty import Faulty
-from flights import Verdict, flights, judged, produce, stored
+from produced_flights import Verdict, flights, judged, produce, stored
 from types_boto3_kinesis import KinesisClient
 
 from adapters.kinesis.aggregation import deaggregate
