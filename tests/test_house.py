@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -146,6 +147,12 @@ def test_tests_open_with_a_sentence() -> None:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
     ]
     assert found == []
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Tests import their neighbours by bare names: of two modules called the same, one would be taken for the other."""
+    names = Counter(path.name for path in _sources("tests", "benchmarks") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_nothing_names_a_place_on_somebodys_machine() -> None:
