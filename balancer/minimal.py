@@ -18,7 +18,7 @@ from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
 from balancer.handoff import STUCK_SECONDS
-from balancer.loads import relief, slack
+from balancer.loads import BAND, relief, slack
 from balancer.model import Lease, Me
 
 ALTERNATES = 3
@@ -162,11 +162,14 @@ class _Fleet:
         )
 
     def _loaded(self) -> bool:
-        """M13: whether this worker has its part of the load, in however few leases; no where loads are not known."""
+        """M13: whether this worker has its part of the load, in however few leases; no where loads are not known.
+
+        Within the band: measurements wander, and what is taken on the strength of one would go back on the next.
+        """
         if not self.tolerance:
             return False
         mine = sum(lease.weight or 0.0 for lease in self.census.mine)
-        return mine * len(self.counts) >= sum(lease.weight or 0.0 for lease in self.census.leases)
+        return mine * len(self.counts) >= (1 - BAND) * sum(lease.weight or 0.0 for lease in self.census.leases)
 
     def relieve(self) -> tuple[Action, ...]:
         """M13: take from the overloaded what falls to this worker, once the counts are in order."""

@@ -1,7 +1,7 @@
 """What is measured of a lease while it is read, and how the table comes to know it."""
 
 import pytest
-from virtual_fleet import Clock, FaultyStore, member
+from virtual_fleet import Clock, FaultyStore, member, together
 
 from adapters.handling import Handling
 from adapters.reading import Reading
@@ -55,3 +55,24 @@ def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
     ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
     ours.run(60)
     assert (ours.held, store.row("s-0").weight) == (["s-0"], 7.5)
+
+
+def test_a_hot_shard_is_left_with_little_beside_it() -> None:
+    """Without it a worker would be as busy as all others together, while the counts say that it is fair."""
+    clock, store = Clock(), FaultyStore()
+    eighth = 2**125
+    source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
+    fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
+    rates = {f"s-{n}": 700.0 if n == 0 else 100.0 for n in range(8)}
+    for _ in range(300):
+        for each in fleet:
+            for holding in each.worker.holdings:
+                holding.throughput.add(int(rates[holding.key] * 1024), clock.now)
+        together(fleet, 1.0)
+        for each in fleet:
+            for holding in each.worker.holdings:
+                if holding.parting:
+                    holding.part()
+    loads = [sum(rates[key] for key in each.held) for each in fleet]
+    assert {row.key: row.weight for row in store.list().leases} == pytest.approx(rates, rel=0.3)
+    assert sorted(loads) == [700.0, 700.0]
