@@ -46,8 +46,10 @@ class Mixed:
 
     def join_java(self, name: str) -> None:
         """Start a Java worker."""
-        endpoints = {"kinesis": self.kinesis, "dynamodb": self.dynamodb}
-        self.stage.admit(java_worker(self.stage, name, self.version, mode=self.mode, **endpoints))
+        started = java_worker(
+            self.stage, name, self.version, kinesis=self.kinesis, dynamodb=self.dynamodb, mode=self.mode
+        )
+        self.stage.admit(started)
 
     def balanced(self) -> None:
         """Wait until every open shard is read, and no living worker has two more than another."""
