@@ -39,6 +39,7 @@ class LeaseLoop(Runner):
         self._committed: dict[str, Position] = {}
         self._shelf = Shelf(pace, self._changed, resume, self._committed.get)
         self._feeds: dict[str, Feed] = {}
+        self._ever: set[str] = set()
         self._fault: Exception | None = None
         self._first_seen: dict[str, Version] = {}
         self._alive: set[str] = set()
@@ -61,6 +62,7 @@ class LeaseLoop(Runner):
         """Read it ahead."""
         feed = Feed(self._member, holding, self._shelf, self._left)
         with self._changed:
+            self._ever.add(holding.key)
             self._feeds[holding.key] = feed
             self._shelf.feeds = len(self._feeds)
         return feed.step
@@ -102,8 +104,8 @@ class LeaseLoop(Runner):
                 self._feeds[key].commit(ends[key])
         for key in ours:
             self._readings.hurry(key)
-        if others := sorted(ends.keys() - set(ours)):
-            log.warning("held by others by now, so their checkpoints stay as they are: %s", ", ".join(others))
+        if lost := sorted((ends.keys() & self._ever) - set(ours)):
+            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
 
     @property
     def quiet(self) -> bool:

@@ -231,6 +231,8 @@ class Run:
 
     def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """A batch of an earlier run, read anew; before joining, or we would read exclusively against ourselves."""
+        if end.empty:
+            return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         rows = replayed(end, self._store, self._source, self._stock.columns)
         self._previous, self._repeated = end, frozenset(rows)
