@@ -254,7 +254,7 @@ def resident_mb() -> float:
 def main() -> None:
     """Measure, and end with 1 where a bar is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=16)
+    parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=0.0, help="watch memory for so long instead")
     options = parser.parse_args()

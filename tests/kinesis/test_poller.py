@@ -127,7 +127,7 @@ def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCap
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
     batch = poller(stub, hash_range=(0, 1)).read()
-    assert (batch.records, batch.read_to) == ((), Position("5", 1))
+    assert (batch.records, batch.read_to, batch.size) == ((), Position("5", 1), len(aggregate(b"a", b"b")))
     assert "2 user records of 5 dropped: out-of-range" in caplog.text
 
 
