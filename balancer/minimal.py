@@ -190,14 +190,13 @@ class _Fleet:
     def lose_patience(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
         """M9: what others should have done long ago anybody does, one lease a turn."""
         held = self.counts[self.me.worker]
-        if held >= self._limit:
-            return ()
+        full = held >= self._limit
         if overdue:
-            return tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
+            return () if full else tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
         if self.me.history.owners_still <= patience_seconds(self.config, self.rules):
             return ()
         most, fullest = max((count, worker) for worker, count in self.counts.items())
-        if most >= held + 2 + 2 * self.tolerance and not self._loaded():
+        if not full and most >= held + 2 + 2 * self.tolerance and not self._loaded():
             return tuple(_rob(lease, "M9") for lease in self._shed({fullest: slice(0, 1)}))
         return self._release() if self.rules.release else ()
 

@@ -7,9 +7,9 @@ import pytest
 from virtual_fleet import Clock, Driven, FaultyStore, member, together
 
 from adapters.simulator.stream import ListSource, even_shards
-from balancer.actions import Action, Claim, RequestHandoff
-from balancer.config import Config, Kcl, Rules
-from balancer.model import SHARD_END, Lease, Me, Position
+from balancer.actions import Action, Claim, Release, RequestHandoff
+from balancer.config import Config, Kcl, Minimal, Rules
+from balancer.model import SHARD_END, History, Lease, Me, Position
 from balancer.plan import plan
 
 MINIMAL = Config(lease_seconds=10.0)
@@ -108,3 +108,12 @@ def test_a_restart_under_the_same_id_moves_nothing() -> None:
     together([stays, again], 60)
     assert {lease.key: lease.owner for lease in store.list().leases} == before
     assert again.held == [key for key, owner in before.items() if owner == "b"]
+
+
+def test_who_holds_everything_lets_one_go_for_a_peer_that_asks_for_nothing() -> None:
+    """A KCL 3 leader takes nothing from an owner without worker metrics: what we do not free, its workers never get."""
+    rules = Minimal(release=True, expected_workers=("me", "java"))
+    leases = held("me", "s-0", "s-1", "s-2", "s-3")
+    still = Me("me", 0, History(owners_still=1000.0))
+    actions = plan(leases, None, still, Config(rules=rules, lease_seconds=10.0))
+    assert [(type(action), action.rule) for action in actions] == [(Release, "M11")]
