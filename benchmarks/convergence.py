@@ -86,7 +86,7 @@ def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int) -> Iter
     """Ours first, then the peers."""
     for row in wanted:
         yield measured(row, row.question.rules, seeds, jobs)
-        for peer in row.peers if peer_seeds else ():
+        for peer in row.others if peer_seeds else ():
             yield measured(row, peer, min(seeds, peer_seeds), jobs)
 
 

@@ -11,6 +11,12 @@ Figures = dict[str, float]
 STILL_CYCLES = 40.0
 """After balance nothing but renewals may be written for so long."""
 
+LARGE = 20_000
+"""Leases times workers: what a cycle costs to simulate."""
+
+FEW = ("kcl", "dotnet")
+"""The peers that large fleets are compared with."""
+
 
 @frozen
 class Bar:
@@ -27,7 +33,15 @@ class Row:
     name: str
     question: Question
     bars: tuple[Bar, ...] = ()
-    peers: tuple[str, ...] = ("kcl", "kcl-rust", "gist", "dotnet", "java", "python")
+    peers: tuple[str, ...] | None = None
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The rule sets it is compared with."""
+        if self.peers is not None:
+            return self.peers
+        small = self.question.leases * sum(self.question.workers) <= LARGE
+        return ("kcl", "kcl-rust", "gist", "dotnet", "java", "python") if small else FEW
 
 
 def most(figure: str, limit: float) -> Bar:
@@ -46,8 +60,9 @@ EVEN = most("spread", 1)
 
 
 def asking(leases: int, *workers: int) -> Question:
-    """Long enough for the slowest peer, and for the silence after it."""
-    return Question(leases, workers, cycles=STILL_CYCLES + 5)
+    """Small fleets long enough for the slowest peer, and for the silence after it; large ones as long as they need."""
+    long = leases * sum(workers) <= LARGE
+    return Question(leases, workers, cycles=STILL_CYCLES + 5 if long else 12.0)
 
 
 def _scale_out(leases: int, *workers: int) -> tuple[Row, Row]:
