@@ -12,6 +12,7 @@ COMMANDS = {
     "deaggregate": ("adapters.cli.deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
     "demo": ("adapters.cli.demo", "Watch a fleet on this machine lose a worker and nothing else."),
     "leases": ("adapters.cli.leases", "Show who holds what, and how far they are."),
+    "pipeline": ("adapters.cli.pipeline", "Land a leased stream as Parquet with Spark, and add it up in windows."),
     "plan": ("adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
     "produce": ("adapters.cli.produce", "Write lines to a stream, aggregated, each key in order."),
     "report": ("adapters.cli.report", "Show how leases are shared out, and how that changes, as a page."),

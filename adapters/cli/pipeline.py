@@ -1,0 +1,116 @@
+"""`leasehold pipeline`: from a leased stream to partitioned Parquet and windows over it, by Spark."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from adapters.cli.spark_session import session
+from adapters.local.process import ServiceError
+from adapters.spark.pipeline import Recipe
+from adapters.spark.pipeline_run import Place, aggregate, finished, land
+
+LOOK_SECONDS = 1
+"""Between two looks at the queries' progress."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+`--set` gives the source's own options: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
+
+`FOLDER/rows/NAME` gets one row for each record, by `kind` (`row`, or `dead-letter` with its bytes) and
+date; `FOLDER/windows` every window that the watermark has passed. A batch that is replayed is written once. What
+landed twice because a shard changed hands is counted once.
+
+Several applications share one stream: give each a `--name` and the same lease table and folder, let one of them
+aggregate (`--also NAME` for each other), and the others only land (`--no-windows`).
+
+Each batch is told as one line of JSON. The same file can be given to spark-submit.
+"""
+
+
+class Format(StrEnum):
+    """What one record holds."""
+
+    JSON = "json"
+    CSV = "csv"
+
+
+class Source(StrEnum):
+    """Where records come from."""
+
+    KINESIS = "kinesis-leased"
+    EVENT_HUBS = "eventhubs-leased"
+
+
+@app.command(help="Land a stream as Parquet, and add it up in windows of time.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    source: Annotated[Source, typer.Argument(help="Where records come from.", show_default=False)],
+    folder: Annotated[str, typer.Option(help="Where everything is written.", show_default=False)],
+    schema: Annotated[str, typer.Option(help="The fields of a record: `name type, …`.", show_default=False)],
+    time: Annotated[str, typer.Option(help="The field that says when it happened.", show_default=False)],
+    options: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: an option of the source.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="What a record holds.")] = Format.JSON,
+    window: Annotated[str, typer.Option(help="How long a window lasts.")] = "10 minutes",
+    watermark: Annotated[str, typer.Option(help="How late a record may be.")] = "1 hour",
+    by: Annotated[list[str] | None, typer.Option(help="A field with windows of its own for each value.")] = None,
+    value: Annotated[list[str] | None, typer.Option(help="A numeric field to add up.")] = None,
+    name: Annotated[str, typer.Option(help="This application's.")] = "main",
+    also: Annotated[list[str] | None, typer.Option(help="Another application whose rows are added up.")] = None,
+    windows: Annotated[bool, typer.Option(help="Whether to add up at all.")] = True,
+    once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
+) -> None:
+    """Start, tell, and stop with what ends."""
+    recipe = Recipe(form.value, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
+    try:
+        spark = session(f"leasehold pipeline {name}")
+        records = spark.readStream.format(source).options(**_options(options or ())).load()
+        for line in run(records, recipe, Place(folder, name), also or (), windows=windows, once=once):
+            print(json.dumps(line), flush=True)
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    except ValueError as error:
+        raise _ended(error, 2) from None
+    except (ServiceError, PySparkException) as error:
+        raise _ended(error, 1) from None
+
+
+def _options(given: Sequence[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given]
+    for option, found, _ in pairs:
+        if not (option and found):
+            raise ValueError(f"--set: {option!r} is not NAME=VALUE")
+    return {option: value for option, _, value in pairs}
+
+
+def run(
+    records: DataFrame, recipe: Recipe, place: Place, also: Sequence[str], *, windows: bool, once: bool
+) -> Iterator[dict[str, Any]]:
+    """Run the queries until one ends, and tell each batch; those that then still run are stopped."""
+    queries = [land(records, recipe, place, once=once)]
+    try:
+        if once:
+            # What is to be added up must have landed first.
+            yield from finished(queries, LOOK_SECONDS)
+        if windows:
+            added = aggregate(records.sparkSession, recipe, place, also, once=once)
+            queries = [added] if once else [*queries, added]
+        if windows or not once:
+            yield from finished(queries, LOOK_SECONDS)
+    finally:
+        for query in queries:
+            query.stop()
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print(f"leasehold pipeline: {str(error).splitlines()[0]}", file=sys.stderr)
+    return typer.Exit(status)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,168 @@
+"""The pipeline: what lands, what is counted once, and what a batch's progress says."""
+
+import json
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from typer.testing import CliRunner
+from types_boto3_kinesis import KinesisClient
+
+from adapters.cli.pipeline import app, run
+from adapters.spark.event_hubs_rows import DDL as EVENT_HUBS
+from adapters.spark.kinesis_rows import DDL as KINESIS
+from adapters.spark.pipeline import Recipe, landed, windowed
+from adapters.spark.pipeline_run import Place, told_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+RECIPE = Recipe(
+    "json",
+    "at timestamp, carrier string, delay int",
+    "at",
+    "10 minutes",
+    "20 minutes",
+    by=("carrier",),
+    values=("delay",),
+)
+BAD = ("not json", '{"at": "2026-01-01T00:00:00Z", "delay": "much"}', '{"carrier": "UA"}', "")
+
+_records = count()
+
+
+def record(minute: int, carrier: str = "UA", delay: int = 5) -> str:
+    """One departure."""
+    return json.dumps({"at": f"2026-01-01T{minute // 60:02}:{minute % 60:02}:00Z", "carrier": carrier, "delay": delay})
+
+
+def put(folder: Path, texts: Iterable[str], start: int) -> None:
+    """One file of records, numbered from `start`, with the columns of the source."""
+    folder.mkdir(exist_ok=True)
+    lines = [
+        {"shardId": f"s-{n % 2}", "sequenceNumber": str(n), "subSequenceNumber": n % 3}
+        | {"approximateArrivalTimestamp": "2026-01-01T00:00:00Z", "text": text}
+        for n, text in enumerate(texts, start)
+    ]
+    whole = folder / f".{next(_records)}"
+    whole.write_text("\n".join(map(json.dumps, lines)))
+    whole.rename(folder / f"{whole.name[1:]}.json")
+
+
+def arriving(spark: SparkSession, folder: Path) -> DataFrame:
+    """Such files, as a stream with the columns of `kinesis-leased`."""
+    columns = KINESIS.replace("data binary", "text string")
+    files = spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).json(str(folder))
+    return files.withColumn("data", f.col("text").cast("binary"))
+
+
+def ran(records: DataFrame, place: Place, *, also: tuple[str, ...] = (), windows: bool = True) -> list[dict[str, Any]]:
+    """What a run over everything that is there tells."""
+    return list(run(records, RECIPE, place, also, windows=windows, once=True))
+
+
+def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A hand-off between two applications would be counted twice, or a dead letter vanish, or stop the query."""
+    first = [record(minute, "UA" if minute % 2 else "B6", minute) for minute in range(90)]
+    put(tmp_path / "a", [*first, *BAD], 0)
+    put(tmp_path / "b", first[60:], 60)  # the other application reads the last third again
+    put(tmp_path / "b", [record(600)], 1000)  # moves the watermark past all others
+    out = f"{tmp_path}/out"
+    told = ran(arriving(spark, tmp_path / "b"), Place(out, "two"), windows=False)
+    told += ran(arriving(spark, tmp_path / "a"), Place(out, "one"), also=("two",))
+    again = ran(arriving(spark, tmp_path / "a"), Place(out, "one"), also=("two",))
+
+    rows = spark.read.parquet(f"{out}/rows/one")
+    dead = rows.where("kind = 'dead-letter'").select(f.col("data").cast("string")).collect()
+    assert sorted(text for (text,) in dead) == sorted(BAD)
+    assert rows.where("kind = 'row'").select("row.delay").distinct().count() == 90
+    assert rows.count() == 94
+    assert [line["unparsable"] for line in told if line["query"] == "rows-one"] == [4]
+    assert sum(line["rows"] for line in again) == 0
+
+    everything = rows.unionByName(spark.read.parquet(f"{out}/rows/two"))
+    batch = windowed(everything, RECIPE).where("start < '2026-01-01T09:00:00Z'")
+    streamed = spark.read.parquet(f"{out}/windows")
+    assert _sorted(streamed) == _sorted(batch)
+    assert sum(row["records"] for row in _sorted(streamed)) == 90
+    assert len(_sorted(streamed)) == 18
+
+
+def _sorted(windows: DataFrame) -> list[Any]:
+    return [row.asDict() for row in windows.orderBy("start", "carrier").collect()]
+
+
+def test_csv_and_events_of_a_hub_land_too(spark: SparkSession) -> None:
+    """Whoever reads an event hub, or writes CSV, would have no pipeline."""
+    recipe = Recipe("csv", "at timestamp, delay int", "at")
+    frame = spark.createDataFrame(
+        [{"body": body, "partition": "7", "sequenceNumber": 3} for body in (b"2026-01-01T00:00:00Z,4", b"never,x")],
+        EVENT_HUBS,
+    )
+    found = landed(frame, recipe)
+    assert found.schema.simpleString() == spark.createDataFrame([], recipe.landed_schema).schema.simpleString()
+    told = [(row.shardId, row.sequenceNumber, row.row and row.row.delay, row.data) for row in found.collect()]
+    assert told == [("7", "3", 4, None), ("7", "3", None, b"never,x")]
+
+
+PROGRESS = {
+    "name": "rows-one",
+    "batchId": 3,
+    "numInputRows": 10,
+    "timestamp": "1970-01-01T00:01:40.000Z",
+    "durationMs": {"triggerExecution": 1500},
+    "eventTime": {},
+    "stateOperators": [],
+    "observedMetrics": {"landed": {"rows": 10, "unparsable": 2, "newest": 91.25}},
+}
+
+
+def test_progress_tells_lag_and_lateness() -> None:
+    """An operator would see neither how far behind the pipeline is nor that it drops rows."""
+    assert told_of(PROGRESS) == {
+        "query": "rows-one",
+        "batch": 3,
+        "rows": 10,
+        "seconds": 1.5,
+        "unparsable": 2,
+        "lag_seconds": 10.25,
+    }
+    state = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 1}]
+    windows = PROGRESS | {"name": "windows", "eventTime": {"watermark": "w"}, "stateOperators": state}
+    told = told_of(windows | {"observedMetrics": {}})
+    assert told == {"query": "windows", "batch": 3, "rows": 10, "seconds": 1.5, "watermark": "w", "late": 3}
+
+
+@pytest.mark.services
+def test_from_a_stream_to_files(
+    spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
+) -> None:
+    """The command would not find its way from a leased stream to Parquet."""
+    kinesis_client.create_stream(StreamName="piped", ShardCount=1)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName="piped", WaiterConfig={"Delay": 1})
+    for text in (*map(record, range(5)), "bad"):
+        kinesis_client.put_record(StreamName="piped", Data=text.encode(), PartitionKey="k")
+    options = {"streamName": "piped", "endpointUrl": kinesis_url, "region": "eu-west-1", "startingPosition": "EARLIEST"}
+    sets = [f"--set=kinesis.{name}={value}" for name, value in options.items()]
+    sets.append(f"--set=lease.store=sqlite:///{tmp_path}/leases.db")
+    ends = ["--folder", str(tmp_path), "--schema", RECIPE.schema, "--time", "at", "--no-windows", "--once"]
+    done = CliRunner().invoke(app, ["kinesis-leased", *sets, *ends])
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (sum(line["rows"] for line in lines), sum(line["unparsable"] for line in lines)) == (6, 1)
+    assert spark.read.parquet(f"{tmp_path}/rows/main").groupBy("kind").count().orderBy("kind").collect() == [
+        ("dead-letter", 1),
+        ("row", 5),
+    ]
+    kinesis_client.delete_stream(StreamName="piped")
+
+
+def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
+    """A user would see a traceback of Java."""
+    assert spark.version
+    ends = ["--folder", "x", "--schema", "a int", "--time", "a"]
+    done = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
+    assert (done.exit_code, done.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
