@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from virtual_fleet import Clock, FaultyStore, four_shards, member
+from virtual_fleet import Clock, FaultyStore, four_shards, member, together
 
 from adapters.exporting import exporting
 from adapters.handling import Handling
@@ -116,3 +116,22 @@ def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
     with exporting(None) as meter:
         assert meter is None
+
+
+def test_two_workers_of_one_program_are_both_told() -> None:
+    """Without it the second one's gauges would be missing, for OpenTelemetry keeps the first of a name."""
+    clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
+    fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
+    together(fleet, 60)
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("test")
+    kept = [Metrics(each.worker, meter) for each in fleet]
+    data = reader.get_metrics_data()
+    assert data is not None
+    held = [
+        ((point.attributes or {})["worker"], getattr(point, "value", 0))
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.data.data_points
+        if metric.name == "worker_leases"
+    ]
+    assert (len(kept), sorted(held)) == (2, [("a-1", 2), ("b-1", 2)])
