@@ -76,7 +76,7 @@ def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> 
 
 def test_a_planned_batch_is_repeated_exactly_whatever_came_since(place: Place) -> None:
     """Without it a sink that skips the batch it knows would lose what only the repetition had."""
-    first = place.query(maxRowsPerTrigger="12")
+    first = place.query(maxRowsPerTrigger="7")
     before = first.batch()
     one = first.offset
     done = first.batch()
