@@ -179,8 +179,8 @@ class Holding:
             self._lose("its row is gone")
         elif stored.owner != self._me:
             # The reply to our own gift may have been lost: it can be taken back until the heir has signed.
-            ungrasped = stored.owner == self._giving_to and self._identity.signed(stored)
-            self.given = stored if ungrasped else None
+            ours_to_give = stored.owner is not None and stored.owner == self._giving_to
+            self.given = stored if ours_to_give and self._identity.signed(stored) else None
             self._ended = stored.ended
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:

@@ -113,3 +113,12 @@ def test_what_is_lost_stays_lost() -> None:
     store.steal(store.row("s-0"), "a-1", (("process", "p-1/a-1"),))
     assert [holding.renew(), holding.checkpoint(Position("5")), holding.annotate("x", "y")] == [False] * 3
     assert store.row("s-0").checkpoint == Lease("s").checkpoint
+
+
+def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
+    """Without it its former owner would take it back at once, past every plan."""
+    store = FaultyStore()
+    holding = held(store)
+    store.release(store.row("s-0"), "a-1")
+    assert not holding.renew()
+    assert (holding.lost.is_set(), holding.given) == (True, None)
