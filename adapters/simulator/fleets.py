@@ -48,7 +48,7 @@ def scale_out(
     """Workers join a fleet that is balanced."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
-    members = (*_starting(present, config, 0.0, "spread", draw), *_starting(joining, config, since, start, draw))
+    members = (*_present(present, config, draw), *_starting(joining, config, since, start, draw))
     return _fleet(seed, balanced(leases, present, draw), members, since=since, seconds=cycles * config.cycle_seconds)
 
 
@@ -68,7 +68,7 @@ def shrink(
     gone = frozenset(draw.sample(workers, going))
     members = tuple(
         evolve(member, ends=since, ending=ending) if member.worker in gone else member
-        for member in _starting(workers, config, 0.0, "spread", draw)
+        for member in _present(workers, config, draw)
     )
     return _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
 
@@ -79,7 +79,7 @@ def rolling(leases: int, workers: tuple[str, ...], config: Config, *, gap: float
     since = SETTLE_CYCLES * config.cycle_seconds
     old = tuple(
         evolve(member, ends=since + gap * place, ending="leave")
-        for place, member in enumerate(_starting(workers, config, 0.0, "spread", draw))
+        for place, member in enumerate(_present(workers, config, draw))
     )
     new = tuple(Member(f"{worker}x", config, starts=since + gap * (place + 1)) for place, worker in enumerate(workers))
     seconds = cycles * config.cycle_seconds + gap * len(workers)
@@ -90,7 +90,7 @@ def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
     """Every shard of a balanced fleet splits: as many parents end, and twice as many children begin."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
-    members = _starting(workers, config, 0.0, "spread", draw)
+    members = _present(workers, config, draw)
     fleet = _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(since, "double"),), reading=True))
 
@@ -98,7 +98,7 @@ def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
 def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> Fleet:
     """Nothing happens to a fleet of even counts, but its leases differ in throughput."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _starting(workers, config, 0.0, "spread", draw)
+    members = _present(workers, config, draw)
     fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
     weights = tuple(draw.lognormvariate(0.0, 1.0) for _ in range(leases))
     return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
@@ -130,6 +130,17 @@ def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tupl
     owners = [workers[number % len(workers)] for number in range(leases)]
     draw.shuffle(owners)
     return tuple(owners)
+
+
+def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
+    """There from the beginning, each looking at its own time of the cycle.
+
+    All begin within a second: longer, and those whose leases wait for them would seem to be slow to renew.
+    """
+    return tuple(
+        evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))
+        for member in _starting(workers, config, 0.0, "together", draw)
+    )
 
 
 def _starting(

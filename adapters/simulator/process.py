@@ -82,6 +82,8 @@ class Process:
         for nap in self.member.naps:
             if nap.at >= self._tasks.now:
                 self._tasks.start(partial(self._fall_asleep, nap.seconds), nap.at)
+        if self.member.phase:
+            self._tasks.start(self.worker.hurry, self._tasks.now + self.member.phase)
         if self.member.plans < self.member.ends:
             self._tasks.start(lambda: self._say("zombie"), self.member.plans)
         if self.member.ends < math.inf:

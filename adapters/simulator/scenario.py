@@ -31,6 +31,8 @@ class Member:
     starts, ends, ending
             when it runs, and whether it dies without a word or drains
     naps    when it stands still
+    phase   so long after its start it looks again, whatever it planned: fleets that begin together do not go on
+            looking together
     plans   until when it plans; a zombie renews for longer than it plans
     foreign whether it stands for another library: it answers no requests for planned moves, and steals
             under the version as seen, as KCL 2.x and the Event Hubs SDKs do
@@ -43,6 +45,7 @@ class Member:
     ends: float = math.inf
     ending: Ending = "crash"
     naps: tuple[Nap, ...] = ()
+    phase: float = 0.0
     plans: float = math.inf
     foreign: bool = False
     rate: float = 1.0

@@ -1,0 +1,106 @@
+"""Pictures of two clusters that come to share 500 leases: by worker, by cluster, and the moves it took.
+
+`python benchmarks/convergence_pictures.py` writes benchmarks/results/*.svg.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from attrs import evolve, frozen
+from matplotlib.axes import Axes
+
+from adapters.simulator.ledger import alive_at, changes, least_moves, lives, owners_at
+from adapters.simulator.question import Question, everybody, fleet_of
+from adapters.simulator.run import run
+
+RESULTS = Path(__file__).resolve().parent / "results"
+ASKED = Question(500, (100, 100), kind="scale-out", grouped=True, cycles=12.0, seed=1)
+RULES = {"minimal": "tab:blue", "kcl": "tab:orange", "dotnet": "tab:green"}
+STEP_SECONDS = 1.0
+
+
+@frozen
+class Story:
+    """One run, sampled each second since the second cluster began to start."""
+
+    rules: str
+    seconds: tuple[float, ...]
+    fewest: tuple[int, ...]
+    most: tuple[int, ...]
+    first_cluster: tuple[int, ...]
+    moves: tuple[int, ...]
+    least: int
+
+
+def story(rules: str) -> Story:
+    """What became of the fleet under these rules."""
+    question = evolve(ASKED, rules=rules)
+    fleet = fleet_of(question)
+    history = run(fleet.scenario)
+    all_lives = lives(history.deeds)
+    owners = owners_at(history, fleet.since)
+    least = least_moves(owners, everybody(question), question.groups)
+    passed = iter([change for change in changes(history.writes) if change.t > fleet.since])
+    coming = next(passed, None)
+    moved, samples = 0, []
+    for step in range(int((history.end - fleet.since) / STEP_SECONDS)):
+        t = fleet.since + step * STEP_SECONDS
+        while coming is not None and coming.t <= t:
+            moved += coming.before is not None
+            owners[coming.key] = coming.after
+            coming = next(passed, None)
+        held = Counter(owner for owner in owners.values() if owner is not None)
+        counts = [held[worker] for worker in alive_at(all_lives, t)]
+        first = sum(count for owner, count in held.items() if owner.startswith("a-"))
+        samples.append((t - fleet.since, min(counts), max(counts), first, moved))
+    seconds, fewest, most, first_cluster, moves = zip(*samples, strict=True)
+    return Story(rules, seconds, fewest, most, first_cluster, moves, least)
+
+
+def by_worker(axes: Axes, told: Iterable[Story]) -> None:
+    """The leases of the emptiest and of the fullest worker."""
+    for each in told:
+        colour = RULES[each.rules]
+        axes.fill_between(each.seconds, each.fewest, each.most, step="post", alpha=0.25, color=colour, label=each.rules)
+        axes.step(each.seconds, each.most, where="post", color=colour, linewidth=1)
+    axes.set(ylabel="leases of the emptiest and the fullest worker")
+
+
+def by_cluster(axes: Axes, told: Iterable[Story]) -> None:
+    """The leases of the cluster that was there."""
+    for each in told:
+        axes.step(each.seconds, each.first_cluster, where="post", color=RULES[each.rules], label=each.rules)
+    axes.axhline(ASKED.leases / 2, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(ylabel="leases of the first cluster", ylim=(0, ASKED.leases))
+
+
+def by_moves(axes: Axes, told: Iterable[Story]) -> None:
+    """The moves made, against the least that even clusters need."""
+    for each in told:
+        axes.step(each.seconds, each.moves, where="post", color=RULES[each.rules], label=each.rules)
+        if each.rules == "minimal":
+            axes.axhline(each.least, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(ylabel="leases moved (dotted: the least)")
+
+
+def main() -> None:
+    """Draw."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost answers are part of the story
+    mpl.rcParams["svg.hashsalt"] = "leasehold"  # the same picture has the same bytes
+    told = [story(rules) for rules in RULES]
+    RESULTS.mkdir(exist_ok=True)
+    for name, draw in {"workers": by_worker, "clusters": by_cluster, "moves": by_moves}.items():
+        figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+        draw(axes, told)
+        axes.set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, None))
+        axes.legend(frameon=False)
+        figure.savefig(RESULTS / f"convergence_{name}.svg", metadata={"Date": None})
+        print(RESULTS.name, f"convergence_{name}.svg")
+
+
+if __name__ == "__main__":
+    main()
