@@ -67,7 +67,7 @@ def by_worker(axes: Axes, told: Iterable[Story]) -> None:
         colour = RULES[each.rules]
         axes.fill_between(each.seconds, each.fewest, each.most, step="post", alpha=0.25, color=colour, label=each.rules)
         axes.step(each.seconds, each.most, where="post", color=colour, linewidth=1)
-    axes.set(ylabel="leases of the emptiest and the fullest worker")
+    axes.set(ylabel="fewest and most of a worker")
 
 
 def by_cluster(axes: Axes, told: Iterable[Story]) -> None:
