@@ -94,10 +94,10 @@ class Holdings:
         mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
         return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
 
-    def doubted(self, read: Iterable[Lease]) -> tuple[Holding, ...]:
-        """What we hold although a reading just made says it is another's."""
+    def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
+        """What we hold although a reading just made says it is another's, or that it stands still (C9)."""
         foreign = (lease.key for lease in read if lease.owner != self._identity.worker)
-        return tuple(holding for key in foreign if (holding := self.get(key)))
+        return tuple(holding for key in (*foreign, *still) if (holding := self.get(key)))
 
     def settle(self, doubted: Holding) -> None:
         """A renewal tells whose it is: a thief that asked nobody is noticed before the next renewal is due."""

@@ -26,7 +26,9 @@ from adapters.identity import Identity
 from adapters.slow_peers import SlowPeers
 from adapters.source import Source
 from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
-from balancer.config import Config, Kcl
+from balancer.bulletins import Ear
+from balancer.cadence import beat, beat_seconds, bulletin_row, still
+from balancer.config import Config, Kcl, Minimal
 from balancer.model import Lease, Me, Shard
 from balancer.plan import look_again, plan, renewals
 from balancer.watch import Watch
@@ -128,8 +130,10 @@ class Worker:
             gave=self._gave,
             lock=lock,
         )
-        self.watch, self._look = Watch(), Look(0.0)
-        self._look_due = self._whole_due = -math.inf
+        # C14: where a note moves the version, nobody can tell a bulletin from a renewal, and all list.
+        bulletins = isinstance(self.config.rules, Minimal) and store.promises.free_notes
+        self.watch, self._look = Watch(ear=Ear() if bulletins else None), Look(0.0)
+        self._look_due = -math.inf
         self._hurry = Event()
         self._benched: dict[str, float] = {}
         self._turns, self._closing = 0, False
@@ -147,14 +151,16 @@ class Worker:
         """
         held = self.holdings
         mine = tuple(evolve(holding.lease, idle=max(0.0, now - holding.confirmed)) for holding in held)
-        wanted = {action.lease.key: action for action in renewals(mine, self._asking(), self.config)}
+        me, look = self._asking(), self._look
+        beats = beat(mine, me, self.config) if look.notes else ()
+        wanted = {action.lease.key: action for action in (*beats, *renewals(mine, me, self.config))}
         renewed = list(self.each_renewal(self._renew, [(h, wanted[h.key]) for h in held if h.key in wanted]))
         self._holdings.check_identity()
         for holding in self.holdings:
             self._tend(holding)
         due = min((h.confirmed + self.config.renew_seconds for h in self.holdings), default=math.inf)
         soonest = now + (SOON_SECONDS if all(renewed) else RETRY_SECONDS)
-        return max(soonest, min(due, now + self.config.renew_seconds))
+        return max(soonest, min(due, now + self._renew_pause()))
 
     def turn(self, now: float) -> float:
         """Look, plan and act if that is due, and tend hand-offs; when to call again.
@@ -166,8 +172,9 @@ class Worker:
         if self._closing:
             return attend
         if self._hurry.is_set() or now >= self._look_due:
+            whole = self._hurry.is_set()
             self._hurry.clear()
-            self._look_due = now + self._look_or_wait(now)
+            self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys)
         self._holdings.check_identity()
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
@@ -186,6 +193,10 @@ class Worker:
         self._closing = True
         self._handoffs.withdraw()
 
+    def _renew_pause(self) -> float:
+        """Who may become the lookout at any time must not sleep through its first beats (C4)."""
+        return self.config.renew_seconds if self.watch.ear is None else beat_seconds(self.config)
+
     def _renew(self, wanted: tuple[Holding, Renew]) -> bool:
         holding, action = wanted
         try:
@@ -202,20 +213,18 @@ class Worker:
         elif holding.parting:
             self.consumer.part(holding)
 
-    def _look_or_wait(self, now: float) -> float:
+    def _look_or_wait(self, now: float, asked: tuple[str, ...] | None) -> float:
         try:
-            seconds = self._look_and_act(now)
+            self._look_and_act(now, asked)
         except StoreError as fault:
             if not (self._turns or isinstance(fault, OutcomeUnknown)):
                 raise
             log.warning("the leases could not be read: %s", fault)
             return self._backoff.next()
         self._backoff.reset()
-        return seconds
+        return self._look.seconds
 
-    def _look_and_act(self, now: float) -> float:
-        # A few leases may be asked for alone, but not for longer than a cycle.
-        asked = self._look.keys if now < self._whole_due else None
+    def _look_and_act(self, now: float, asked: tuple[str, ...] | None) -> None:
         began = self.clock()
         found = self.store.list() if asked is None else Listing(self.store.get(asked))
         listing = self.discovery.concerning(found)
@@ -223,8 +232,9 @@ class Worker:
         # KCL 2.x renews finished leases too.
         strays = self._holdings.strays(leases, ended=isinstance(self.config.rules, Kcl))
         list(self.each_action(self._holdings.adopt, strays))
-        list(self.each_action(self._holdings.settle, self._holdings.doubted(listing.leases)))
         me = self._asking()
+        doubted = self._holdings.doubted(listing.leases, still(leases, me, self.config) if asked is None else ())
+        list(self.each_action(self._holdings.settle, doubted))
         self._slow_peers.heed(me, self.config)
         shards = self.discovery.shards(now, listing, me, leases) if asked is None else None
         actions = plan(leases, shards, me, self.config)
@@ -234,11 +244,15 @@ class Worker:
         list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
         self._look = look_again(actions, leases, me, self.config)
         self._turns += 1
-        if asked is None:
-            self._whole_due = now + self.config.cycle_seconds
-        elif self._look.keys is None:
-            return 0.0  # what we asked for is settled: now see the whole
-        return self._look.seconds
+        self._post()
+
+    def _post(self) -> None:
+        """C4: what the lookout has to say is read on one row, and should not wait for its next renewal."""
+        mine = tuple(holding.lease for holding in self.holdings)
+        row = bulletin_row(mine, self.me) if self._look.notes else None
+        holding = self._holdings.get(row.key) if row else None
+        if holding is not None:
+            self._renew((holding, Renew(holding.lease, "C4")))
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)

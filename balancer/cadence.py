@@ -4,19 +4,17 @@ Rule 1: nothing here decides who owns a lease; a wrong belief costs readings or 
 Rule 2: seconds are those of `lease_seconds` 10, and scale with it.
 """
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from balancer.actions import Action, Claim, Create, Look, Release, RequestHandoff, Steal
-from balancer.census import expires_above
+from balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
+from balancer.bulletins import bulletin_of, note_of
+from balancer.census import Census, expires_above, take_census
 from balancer.chance import digest_under, order_under
-from balancer.config import Config
-from balancer.model import Lease, Me, Notes
-
-NOTE = "bulletin"
-"""Our attribute with the counts; the lookout writes it with each of its renewals (C4)."""
+from balancer.config import Config, Minimal
+from balancer.loads import slack
+from balancer.model import Bulletin, Hearing, Lease, Me, Notes
 
 OURS = "process"
 """Our attribute that says "process/worker"; void unless that worker is the owner, for Java's takings keep it."""
@@ -27,79 +25,36 @@ _digest = digest_under("lookout")
 _shed_order = order_under("minimal")
 
 
-@frozen(order=True)
-class Bulletin:
-    """How often lookouts looked, saw work for others, or had to warn; each goes on where the last one stopped."""
-
-    looks: int = 0
-    acts: int = 0
-    warns: int = 0
-
-    @property
-    def note(self) -> Notes:
-        """As it is written on a row."""
-        return ((NOTE, f"{self.looks} {self.acts} {self.warns}"),)
-
-
-def bulletin_of(lease: Lease) -> Bulletin:
-    """What its row says; nothing where it says nothing, or nothing that can be read."""
-    words = (lease.note(NOTE) or "").split()
-    if len(words) != len(Bulletin.__attrs_attrs__) or not all(word.isascii() and word.isdigit() for word in words):
-        return Bulletin()
-    return Bulletin(*map(int, words))
-
-
 @frozen
-class Hearing:
-    """What the readings taught about bulletins; folded like `Watch`, beside it.
+class Crew:
+    """Our living workers by rank, and the row that carries the bulletin, if any does (C3, C4)."""
 
-    latest       the furthest of all bulletins ever read
-    acts_read    its acts at the last full reading
-    looks_still  seconds that the looks stood still, warned how long ago the warns last grew,
-    full_still   how long ago the last full reading was; all by our own watching
-    turned       whether a row read alone is gone, or has another owner than at the last full reading
-    """
+    ranks: tuple[str, ...]
+    row: Lease | None
 
-    latest: Bulletin = Bulletin()
-    acts_read: int = 0
-    looks_still: float = 0.0
-    warned: float = math.inf
-    full_still: float = math.inf
-    turned: bool = False
-    looks_at: float = -math.inf
-    warns_at: float = -math.inf
-    full_at: float = -math.inf
+    def on_duty(self, me: Me, hearing: Hearing, config: Config) -> bool:
+        """Whether this worker keeps the lookout: by rank, or because nothing is heard of the one that should (C8)."""
+        if self.row is None or self.ranks[0] == me.worker:
+            return True
+        scale = config.lease_seconds / 10
+        still = max(self.row.idle - 2.5 * scale, hearing.looks_still - 7.5 * scale)
+        return still > (0.0 if self.deputy(me) else config.lease_seconds + 3.5 * scale)
 
-    def after(self, leases: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None) -> "Hearing":
-        """Fold in one reading; parameters as those of `Watch.look`, `leases` being its answer."""
-        rows = tuple(leases)
-        latest = max([self.latest, *map(bulletin_of, rows)])
-        looks_at = self.looks_at if latest.looks == self.latest.looks and self.looks_at > -math.inf else ended
-        warns_at = self.warns_at if latest.warns == self.latest.warns else ended
-        full_at = self.full_at if asked is not None else ended
-        kept = {lease.key for lease in rows if lease.held >= began - full_at}
-        return Hearing(
-            turned=asked is not None and not kept.issuperset(asked),
-            latest=latest,
-            acts_read=self.acts_read if asked is not None else latest.acts,
-            looks_still=max(0.0, began - looks_at),
-            warned=max(0.0, began - warns_at),
-            full_still=max(0.0, began - full_at),
-            looks_at=looks_at,
-            warns_at=warns_at,
-            full_at=full_at,
-        )
+    def deputy(self, me: Me) -> bool:
+        """Whether this worker is one of those that stand in first."""
+        return me.worker in self.ranks[: 1 + DEPUTIES]
 
 
-def crew(leases: Iterable[Lease], config: Config) -> tuple[str, ...]:
-    """Our living workers by rank: the first is the lookout, the next three are its deputies (C3)."""
+def crew(leases: Sequence[Lease], config: Config) -> Crew:
+    """Who is there: the first is the lookout, the next three are its deputies (C3)."""
     limit = expires_above(config)
     ours = {
         lease.owner
         for lease in leases
         if lease.owner is not None and lease.idle <= limit and (lease.note(OURS) or "").partition("/")[2] == lease.owner
     }
-    return tuple(sorted(ours, key=lambda worker: (_digest(worker), worker)))
+    ranks = tuple(sorted(ours, key=lambda worker: (_digest(worker), worker)))
+    return Crew(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
@@ -108,51 +63,67 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     return max(held, key=_shed_order, default=None)
 
 
-def on_duty(leases: Sequence[Lease], me: Me, config: Config, hearing: Hearing) -> bool:
-    """Whether this worker keeps the lookout: by rank, or because nothing is heard of the one that should (C8)."""
-    ranks = crew(leases, config)
-    if ranks[:1] == (me.worker,):
-        return True
-    row = bulletin_row(leases, ranks[0]) if ranks else None
-    scale = config.lease_seconds / 10
-    if row is None:
-        return True
-    still = max(row.idle - 2.5 * scale, hearing.looks_still - 7.5 * scale)
-    deputy = me.worker in ranks[: 1 + DEPUTIES]
-    return still > (0.0 if deputy else config.lease_seconds + 3.5 * scale)
+def beat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
+    """C4: the renewal of the bulletin's row, more often than any other; for whoever keeps the lookout."""
+    row = bulletin_row(mine, me.worker)
+    return (Renew(row, "C4"),) if row is not None and row.idle >= beat_seconds(config) else ()
 
 
-def reaps(
-    actions: Iterable[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: Hearing
-) -> tuple[Release, ...]:
-    """C6: who is on duty frees the expired that it does not take itself: others need not have watched them."""
-    if not on_duty(leases, me, config, hearing):
+def beat_seconds(config: Config) -> float:
+    """Between two renewals of the bulletin's row."""
+    return 0.15 * config.lease_seconds
+
+
+def reaps(census: Census, leases: Sequence[Lease], me: Me, config: Config, rules: Minimal) -> tuple[Release, ...]:
+    """C6: who is on duty frees the expired, so that others may take them who have not watched them.
+
+    Not where what is released waits for its owner's successor (M12): the dead have none.
+    """
+    hearing = me.history.hearing
+    expired = tuple(lease for lease in census.expired if lease.owner != me.worker)
+    if hearing is None or not expired or rules.grace_seconds or not crew(leases, config).on_duty(me, hearing, config):
         return ()
-    limit, taken = expires_above(config), {action.lease.key for action in actions}
-    expired = (lease for lease in leases if lease.owner is not None and lease.idle > limit and not lease.ended)
-    return tuple(Release(lease, "C6") for lease in expired if lease.owner != me.worker and lease.key not in taken)
+    return tuple(Release(lease, "C6") for lease in expired)
+
+
+def gathering(leases: Iterable[Lease], me: Me, config: Config) -> bool:
+    """C10: whether this worker, new here, waits for others who join now before it takes from the living.
+
+    Shares computed without them would be taken, and taken away again. No longer than a cycle.
+    """
+    if me.history.hearing is None or me.history.fleet_still >= 0.4 * config.lease_seconds:
+        return False
+    here = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
+    return here < config.cycle_seconds
 
 
 def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: Hearing) -> Look:
     """When to look next, at which rows, and what to write on this worker's own."""
-    duty = on_duty(leases, me, config, hearing)
-    notes = _watch_kept(actions, leases, me, config, hearing).note if duty else _abdication(leases, me, hearing)
+    ours, partial = crew(leases, config), me.history.full_still > 0
+    duty = ours.on_duty(me, hearing, config)
+    scale = config.lease_seconds / 10
+    census = take_census(leases, me, config)
+    notes = note_of(_kept(actions, census, me, config, hearing)) if duty else _abdication(leases, me, hearing)
     settle = settle_seconds(actions, config)
+    if settle is None and gathering(census.mine, me, config):
+        settle = 5.0 * scale
     if settle is not None:
         return Look(settle, notes=notes)
-    if duty:
-        return Look(_until_judged(leases, me, config), notes=notes)
-    ranks = crew(leases, config)
-    row = bulletin_row(leases, ranks[0])
-    safety = 2 * config.lease_seconds * len(ranks)  # C11
+    if duty or ours.row is None:
+        return Look(0.0 if partial else _until_judged(census, me, config), notes=notes)
+    if partial and _called(ours, me, config, hearing):
+        return Look(0.0, notes=notes)
+    pause = 0.5 if hearing.warned < config.lease_seconds else 1.0 if ours.deputy(me) else 2.5
+    return Look(pause * scale, keys=(ours.row.key,), notes=notes)
+
+
+def _called(ours: Crew, me: Me, config: Config, hearing: Hearing) -> bool:
+    """Whether what was heard, or not heard, sends a reader of the bulletin to the whole table."""
+    full_still, idle = me.history.full_still, ours.row.idle if ours.row else 0.0
     # C8: the clocks of all must run before all stand in, or a second lease_seconds would be lost.
-    unheard = row is not None and hearing.full_still > row.idle > 0.6 * config.lease_seconds
-    news = hearing.turned or hearing.latest.acts != hearing.acts_read
-    if row is None or news or unheard or hearing.full_still > safety:
-        return Look(0.0, notes=notes)  # C7
-    pause = 1.0 if me.worker in ranks[: 1 + DEPUTIES] else 2.5
-    alarmed = hearing.warned < config.lease_seconds
-    return Look((0.5 if alarmed else pause) * config.lease_seconds / 10, keys=(row.key,), notes=notes)
+    unheard = full_still > idle > 0.6 * config.lease_seconds
+    news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
+    return news or unheard or full_still > 2 * config.lease_seconds * len(ours.ranks)  # C11
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
@@ -168,10 +139,10 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     return 1.0 * scale if kinds & {Claim, Create} else None
 
 
-def _until_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
+def _until_judged(census: Census, me: Me, config: Config) -> float:
     """C5: three seconds, or just when the first suspect would be past its limit; C13: rarely with none to watch."""
     limit, scale = expires_above(config), config.lease_seconds / 10
-    others = [lease.idle for lease in leases if lease.owner not in {None, me.worker} and not lease.ended]
+    others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not others:
         return min(20.0 * scale, config.cycle_seconds)
     left = [limit - idle for idle in others if _suspect(idle, config) and idle <= limit]
@@ -182,26 +153,39 @@ def _suspect(idle: float, config: Config) -> bool:
     return idle > config.renew_seconds + 0.15 * config.lease_seconds
 
 
-def _watch_kept(
-    actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config, hearing: Hearing
-) -> Bulletin:
+def still(leases: Iterable[Lease], me: Me, config: Config) -> tuple[str, ...]:
+    """C9: the keys of my own leases that stand still in my own reading; whoever judges all others judges itself."""
+    return tuple(
+        lease.key for lease in leases if lease.owner == me.worker and not lease.ended and _suspect(lease.idle, config)
+    )
+
+
+def _kept(actions: Iterable[Action], census: Census, me: Me, config: Config, hearing: Hearing) -> Bulletin:
     """The bulletin after one more look: act where something is there for others, warn where somebody may be dead."""
     taken = {action.lease.key for action in actions if isinstance(action, Claim)}
-    limit, latest = expires_above(config), hearing.latest
-    open_to_others = warned = False
-    for lease in leases:
-        if lease.ended or lease.owner == me.worker or lease.key in taken:
-            continue
-        gone = lease.owner is None or lease.idle > limit
-        open_to_others |= gone
-        warned |= not gone and _suspect(lease.idle, config)
-    return Bulletin(latest.looks + 1, latest.acts + open_to_others, latest.warns + warned)
+    open_now = [lease for lease in census.available if lease.key not in taken and lease.owner != me.worker]
+    dead = {lease.key for lease in census.expired}
+    warned = any(
+        lease.owner not in {None, me.worker} and _suspect(lease.idle, config) and lease.key not in dead
+        for lease in census.leases
+    )
+    # What nobody wants, or nobody gets done, is called out once a cycle and no more often.
+    lasting = hearing.acts_still >= config.cycle_seconds and (bool(open_now) or _uneven(census, me, config))
+    act = lasting or any(lease.idle < 3 * config.lease_seconds for lease in open_now)
+    latest = hearing.latest
+    return Bulletin(latest.looks + 1, latest.acts + act, latest.warns + warned)
+
+
+def _uneven(census: Census, me: Me, config: Config) -> bool:
+    """Whether the fleet has stood uneven for a cycle: then somebody does not do its part (M9)."""
+    counts = census.counts.values()
+    tolerance = slack(census.leases, len(census.leases) // max(len(counts), 1))
+    return me.history.owners_still > config.cycle_seconds and max(counts) - min(counts) >= 2 + 2 * tolerance
 
 
 def _abdication(leases: Iterable[Lease], me: Me, hearing: Hearing) -> Notes:
     """C3: whose own rows carry the latest bulletin was the lookout, and sends its readers to the table once."""
-    mine = [bulletin_of(lease) for lease in leases if lease.owner == me.worker]
     latest = hearing.latest
-    if not latest.looks or latest not in mine:
+    if not latest.looks or all(bulletin_of(lease) != latest for lease in leases if lease.owner == me.worker):
         return ()
-    return Bulletin(latest.looks + 1, latest.acts + 1, latest.warns).note
+    return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1))

@@ -13,6 +13,7 @@ from heapq import nsmallest
 from attrs import evolve, frozen
 
 from balancer.actions import Action, Claim, Release, RequestHandoff, Steal
+from balancer.cadence import gathering
 from balancer.census import Census
 from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
@@ -154,7 +155,7 @@ class _Fleet:
         first = sum(lack for worker, lack in lacking.items() if lack > 0 and worker < self.me.worker)
         claimed = nsmallest(first + need, free, key=_shed_order)[first:]
         surplus = {worker: -lack for worker, lack in lacking.items() if lack < 0}
-        robbing = need > self.tolerance and not self._loaded()
+        robbing = need > self.tolerance and not self._loaded() and not gathering(self.census.mine, self.me, self.config)
         stolen = self._shed(_cut(surplus, max(first - len(free), 0), first + need - len(free))) if robbing else ()
         # M7: what is free hurts nobody; only what is taken from the living has a limit.
         return tuple(Claim(lease, "M6") for lease in claimed) + tuple(

@@ -157,6 +157,35 @@ class Hole:
     times: int
 
 
+@frozen(order=True)
+class Bulletin:
+    """How often lookouts looked, saw work for others, or had to warn; each goes on where the last one stopped (C4)."""
+
+    looks: int = 0
+    acts: int = 0
+    warns: int = 0
+
+
+@frozen
+class Hearing:
+    """What the readings taught about bulletins (C7, C8).
+
+    latest       the furthest of all bulletins ever read
+    acts_read    its acts at the last full reading
+    acts_still   seconds that the acts stood still; infinite if they never moved
+    looks_still  seconds that the looks stood still
+    warned       seconds since the warns last grew; infinite if they never did
+    turned       whether a row read alone is gone, or has another owner than at the last full reading
+    """
+
+    latest: Bulletin = Bulletin()
+    acts_read: int = 0
+    acts_still: float = math.inf
+    looks_still: float = 0.0
+    warned: float = math.inf
+    turned: bool = False
+
+
 @frozen
 class History:
     """What earlier readings taught, folded by `Watch`, so that rules with patience stay pure.
@@ -166,12 +195,16 @@ class History:
     holes         uncovered hash ranges, with how many full readings in a row showed each
     gaps          by owner, sorted: the longest that one of its leases was last seen to stand still
                   and then be renewed by it, in seconds (a lower bound of how slowly it renews)
+    full_still    seconds since the whole table was last read; 0 right after it was
+    hearing       of bulletins; None where everybody lists the table (C14)
     """
 
     owners_still: float = 0.0
     fleet_still: float = 0.0
     holes: tuple[Hole, ...] = ()
     gaps: tuple[tuple[str, float], ...] = ()
+    full_still: float = 0.0
+    hearing: Hearing | None = None
 
 
 @frozen

@@ -6,7 +6,7 @@ from typing import assert_never
 from balancer import event_hubs, kcl, kcl_rust, minimal
 from balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal
 from balancer.ancestry import families, faults
-from balancer.cadence import settle_seconds
+from balancer.cadence import appointment, reaps, settle_seconds
 from balancer.census import Census, take_census
 from balancer.cleanup import deletions, garbage
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
@@ -38,8 +38,9 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     spoken = going | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in spoken)
     spoken |= {move.lease.key for move in moves}
+    freed = _reaps(census, reading, me, config, spoken)
     renewed = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in spoken)
-    return (*renewed, *tended, *moves, *taken)
+    return (*renewed, *tended, *moves, *taken, *freed)
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
@@ -54,14 +55,19 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config) -> Look:
     """When to look next after these actions of `plan`, and at which leases.
 
-    Leases asked for are looked at alone, until they are handed over; whoever keeps the appointment
-    still reads the whole table every `cycle_seconds`.
+    Leases asked for are looked at alone, until they are handed over; but the whole table is read every
+    `cycle_seconds` meanwhile. `me.history` tells whether `leases` come from a reading of all or of a few.
     """
-    did = tuple(actions)
-    asked = {lease.key for lease in leases if lease.heir == me.worker and lease.owner not in {None, me.worker}}
+    did, reading, history, rules = tuple(actions), tuple(leases), me.history, config.rules
+    asked = {lease.key for lease in reading if lease.heir == me.worker and lease.owner not in {None, me.worker}}
     asked |= {action.lease.key for action in did if isinstance(action, RequestHandoff)}
     if asked:
-        return Look(HANDOFF_POLL_SECONDS, keys=tuple(sorted(asked)))
+        whole = history.full_still >= config.cycle_seconds
+        return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)))
+    if history.hearing is not None and isinstance(rules, Minimal):
+        return appointment(did, reading, me, config, history.hearing)
+    if history.full_still > 0:
+        return Look(0.0)  # what was asked for is settled: now see the whole
     return Look(min(_pause(did, config), config.cycle_seconds))
 
 
@@ -102,6 +108,14 @@ def _take(census: Census, me: Me, config: Config) -> tuple[Action, ...]:
             return minimal.take(census, me, config, config.rules)
         case _:
             assert_never(config.rules)
+
+
+def _reaps(
+    census: Census, leases: tuple[Lease, ...], me: Me, config: Config, spoken: Collection[str]
+) -> tuple[Action, ...]:
+    if not isinstance(config.rules, Minimal):
+        return ()
+    return tuple(reap for reap in reaps(census, leases, me, config, config.rules) if reap.lease.key not in spoken)
 
 
 def _keys(actions: Collection[Action]) -> set[str]:

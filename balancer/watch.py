@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from attrs import evolve, field, frozen
 
+from balancer.bulletins import Ear
 from balancer.holes import holes_after
 from balancer.model import History, Lease
 
@@ -39,12 +40,16 @@ class Watch:
     sightings   by key: every known lease
     owners_at   end of the first reading that showed the present owner of every lease
     fleet_at    end of the first reading that showed the present set of owners
+    full_at     end of the last reading of the whole table
+    ear         hears bulletins; None where none are written (C14)
     """
 
     history: History = field(factory=History)
     sightings: Mapping[str, Sighting] = field(factory=dict)
     owners_at: float | None = None
     fleet_at: float | None = None
+    full_at: float = -math.inf
+    ear: Ear | None = None
 
     def look(
         self, listing: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None = None
@@ -70,14 +75,19 @@ class Watch:
             sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
         leases = tuple(sighting.lease for sighting in sightings.values())
         owners_at, fleet_at = self._changes(sightings, ended)
+        full_at = self.full_at if asked is not None else ended
+        read = (sighting.lease for sighting in fresh.values())
+        ear = None if self.ear is None else self.ear.after(read, began, ended, asked, full_at)
         history = History(
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             # A few rows say nothing about a whole stream.
             holes=holes_after(leases, self.history.holes) if asked is None else self.history.holes,
             gaps=_gaps(sightings.values()),
+            full_still=max(0.0, began - full_at),
+            hearing=None if ear is None else ear.hearing,
         )
-        return Watch(history, sightings, owners_at, fleet_at), leases
+        return Watch(history, sightings, owners_at, fleet_at, full_at, ear), leases
 
     def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
         before = self.sightings.get(lease.key)

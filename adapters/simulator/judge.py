@@ -101,7 +101,12 @@ def _written(history: History, limits: Limits) -> Iterator[Breach]:
 def _two_holders(write: Wrote, last: Wrote | None, history: History, limits: Limits) -> Iterator[Breach]:
     """Only a claim says that nobody holds it: a thief knows better, and a gift is no surprise."""
     before = write.before.owner if write.before else None
-    if write.verb != "claim" or last is None or before in {None, write.worker} or last.worker != before:
+    if (
+        write.verb not in {"claim", "release"}
+        or last is None
+        or before in {None, write.worker}
+        or last.worker != before
+    ):
         return
     until = last.sent + CLOCK_RATE * limits.lease_seconds.get(before or "", 0.0)
     running = any(life.process == last.process and life.end > write.t for life in lives(history.deeds))
