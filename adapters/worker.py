@@ -229,11 +229,12 @@ class Worker:
         found = self.store.list() if asked is None else Listing(self.store.get(asked))
         listing = self.discovery.concerning(found)
         self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked)
-        # KCL 2.x renews finished leases too.
-        strays = self._holdings.strays(leases, ended=isinstance(self.config.rules, Kcl))
+        # What was not read now may be another's by now. KCL 2.x renews finished leases too.
+        fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
+        strays = self._holdings.strays(fresh, ended=isinstance(self.config.rules, Kcl))
         list(self.each_action(self._holdings.adopt, strays))
         me = self._asking()
-        doubted = self._holdings.doubted(listing.leases, still(leases, me, self.config) if asked is None else ())
+        doubted = self._holdings.doubted(listing.leases, still(fresh, me, self.config))
         list(self.each_action(self._holdings.settle, doubted))
         self._slow_peers.heed(me, self.config)
         shards = self.discovery.shards(now, listing, me, leases) if asked is None else None

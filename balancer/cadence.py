@@ -21,6 +21,9 @@ OURS = "process"
 
 DEPUTIES = 3
 
+GATHER = 0.5
+"""Of `lease_seconds`: how long after each change of the fleet a newcomer waits for the next one (C10)."""
+
 _digest = digest_under("lookout")
 _shed_order = order_under("minimal")
 
@@ -91,7 +94,7 @@ def gathering(leases: Iterable[Lease], me: Me, config: Config) -> bool:
 
     Shares computed without them would be taken, and taken away again. No longer than a cycle.
     """
-    if me.history.hearing is None or me.history.fleet_still >= 0.4 * config.lease_seconds:
+    if me.history.hearing is None or me.history.fleet_still >= 0.8 * GATHER * config.lease_seconds:
         return False
     here = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
     return here < config.cycle_seconds
@@ -106,7 +109,7 @@ def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, conf
     notes = note_of(_kept(actions, census, me, config, hearing)) if duty else _abdication(leases, me, hearing)
     settle = settle_seconds(actions, config)
     if settle is None and gathering(census.mine, me, config):
-        settle = 5.0 * scale
+        settle = GATHER * config.lease_seconds - me.history.fleet_still
     if settle is not None:
         return Look(settle, notes=notes)
     if duty or ours.row is None:

@@ -191,7 +191,7 @@ class History:
     """What earlier readings taught, folded by `Watch`, so that rules with patience stay pure.
 
     owners_still  seconds since any lease last changed hands
-    fleet_still   seconds since the set of owners last changed
+    fleet_still   seconds since the set of owners and heirs last changed
     holes         uncovered hash ranges, with how many full readings in a row showed each
     gaps          by owner, sorted: the longest that one of its leases was last seen to stand still
                   and then be renewed by it, in seconds (a lower bound of how slowly it renews)

@@ -39,7 +39,7 @@ class Watch:
 
     sightings   by key: every known lease
     owners_at   end of the first reading that showed the present owner of every lease
-    fleet_at    end of the first reading that showed the present set of owners
+    fleet_at    end of the first reading that showed the present set of owners and heirs
     full_at     end of the last reading of the whole table
     ear         hears bulletins; None where none are written (C14)
     """
@@ -125,12 +125,18 @@ class Watch:
     def _changes(self, sightings: Mapping[str, Sighting], ended: float) -> tuple[float, float]:
         old, new = _owners(self.sightings), _owners(sightings)
         owners_at = self.owners_at if old == new else None
-        fleet_at = self.fleet_at if owners_at is not None or set(old.values()) == set(new.values()) else None
+        fleet_at = self.fleet_at if _fleet(self.sightings) == _fleet(sightings) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
 def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
     return {key: sighting.lease.owner for key, sighting in sightings.items()}
+
+
+def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
+    """Everybody named in the table: who asked for a first lease has joined."""
+    leases = [sighting.lease for sighting in sightings.values()]
+    return frozenset([lease.owner for lease in leases] + [lease.heir for lease in leases]) - {None}
 
 
 def _gaps(sightings: Iterable[Sighting]) -> tuple[tuple[str, float], ...]:
