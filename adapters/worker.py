@@ -15,23 +15,20 @@ from contextlib import AbstractContextManager
 from threading import Event, Lock
 from typing import Protocol, TypeVar
 
-from attrs import evolve
-
 from adapters.backoff import Backoff
 from adapters.discovery import Discovery
 from adapters.handoff import Handoffs
 from adapters.holding import Holding
 from adapters.holdings import Holdings
 from adapters.identity import Identity
+from adapters.lookout import due_renewals, first_watch, news, renew_pause
 from adapters.slow_peers import SlowPeers
 from adapters.source import Source
 from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
-from balancer.bulletins import Ear
-from balancer.cadence import beat, beat_seconds, bulletin_row, still
-from balancer.config import Config, Kcl, Minimal
+from balancer.cadence import still
+from balancer.config import Config, Kcl
 from balancer.model import Lease, Me, Shard
-from balancer.plan import look_again, plan, renewals
-from balancer.watch import Watch
+from balancer.plan import look_again, plan
 from stores.execute import execute
 from stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
 from stores.writes import merged
@@ -130,9 +127,7 @@ class Worker:
             gave=self._gave,
             lock=lock,
         )
-        # C14: where a note moves the version, nobody can tell a bulletin from a renewal, and all list.
-        bulletins = isinstance(self.config.rules, Minimal) and store.promises.free_notes
-        self.watch, self._look = Watch(ear=Ear() if bulletins else None), Look(0.0)
+        self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
         self._hurry = Event()
         self._benched: dict[str, float] = {}
@@ -149,18 +144,14 @@ class Worker:
 
         Raises WorkerError if another living process uses this worker's id.
         """
-        held = self.holdings
-        mine = tuple(evolve(holding.lease, idle=max(0.0, now - holding.confirmed)) for holding in held)
-        me, look = self._asking(), self._look
-        beats = beat(mine, me, self.config) if look.notes else ()
-        wanted = {action.lease.key: action for action in (*beats, *renewals(mine, me, self.config))}
-        renewed = list(self.each_renewal(self._renew, [(h, wanted[h.key]) for h in held if h.key in wanted]))
+        due_now = due_renewals(self.holdings, now, self._asking(), self.config, self._look)
+        renewed = list(self.each_renewal(self._renew, due_now))
         self._holdings.check_identity()
         for holding in self.holdings:
             self._tend(holding)
         due = min((h.confirmed + self.config.renew_seconds for h in self.holdings), default=math.inf)
         soonest = now + (SOON_SECONDS if all(renewed) else RETRY_SECONDS)
-        return max(soonest, min(due, now + self._renew_pause()))
+        return max(soonest, min(due, now + renew_pause(self.watch, self.config)))
 
     def turn(self, now: float) -> float:
         """Look, plan and act if that is due, and tend hand-offs; when to call again.
@@ -192,10 +183,6 @@ class Worker:
         """Take nothing more; what is held is for the consumer to part with."""
         self._closing = True
         self._handoffs.withdraw()
-
-    def _renew_pause(self) -> float:
-        """Who may become the lookout at any time must not sleep through its first beats (C4)."""
-        return self.config.renew_seconds if self.watch.ear is None else beat_seconds(self.config)
 
     def _renew(self, wanted: tuple[Holding, Renew]) -> bool:
         holding, action = wanted
@@ -245,15 +232,7 @@ class Worker:
         list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
         self._look = look_again(actions, leases, me, self.config)
         self._turns += 1
-        self._post()
-
-    def _post(self) -> None:
-        """C4: what the lookout has to say is read on one row, and should not wait for its next renewal."""
-        mine = tuple(holding.lease for holding in self.holdings)
-        row = bulletin_row(mine, self.me) if self._look.notes else None
-        holding = self._holdings.get(row.key) if row else None
-        if holding is not None:
-            self._renew((holding, Renew(holding.lease, "C4")))
+        list(self.each_action(self._renew, news(self.holdings, self.me, self._look)))
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)

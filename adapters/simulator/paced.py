@@ -15,7 +15,7 @@ class Paced(Worker):
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None) -> None:
         if not self._turns:
-            self._watch = Watch()
+            self.watch = Watch()
         super()._look_and_act(now, asked)
         if asked is None:
             self._whole_due = now + self.config.cycle_seconds
