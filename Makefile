@@ -13,12 +13,14 @@ help: ## say what there is
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Every download is pinned by its digest, the tools that build wheels included.
-$(READY): pyproject.toml requirements.lock requirements-build.lock
+$(READY): pyproject.toml requirements.lock requirements-build.lock requirements-amqp.lock
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo 'Setting up .venv (a few minutes the first time) ...'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-build.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-amqp.lock \
+		|| echo 'The AMQP engine could not be built (is there a C compiler?): tests of Event Hubs will be skipped.'
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --no-deps -e .
 	@touch $@
 
@@ -53,6 +55,8 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 		--all-extras --group test -o requirements.lock pyproject.toml
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group build -o requirements-build.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group amqp -o requirements-amqp.lock
 	@set -e; for tree in aws azure; do cd $(CURDIR)/adapters/local/node/$$tree; rm -f package-lock.json; \
 		$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund; \
 		$(NODE) ../bare.cjs; done

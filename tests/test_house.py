@@ -171,7 +171,12 @@ def test_nothing_names_a_place_on_somebodys_machine() -> None:
 def test_locks_name_no_registry() -> None:
     """Without it a lock made behind a mirror would send everybody to that mirror."""
     locks = [*ROOT.glob("*.lock"), *(ROOT / "adapters").rglob("package-lock.json")]
-    assert {lock.name for lock in locks} == {"requirements.lock", "requirements-build.lock", "package-lock.json"}
+    assert {lock.name for lock in locks} == {
+        "requirements.lock",
+        "requirements-build.lock",
+        "requirements-amqp.lock",
+        "package-lock.json",
+    }
     assert [_name(lock) for lock in locks if "://" in lock.read_text()] == []
 
 

@@ -13,7 +13,7 @@ from adapters.local.event_hubs import EventHubs, event_hubs
 
 
 @pytest.fixture(scope="session")
-def hubs() -> Iterator[EventHubs]:
+def hubs(amqp_engine: None) -> Iterator[EventHubs]:  # noqa: ARG001  it skips where there is none
     """The process."""
     with event_hubs({}) as running:
         yield running

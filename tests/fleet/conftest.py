@@ -10,7 +10,7 @@ from stores.blob import CONNECTION_STRING as BLOB_CONNECTION
 
 
 @pytest.fixture(scope="session")
-def running_hubs() -> Iterator[EventHubs]:
+def running_hubs(amqp_engine: None) -> Iterator[EventHubs]:  # noqa: ARG001  it skips where there is none
     """The process."""
     with event_hubs({}) as running:
         yield running

@@ -230,6 +230,7 @@ def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, 
     assert len(job.written("one", "two")) - len(stream.sent) <= 200
 
 
+@pytest.mark.usefixtures("amqp_engine")
 def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a sink that skips a batch it knows would lose events."""
     seen: dict[int, list[list[tuple[str, int, str]]]] = {}
