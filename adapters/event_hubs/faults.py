@@ -21,7 +21,7 @@ def explained(error: BaseException, access: Access, partition: str | None = None
     if isinstance(error, AuthenticationError):
         return SourceError(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
-        return SourceError(f"{where}: websockets need the aiohttp package; install it")
+        return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
         return SourceError(f"{where}: {_first_line(error)}")
     return _by_condition(error, access, where)

@@ -3,7 +3,7 @@
 It proves plumbing: that the real client opens links, signs in, starts where a checkpoint says, keeps
 to its prefetch, sees added partitions, loses a link to a newer epoch, and reports detachments.
 It cannot prove the service's own behaviour: throttling, quotas (but for five readers without an epoch
-of one partition in a consumer group), retention, TLS and websockets, role-based access, geo-replication,
+of one partition in a consumer group), retention, TLS, role-based access, geo-replication,
 how a *lower* epoch is turned away, or which partition a key falls into. Events live in memory.
 
 `python -m adapters.local.event_hubs --hub flights=4 --port 0` prints `{"port": …}` and serves until

@@ -105,7 +105,7 @@ class _Said(EventHubError):
         (_Said("argument-error"), SourceError, "leasehold reset"),
         (_Said("unauthorized-access"), SourceError, "check the key"),
         (AuthenticationError("no"), SourceError, "check the key in EVENTHUBS_CONNECTION_STRING"),
-        (ImportError("aiohttp"), SourceError, "websockets need the aiohttp package"),
+        (ImportError("aiohttp"), SourceError, "websockets need aiohttp; install leasehold\\[azure\\]"),
     ],
 )
 def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
@@ -175,7 +175,7 @@ def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: py
 
 @pytest.mark.services
 def test_websockets_without_their_package_say_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option needs a package that the client does not bring."""
+    """The client takes it for a passing fault, and would try for ever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
         here.source(transport="websockets").shards()
