@@ -36,7 +36,7 @@ class Metrics:
         """Something, or nothing, was read of this lease."""
         series = self._series(holding.lease)
         self._instruments.bytes.add(batch.size, series)
-        self._instruments.records.add(len(batch.records), series)
+        self._instruments.records.add(batch.count, series)
         if batch.behind_seconds is not None:
             with self._lock:
                 self._behind[holding.key] = batch.behind_seconds

@@ -62,6 +62,11 @@ class Batch:
     children: tuple[Shard, ...] = ()
     size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
 
+    @property
+    def count(self) -> int:
+        """How many user records, in whatever form they came."""
+        return len(self.records)
+
 
 class SourceError(Exception):
     """The source cannot be used as asked: no such stream, wrong credentials."""

@@ -38,6 +38,11 @@ class ArrowBatch(Batch):
 
     rows: pa.RecordBatch | None = None
 
+    @property
+    def count(self) -> int:
+        """How many user records: as rows, so that `records` has none of them."""
+        return len(self.records) if self.rows is None else int(self.rows.num_rows)
+
 
 @frozen
 class Chunk:

@@ -71,6 +71,7 @@ def test_rows_are_what_records_are(
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range).read()
     assert isinstance(arrow, ArrowBatch)
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
+    assert arrow.count == plain.count  # as metrics tell it
     assert [
         (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size)
         for each in (plain, arrow)
