@@ -127,6 +127,31 @@ class Lease:
     def _ended(self) -> bool:
         return self.checkpoint.ended
 
+    def watched(self, idle: float, held: float, heir_idle: float) -> "Lease":
+        """The same row with what watching it has taught.
+
+        Field by field, for `evolve` takes three times as long, and every look asks this of every lease.
+        """
+        return Lease(
+            self.key,
+            self.stream,
+            self.shard,
+            self.parents,
+            self.owner,
+            self.version,
+            idle,
+            self.checkpoint,
+            self.hash_range,
+            self.weight,
+            held,
+            self.heir,
+            heir_idle,
+            self.yields,
+            self.leaving,
+            self.epoch,
+            self.notes,
+        )
+
     def note(self, name: str) -> str | None:
         """The value of our attribute of this name, or None."""
         return next((value for key, value in self.notes if key == name), None)

@@ -8,7 +8,7 @@ to the *start* of the last that showed it, so that a stall of ours makes nobody 
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from balancer.bulletins import Ear
 from balancer.holes import holes_after
@@ -99,8 +99,7 @@ class Watch:
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended
         moved = before.lease.idle if math.isfinite(before.lease.idle) else 0.0
         return Sighting(
-            lease=evolve(
-                lease,
+            lease=lease.watched(
                 idle=max(lease.idle, began - version_at if still else 0.0),
                 held=max(0.0, began - owner_at),
                 heir_idle=max(0.0, began - heir_at) if lease.heir is not None else 0.0,
@@ -114,8 +113,7 @@ class Watch:
     def _first_sight(self, lease: Lease, ended: float) -> Sighting:
         # What a later reading shows for the first time has begun since the one before.
         owner_at = -math.inf if self.owners_at is None else ended
-        seen = evolve(
-            lease,
+        seen = lease.watched(
             idle=math.inf if lease.owner is None else lease.idle,
             held=math.inf if self.owners_at is None else 0.0,
             heir_idle=0.0,

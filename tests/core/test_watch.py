@@ -2,12 +2,37 @@
 
 import math
 
-from attrs import evolve
+from attrs import evolve, fields
 
-from balancer.model import HASH_KEYS, History, Hole, Lease, Version
+from balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Version
 from balancer.watch import Watch
 
 ROW = Lease("s-1", owner="a", version=Version("1"))
+
+
+def test_watching_a_row_changes_nothing_else_of_it() -> None:
+    """A column that the copy forgets would be gone for every rule, as if the store had never sent it."""
+    row = Lease(
+        "s-1",
+        stream="orders",
+        shard="1",
+        parents=("s-0",),
+        owner="a",
+        version=Version("1"),
+        idle=1.0,
+        checkpoint=SHARD_END,
+        hash_range=HASH_KEYS,
+        weight=2.0,
+        held=3.0,
+        heir="b",
+        heir_idle=4.0,
+        yields=True,
+        leaving=True,
+        epoch=5,
+        notes=(("process", "a/1"),),
+    )
+    assert all(getattr(row, field.name) != getattr(Lease(""), field.name) for field in fields(Lease))
+    assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, heir_idle=8.0)
 
 
 def test_our_own_stall_makes_nobody_look_dead() -> None:
