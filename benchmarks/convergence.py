@@ -1,56 +1,71 @@
 """How soon and at what cost each rule set balances a fleet: minimal beside its peers, same scenarios, same seeds.
 
-`python benchmarks/convergence.py --write` runs every row under 20 seeds and writes benchmarks/results.
+`python benchmarks/convergence.py --write` runs every row, most under 20 seeds, and writes benchmarks/results;
+this takes hours, and `--keep FILE` lets it go on where it was cut short.
 """
 
+import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convergence_rows import Figures, Row, rows
+from official_event_hubs import STRATEGIES, in_charge
 
 from adapters.simulator.question import Question, config_of
 from adapters.simulator.sweep import on_this_machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SEEDS = 20
-PEER_SEEDS = 3
-"""Peers need up to a hundred cycles where minimal needs two; the table says of how many seeds each line is."""
 
 HEADS = ("scenario", "rules", "seeds", "cycles", "moves", "least", "refused", "claims", "unowned, cycles", "verdict")
+SHOWN = ("cycles", "moves", "moves_minimum", "failed_writes", "claims", "unowned_lease_cycles_max")
 
 
 @frozen
 class Line:
-    """One row under one rule set: medians, worst values, and what was not reached."""
+    """One row under one rule set: the figures of each seed."""
 
     row: Row
     rules: str
-    seeds: int
-    medians: Figures
-    worst: Figures
-    missed: tuple[str, ...]
+    told: tuple[Figures, ...]
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """As the table shows it: median, and the worst where it differs."""
-        figures = ("cycles", "moves", "moves_minimum", "failed_writes", "claims", "unowned_lease_cycles_max")
-        verdict = "" if self.rules != self.row.question.rules else f"misses {'; '.join(self.missed)}"
-        if self.rules == self.row.question.rules and not self.missed:
-            verdict = "pass"
-        return (self.row.name, self.rules, str(self.seeds), *map(self._cell, figures), verdict)
+    def cells(self, against: "Line | None") -> tuple[str, ...]:
+        """As the table shows it: median, and the worst where it differs. `against` is what it must be no worse than."""
+        return (self.row.name, self.rules, str(len(self.told)), *map(self._cell, SHOWN), self._verdict(against))
+
+    def median(self, figure: str) -> float:
+        """Of all seeds."""
+        return median(each[figure] for each in self.told)
 
     def _cell(self, figure: str) -> str:
-        middle, worst = f"{self.medians[figure]:.5g}", f"{self.worst[figure]:.5g}"
+        middle, worst = f"{self.median(figure):.5g}", f"{max(each[figure] for each in self.told):.5g}"
         return middle if middle == worst else f"{middle} ({worst})"
+
+    def _verdict(self, against: "Line | None") -> str:
+        if self.rules != self.row.question.rules:
+            return ""
+        medians = {name: self.median(name) for name in self.told[0]}
+        missed = [bar.text for bar in self.row.bars if not bar.reached(medians)]
+        if against is not None:
+            missed += [
+                f"{figure} of all-{against.rules}" for figure in ("moves", "cycles") if self._worse(against, figure)
+            ]
+        return f"misses {'; '.join(missed)}" if missed else "pass"
+
+    def _worse(self, against: "Line", figure: str) -> bool:
+        # Of the same seeds, however many the other line has.
+        seeds = min(len(self.told), len(against.told))
+        mine, its = (median(each[figure] for each in told[:seeds]) for told in (self.told, against.told))
+        return mine > its
 
 
 def figures_of(question: Question, told: dict[str, object]) -> Figures:
@@ -72,55 +87,80 @@ def figures_of(question: Question, told: dict[str, object]) -> Figures:
     }
 
 
-def measured(row: Row, rules: str, seeds: int, jobs: int) -> Line:
+@frozen
+class Kept:
+    """What was measured before, one JSON line each; None: nothing is kept."""
+
+    path: Path | None
+    told: dict[tuple[str, str, int], Figures] = field(init=False)
+
+    @told.default
+    def _read(self) -> dict[tuple[str, str, int], Figures]:
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path and self.path.exists() else []
+        return {(name, rules, seed): figures for name, rules, seed, figures in map(json.loads, lines)}
+
+    def add(self, name: str, rules: str, seed: int, figures: Figures) -> None:
+        """Also on disk, so that a run of hours can be cut short and go on."""
+        self.told[name, rules, seed] = figures
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps((name, rules, seed, figures)) + "\n")
+
+
+def measured(row: Row, rules: str, seeds: int, jobs: int, kept: Kept) -> Line:
     """One line of the table."""
-    question = evolve(row.question, rules=rules)
-    told = [figures_of(question, outcome) for _, outcome in on_this_machine(question, range(seeds), jobs)]
-    medians = {name: median(each[name] for each in told) for name in told[0]}
-    worst = {name: max(each[name] for each in told) for name in told[0]}
-    missed = tuple(bar.text for bar in row.bars if not bar.reached(medians))
-    return Line(row, rules, seeds, medians, worst, missed)
+    official = rules in STRATEGIES
+    question = evolve(row.question, rules="python" if official else rules)
+    if rules != row.question.rules:
+        question = evolve(question, cycles=row.peer_cycles)
+    missing = [seed for seed in range(seeds) if (row.name, rules, seed) not in kept.told]
+    with in_charge(rules) if official else nullcontext():
+        for seed, outcome in on_this_machine(question, missing, jobs) if missing else ():
+            kept.add(row.name, rules, seed, figures_of(question, outcome))
+    return Line(row, rules, tuple(kept.told[row.name, rules, seed] for seed in range(seeds)))
 
 
-def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int) -> Iterator[Line]:
+def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: Kept) -> Iterator[Line]:
     """Ours first, then the peers."""
     for row in wanted:
-        yield measured(row, row.question.rules, seeds, jobs)
+        yield measured(row, row.question.rules, min(seeds, row.seeds), jobs, kept)
         for peer in row.others if peer_seeds else ():
-            yield measured(row, peer, min(seeds, peer_seeds), jobs)
+            yield measured(row, peer, min(seeds, peer_seeds, row.seeds), jobs, kept)
 
 
-def table(measured_lines: Iterable[Line]) -> str:
-    """Markdown."""
-    cells = [HEADS, ("---",) * len(HEADS), *(line.cells for line in measured_lines)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+def celled(done: Iterable[Line]) -> Iterator[tuple[str, ...]]:
+    """Each line in words; a row of a mixed fleet is held against its peer's own."""
+    seen: dict[tuple[str, str], Line] = {}
+    for line in done:
+        seen[line.row.name, line.rules] = line
+        yield line.cells(seen.get(line.row.against))
 
 
 def main(
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of our own lines.")] = SEEDS,
-    peer_seeds: Annotated[int, typer.Option(min=0, help="Seeds of the peers' lines; 0: none.")] = PEER_SEEDS,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of our own lines; huge fleets have fewer.")] = 20,
+    peer_seeds: Annotated[int, typer.Option(min=0, help="Seeds of the peers' lines; 0: none.")] = 5,
     only: Annotated[str, typer.Option(help="Rows whose name matches this expression.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    keep: Annotated[Path | None, typer.Option(help="Append each outcome here, and ask for none that is here.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write benchmarks/results/convergence.md.")] = False,
 ) -> None:
     """Measure, print, and say which bars are not reached."""
     wanted = [row for row in rows() if re.search(only, row.name)]
-    done = []
-    for line in lines(wanted, seeds, peer_seeds, jobs):
-        done.append(line)
-        print(" | ".join(line.cells), flush=True)
+    cells = [HEADS, ("---",) * len(HEADS)]
+    for line in celled(lines(wanted, seeds, peer_seeds, jobs, Kept(keep))):
+        cells.append(line)
+        print(" | ".join(line), flush=True)
     if write:
-        command = " ".join(["python benchmarks/convergence.py", *sys.argv[1:]])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         RESULTS.mkdir(exist_ok=True)
-        page = f"{INTRODUCTION.format(command=command)}{table(done)}\n"
-        (RESULTS / "convergence.md").write_text(page, encoding="utf-8")
+        (RESULTS / "convergence.md").write_text(f"{INTRODUCTION}{table}\n", encoding="utf-8")
 
 
 INTRODUCTION = """# Convergence
 
-Generated by `{command}`; do not edit. Real workers on a memory store under virtual time: requests take 5 to 50 ms,
-0.2 % stall for 1 to 3 s, 0.2 % of the answers are lost. Everybody scans the table once in 20.05 s, except in the rows
+Generated by `python benchmarks/convergence.py --write`; do not edit. Real workers on a memory store under virtual
+time: requests take 5 to 50 ms, 0.2 % stall for 1 to 3 s, 0.2 % of the answers are lost. Everybody scans the table once in 20.05 s, except in the rows
 named "seconds", where each rule set keeps its own default cadence. Medians over the seeds, the worst in brackets;
 a verdict is that of the medians. *least*: the moves no rule can do without; *refused*: writes for which another
 worker was faster; *unowned*: the longest time a lease had no living owner.
