@@ -123,9 +123,10 @@ def measured(row: Row, rules: str, seeds: int, jobs: int, kept: Kept) -> Line:
 def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: Kept) -> Iterator[Line]:
     """Ours first, then the peers."""
     for row in wanted:
-        yield measured(row, row.question.rules, min(seeds, row.seeds), jobs, kept)
-        for peer in row.others if peer_seeds else ():
-            yield measured(row, peer, min(seeds, peer_seeds, row.seeds), jobs, kept)
+        mine, peers = row.seeds(seeds, peer_seeds)
+        yield measured(row, row.question.rules, mine, jobs, kept)
+        for peer in row.others if peers else ():
+            yield measured(row, peer, peers, jobs, kept)
 
 
 def celled(done: Iterable[Line]) -> Iterator[tuple[str, ...]]:

@@ -46,15 +46,16 @@ class Row:
         """What a cycle costs."""
         return self.question.leases * sum(self.question.workers)
 
-    @property
-    def seeds(self) -> int:
-        """At most so many: a huge fleet takes minutes."""
-        return 20 if self.size < HUGE else 1
+    def seeds(self, wanted: int, peer: int) -> tuple[int, int]:
+        """How many of our own line and of each peer's: a huge fleet takes minutes."""
+        if self.size >= HUGE:
+            return 1, min(peer, 1)
+        return wanted, peer if self.size <= LARGE else min(peer, 1)
 
     @property
     def peer_cycles(self) -> float:
-        """Peers need up to twenty cycles where minimal needs two; their silence afterwards nobody asks for."""
-        return min(self.question.cycles, 25.0) if self.size <= LARGE else self.question.cycles
+        """Peers need up to twenty cycles where minimal needs two."""
+        return max(self.question.cycles, 25.0) if self.size < HUGE else self.question.cycles
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -80,9 +81,8 @@ EVEN = most("spread", 1)
 
 
 def asking(leases: int, *workers: int) -> Question:
-    """Small fleets long enough for the slowest peer, and for the silence after it; large ones as long as they need."""
-    size = leases * sum(workers)
-    return Question(leases, workers, cycles=STILL_CYCLES + 5 if size <= LARGE else 14.0 if size < HUGE else 6.0)
+    """As long as `minimal` needs, and a while to see that it is quiet; `_still` waits longer."""
+    return Question(leases, workers, cycles=10.0 if leases * sum(workers) <= LARGE else 6.0)
 
 
 def _scale_out(leases: int, *workers: int) -> tuple[Row, Row]:
@@ -147,7 +147,7 @@ def _lives() -> tuple[Row, ...]:
 
 def _mixed() -> tuple[Row, ...]:
     """No worse than all KCL, whose own row stands above."""
-    question = evolve(asking(100, 10, 10), kind="scale-out", peer="kcl")
+    question = evolve(asking(100, 10, 10), kind="scale-out", peer="kcl", cycles=25.0)
     return tuple(
         Row(
             f"100 leases, 10+10, {share:.0%} minimal, others kcl",
@@ -160,16 +160,35 @@ def _mixed() -> tuple[Row, ...]:
     )
 
 
+def _still() -> tuple[Row, ...]:
+    """A long silence: nothing but renewals."""
+    long = STILL_CYCLES + 5
+    join = evolve(asking(100, 10, 10), kind="scale-out", cycles=long)
+    return (
+        Row("40 cycles on: 100 leases, 10+10", join, (QUIET,), ()),
+        Row("40 cycles on: 100 leases, 10 less 1", evolve(asking(100, 10), kind="crash", cycles=long), (QUIET,), ()),
+        Row("40 cycles on: 100 leases, 10 cold", evolve(asking(100, 10), cycles=long), (QUIET,), ()),
+        Row("40 cycles on: half kcl", evolve(join, peer="kcl"), (QUIET,), ()),
+        Row("40 cycles on: clusters of 10+10", evolve(join, grouped=True), (QUIET,), ()),
+        Row(
+            "40 cycles on: 200 leases, 20, log-normal",
+            evolve(asking(200, 20), kind="weights", cycles=long),
+            (QUIET,),
+            (),
+        ),
+    )
+
+
 def _seconds() -> tuple[Row, ...]:
-    def own(leases: int, *workers: int, cycles: float = 5) -> Question:
-        return evolve(asking(leases, *workers), pace="own", start="together", cycles=cycles)
+    def own(leases: int, *workers: int) -> Question:
+        return evolve(asking(leases, *workers), pace="own", start="together", cycles=5.0)
 
     join = evolve(own(100, 10, 1), kind="scale-out")
     return (
         Row("seconds: alone, 100 leases", own(100, 1), (most("seconds", 3),), ("kcl",)),
         Row("seconds: alone, 500 leases", own(500, 1), (most("seconds", 3),), ("kcl",)),
-        Row("seconds: 10 starters, 100 leases", own(100, 10, cycles=12), (most("seconds", 6),), ("kcl",)),
-        Row("seconds: 60 starters, 1000 leases", own(1000, 60, cycles=20), (most("seconds", 6),), ("kcl",)),
+        Row("seconds: 10 starters, 100 leases", own(100, 10), (most("seconds", 6),), ("kcl",)),
+        Row("seconds: 60 starters, 1000 leases", own(1000, 60), (most("seconds", 6),), ("kcl",)),
         Row("seconds: 10+1, 100 leases", join, (most("seconds", 15), moves(more=0)), ("kcl",)),
         Row(
             "seconds: 50+10, 1000 leases",
@@ -204,9 +223,10 @@ def rows() -> tuple[Row, ...]:
         *(row for size in ((100, 10, 1), (100, 10, 10), (399, 1, 199), (1000, 50, 10)) for row in _scale_out(*size)),
         *_scale_out(1000, 100, 50),
         *_groups(),
-        *(row for size in ((100, 10), (1000, 100), (2000, 1000), (10_000, 200)) for row in _cold(*size)),
+        *(row for size in ((100, 10), (100, 40), (1000, 100), (2000, 1000), (10_000, 200)) for row in _cold(*size)),
         *(row for size in ((100, 10, 1), (100, 10, 5), (1000, 100, 10), (500, 200, 100)) for row in _ends(*size)),
         *_lives(),
         *_mixed(),
+        *_still(),
         *_seconds(),
     )
