@@ -32,6 +32,8 @@ ROOM_SECONDS = 1.0
 BENCH_SECONDS = 60.0
 SILENT_SECONDS = 60.0
 """How long nothing may come before the end of what is there now is believed to be reached."""
+PAST_SECONDS = 10.0
+"""How far past the time at which it was asked for, since sources round how far behind they are."""
 
 
 @frozen
@@ -56,6 +58,7 @@ class Shelf:
     ending      whether everything must be let go now
     only_now    whether nothing is read beyond what is there when reading begins (AvailableNow)
     feeds       how many shards are held
+    answers     how many readings were answered, be it that there is nothing
     resume      where a lease is to be read from, given where its checkpoint says
     committed   how far Spark has committed a lease in this run, or None
     """
@@ -67,6 +70,7 @@ class Shelf:
     ending: bool = False
     only_now: bool = False
     feeds: int = 0
+    answers: int = 0
 
 
 class Feed:
@@ -91,7 +95,7 @@ class Feed:
         self._read_to = TRIM_HORIZON
         self._target: Position | None = None
         self._ended = self._at_tip = False
-        self._heard = 0.0
+        self._heard = self._asked = 0.0
         self._parents_wait = PARENT_SECONDS
         self._faults = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, member.uniform)
 
@@ -164,10 +168,9 @@ class Feed:
         if not readable(lease, parents):  # L12
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_SECONDS_MOST)
             return now + wait
-        start = start_of(self.holding, member.source, member.config)
+        start = self._start()
         if start is None:
             return self._leave()
-        start = self._shelf.resume(self.holding, start)
         self._ended = start.ended
         self._reader = None if start.ended else member.source.open(lease, start)
         with self._shelf.changed:
@@ -177,10 +180,20 @@ class Feed:
             self._shelf.changed.notify_all()
         return now
 
+    def _start(self) -> Position | None:
+        """Where the query itself came to; only what it knows nothing of starts where the lease says."""
+        checkpoint = self.holding.lease.checkpoint
+        known = self._shelf.resume(self.holding, checkpoint)
+        if known == checkpoint:
+            return start_of(self.holding, self._member.source, self._member.config)
+        # A row made anew says LATEST: pinned to the present, it would skip what came since the query's last batch.
+        log.info("shard %s: its lease says %s, going on behind %s", self.key, checkpoint.sequence, known.sequence)
+        return known
+
     def _read(self, reader: Reader, now: float) -> float:
         if self._shelf.only_now and self._target is None:
-            self._target = self._member.source.latest(self.holding.lease)
-            self._reached(behind=None)
+            self._target, self._asked = self._member.source.latest(self.holding.lease), now
+            self._reached(now, behind=None)
         if self._at_tip:
             return now + ROOM_SECONDS
         batch = reader.read()
@@ -191,19 +204,26 @@ class Feed:
                 self._larder.put(chunk)
                 self._read_to, self._heard = chunk.ends, now
             self._ended, self._children = batch.ended, batch.children
-            self._reached(behind=batch.behind_seconds, silent=now - self._heard > SILENT_SECONDS)
+            self._shelf.answers += chunk is not None or batch.behind_seconds is not None
+            self._reached(now, behind=batch.behind_seconds)
             self._shelf.changed.notify_all()
         # 4.5 requests a second, begun to begun, however little each answer says about waiting.
         return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
-    def _reached(self, *, behind: float | None, silent: bool = False) -> None:
+    def _reached(self, now: float, *, behind: float | None) -> None:
         """Note whether what was there when it was asked for is read: up to the last number, where one was told."""
-        if (target := self._target) is None:
+        if (target := self._target) is None or self._at_tip:
             return
-        # A time of zero stands for no record ever; a source that tells a later time says when it is at the tip.
-        by_time = not target.numbered and (target.sub == 0 or behind == 0)
-        by_number = target.numbered and (silent or self._read_to.order >= target.order)
-        self._at_tip = self._at_tip or by_time or by_number
+        if not target.numbered:
+            # A time of zero stands for no record ever; a source that tells a later time says how far behind it is.
+            # Where records never cease, it is enough to have come well past the time that was asked.
+            past = behind is not None and now - self._asked > behind + PAST_SECONDS
+            self._at_tip = target.sub == 0 or behind == 0 or past
+        elif self._read_to.order >= target.order:
+            self._at_tip = True
+        elif now - self._heard > SILENT_SECONDS:
+            log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
+            self._at_tip = True
 
     def _room(self) -> bool:
         pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)

@@ -108,21 +108,28 @@ class LeaseLoop(Runner):
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
 
     @property
-    def quiet(self) -> bool:
-        """Whether there is nothing more to read of what was there: here, or without a living owner elsewhere."""
+    def answers(self) -> int:
+        """How many readings were answered so far; a shard that cannot be read adds none."""
+        return self._shelf.answers
+
+    @property
+    def unfinished(self) -> Mapping[str, str]:
+        """Where there may be more to read of what was there, and why: here, or without a living owner elsewhere."""
         with self._changed:
             idle = {key: feed.idle for key, feed in self._feeds.items()}
             opened = {key for key, feed in self._feeds.items() if feed.opened}
-        if not all(idle[key] for key in opened):
-            return False
+        busy = {key: "its end is not reached" for key in opened if not idle[key]}
+        if busy:
+            return busy
         try:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
             log.warning("the leases could not be read, looking again: %s", fault)
-            return False
-        return bool(leases) and all(
-            self._looked_after(lease, opened, leases) for lease in leases.values() if not lease.ended
-        )
+            return {"(all)": f"the leases cannot be read: {fault}"}
+        if not leases:
+            return {"(all)": "there are no leases yet"}
+        left = [lease for lease in leases.values() if not lease.ended and not self._looked_after(lease, opened, leases)]
+        return {lease.key: _unread(lease, self._member.me) for lease in left}
 
     def _looked_after(self, lease: Lease, opened: set[str], leases: Mapping[str, Lease]) -> bool:
         if lease.owner == self._member.me:
@@ -153,6 +160,12 @@ class LeaseLoop(Runner):
         if self._feeds.get(feed.key) is feed:
             del self._feeds[feed.key]
             self._shelf.feeds = len(self._feeds)
+
+
+def _unread(lease: Lease, me: str) -> str:
+    if lease.owner == me:
+        return "it cannot be opened"
+    return "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and does not renew it"
 
 
 def _taken(feeds: Mapping[str, Feed], counts: Mapping[str, int], size: int) -> dict[str, Chunk]:

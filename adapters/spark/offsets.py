@@ -91,16 +91,15 @@ def _range(key: str, held: Held, end: Position | None) -> Range:
     return Range(held.begins, held.begins if end is None else end, held.epoch)
 
 
-def resumed(checkpoint: Position, previous: Range | None, epoch: int, *, delivered: bool) -> Position:
+def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
     """Where reading of a lease taken anew begins, `checkpoint` being the lease's own.
 
-    Both the previous end and the checkpoint are complete prefixes, so the later of them loses nothing;
-    but only if everything up to that end was really `delivered`. If not, it still counts where the
-    table was made anew since, which shows in an epoch that went back: then the checkpoint says nothing.
+    The checkpoint and the previous range's beginning are complete prefixes, and so is its end if the sink
+    was really `delivered` all of it: the latest of them loses nothing, even where the table was made anew.
     """
-    if previous is None or not (delivered or epoch < previous.epoch):
+    if previous is None:
         return checkpoint
-    return max(previous.ends, checkpoint, key=lambda position: position.order)
+    return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
 def owed(start: Offset, committed: int) -> bool:

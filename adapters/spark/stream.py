@@ -30,6 +30,7 @@ from adapters.spark.offsets import Offset, advance, decode, encode, owed, resume
 from adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from adapters.spark.replay import replayed
 from adapters.spark.transport import Rows, Transport, read
+from adapters.spark.waiting import Waiting
 from adapters.worker import Worker
 from balancer.model import Position
 from stores.protocol import Store
@@ -132,6 +133,7 @@ class Run:
 
     def __init__(self, stock: Feedstock, options: LeaseOptions, *, only_now: bool) -> None:
         _end_on_signal()
+        _speak()
         self._stock, self._options, self._only_now = stock, options, only_now
         spool = options.transport == "spool" or (options.transport == "auto" and stock.spooled)
         most = options.trigger_bytes
@@ -140,6 +142,7 @@ class Run:
         self._store: Store = open_store(options.store, create=options.create)
         self._source = stock.open()
         self._loop = self._made_loop()
+        self._waiting = Waiting(options.config.lease_seconds)
         self._joined = False
         self._plans: dict[int, Plan] = {}
         self._parts: dict[int, list[Rows]] = {}
@@ -149,12 +152,17 @@ class Run:
         self._handed: dict[str, Position] = {}
         self._committed = -1
 
-    def join(self, start: Offset) -> None:
-        """Become a worker of the group, if not yet; `start` says how far this query came before."""
-        if not self._joined:
-            self._previous = start if not self._previous.ranges else self._previous
-            self._joined = True
-            self._loop.start(only_now=self._only_now)
+    def join(self, start: Offset, *, done: bool = True) -> None:
+        """Become a worker of the group, if not yet; `start` is how far this query came, and if `done` its sink too."""
+        if self._joined:
+            return
+        self._joined, self._previous = True, start
+        if not start.ranges:
+            log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
+        ends = {key: done and self._delivered(key, start) for key, _ in start.ranges}
+        # A row that was made anew is to say so before anybody else reads from it.
+        self._loop.commit({key: each.ends if ends[key] else each.begins for key, each in start.ranges})
+        self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
         """The end of the batch behind `start`, the same however often it is asked; None if there is none."""
@@ -207,7 +215,8 @@ class Run:
                 self._handed.update({key: chunk.ends for key, chunk in taken.items()})
                 self._planned = time.monotonic()
                 return Plan(start, end, {key: chunk.rows for key, chunk in taken.items() if chunk.count})
-            if self._only_now and not self._loop.quiet:
+            if self._only_now and (left := self._loop.unfinished):
+                self._waiting.go_on(left, self._loop.answers)
                 continue
             if self._flush_due and owed(start, self._committed):
                 return Plan(start, advance(start, held, {}), {})
@@ -235,15 +244,15 @@ class Run:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         rows = replayed(end, self._store, self._source, self._stock.columns)
-        self._previous, self._repeated = end, frozenset(rows)
-        self.join(end)
+        self._repeated = frozenset(rows)
+        self.join(end, done=False)
         return rows
 
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
         if (handed := self._handed.get(holding.key)) is not None:
             return max(handed, checkpoint, key=lambda position: position.order)
-        previous = self._previous.of(holding.key)
-        return resumed(checkpoint, previous, holding.epoch, delivered=self._delivered(holding.key, self._previous))
+        delivered = self._delivered(holding.key, self._previous)
+        return resumed(checkpoint, self._previous.of(holding.key), delivered=delivered)
 
     def _delivered(self, key: str, end: Offset) -> bool:
         """Whether the sink has all of a shard up to this end: an earlier run may not have been able to repeat it."""
@@ -265,6 +274,14 @@ class Run:
         worker = Worker(store=self._store, source=self._source, me=options.worker_id, config=options.config)
         log.info("query joins as worker %s", worker.me)
         return LeaseLoop(worker, pace, self._resume)
+
+
+def _speak() -> None:
+    """Have warnings, and what befalls the query's part in its group, reach the driver's log."""
+    # The runner process is Spark's and sets up no logging; where somebody did, that stands.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
 
 
 def _end_on_signal() -> None:
