@@ -1,7 +1,8 @@
 """From a URL to a source: `scheme://place?option=value`, each scheme importing only what it needs.
 
 kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, several as `a,b`;
-                                        `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed
+                                        `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
+                                        `consumer=NAME` reads by enhanced fan-out
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named
 """
 
@@ -23,7 +24,7 @@ class _Module(Protocol):
 
 # scheme: (module, options it understands, the extra that brings its libraries)
 _SCHEMES: dict[str, tuple[str, frozenset[str], str]] = {
-    "kinesis": ("adapters.kinesis.streams", frozenset({"region", "endpoint", "if_trimmed"}), "aws"),
+    "kinesis": ("adapters.kinesis.streams", frozenset({"region", "endpoint", "if_trimmed", "consumer"}), "aws"),
     "eventhubs": ("adapters.event_hubs.source", frozenset({"group", "transport", "prefetch"}), "azure"),
 }
 

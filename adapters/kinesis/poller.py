@@ -7,7 +7,7 @@ record may be half done; a refreshed one is AFTER the last Kinesis record read.
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
@@ -20,7 +20,7 @@ from balancer.model import TRIM_HORIZON, HashRange, Position
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, GetShardIteratorInputTypeDef, RecordTypeDef
+    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
 log = logging.getLogger("leasehold.kinesis")
 
@@ -77,7 +77,7 @@ class Poller:
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
             return Batch((), None, None, wait)
         if answer is None:
-            return Batch((), None, None, LEAST_SECONDS)
+            return Batch((), None, None, self._wait(idle=True))
         self._faults.reset()
         return self._batch(answer)
 
@@ -99,38 +99,39 @@ class Poller:
 
     def _placed(self) -> str:
         try:
-            return self._client.get_shard_iterator(**self._place())["ShardIterator"]
+            return self._iterator_at(self._place())
         except ClientError as error:
-            trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._read is None
-            if not trimmed:
-                raise
-            if not self._rewind:
-                raise SourceError(_TRIMMED.format(self._shard, self._stream, self._start.sequence)) from error
+            self._rewind_from(error)
+        return self._iterator_at(self._place())
+
+    def _iterator_at(self, place: "StartingPositionTypeDef") -> str:
+        more: dict[str, Any] = {}
+        if "SequenceNumber" in place:
+            more["StartingSequenceNumber"] = place["SequenceNumber"]
+        if "Timestamp" in place:
+            more["Timestamp"] = place["Timestamp"]
+        return self._client.get_shard_iterator(
+            StreamName=self._stream, ShardId=self._shard, ShardIteratorType=place["Type"], **more
+        )["ShardIterator"]
+
+    def _rewind_from(self, error: ClientError) -> None:
+        """Go back to the oldest record, if the start was trimmed and that is wanted. Raises SourceError, or `error`."""
+        trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._read is None
+        if not trimmed:
+            raise error
+        if not self._rewind:
+            raise SourceError(_TRIMMED.format(self._shard, self._stream, self._start.sequence)) from error
         log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, self._start.sequence)
         self._start, self._done = TRIM_HORIZON, None
-        return self._client.get_shard_iterator(**self._place())["ShardIterator"]
 
-    def _place(self) -> "GetShardIteratorInputTypeDef":
-        place: GetShardIteratorInputTypeDef = {
-            "StreamName": self._stream,
-            "ShardId": self._shard,
-            "ShardIteratorType": "TRIM_HORIZON",
-        }
+    def _place(self) -> "StartingPositionTypeDef":
         if self._read is not None:
-            return {**place, "ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": self._read}
+            return {"Type": "AFTER_SEQUENCE_NUMBER", "SequenceNumber": self._read}
         if self._start.numbered:
-            return {
-                **place,
-                "ShardIteratorType": "AT_SEQUENCE_NUMBER",
-                "StartingSequenceNumber": self._start.sequence,
-            }
+            return {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._start.sequence}
         if self._start.sequence == "AT_TIMESTAMP":
-            return {
-                **place,
-                "ShardIteratorType": "AT_TIMESTAMP",
-                "Timestamp": datetime.fromtimestamp(self._start.sub / 1000, UTC),
-            }
-        return {**place, "ShardIteratorType": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
+            return {"Type": "AT_TIMESTAMP", "Timestamp": datetime.fromtimestamp(self._start.sub / 1000, UTC)}
+        return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         rows = answer["Records"]

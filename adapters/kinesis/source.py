@@ -4,11 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
 from adapters.kinesis.clients import reading_client
+from adapters.kinesis.fan_out import FanOut
+from adapters.kinesis.fan_out_consumer import Consumer
 from adapters.kinesis.faults import code_of, said_plainly
 from adapters.kinesis.poller import Poller
 from adapters.kinesis.shards import listed
@@ -26,13 +29,16 @@ PAGE = 1000
 class KinesisSource:
     """One stream.
 
-    client  speaks to the service; it is shared by all threads
-    name    the stream's
-    rewind  whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
-    clock   monotonic seconds; the service's own answers say what time that is
+    client    speaks to the service; it is shared by all threads
+    name      the stream's
+    rewind    whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
+    consumer  the name or ARN of a registered consumer: shards are read by enhanced fan-out; None: they are polled
+    clock     monotonic seconds; the service's own answers say what time that is
+
+    Raises ValueError if there can be no consumer of this name.
     """
 
-    reader: type[Poller] = Poller
+    reader: Callable[..., Poller] = Poller
     """What reads a shard; another kind makes something else of the same answers."""
 
     def __init__(
@@ -41,9 +47,12 @@ class KinesisSource:
         name: str,
         *,
         rewind: bool = False,
+        consumer: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
+        if consumer is not None:
+            self.reader = partial(FanOut, consumer=Consumer(client, name, consumer))
         self._client, self._name, self._rewind, self._clock = client, name, rewind, clock
         self._since_1970: float | None = None
         self._keys_decide: bool | None = None
@@ -134,4 +143,4 @@ def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     with said_plainly(name):
         client = reading_client(options.get("region"), options.get("endpoint"))
-    return KinesisSource(client, name, rewind="if_trimmed" in options)
+    return KinesisSource(client, name, rewind="if_trimmed" in options, consumer=options.get("consumer"))

@@ -138,4 +138,6 @@ def open_url(name: str, options: Mapping[str, str]) -> Source:
         return open_one(name, options)
     if "" in names or len(set(names)) < len(names):
         raise ValueError("source URL: several streams want different names with commas in between: kinesis://a,b")
+    if options.get("consumer", "").startswith("arn:"):
+        raise ValueError("source URL: option 'consumer' wants a name for several streams: an ARN is one stream's alone")
     return KinesisStreams(open_one(each, options) for each in names)
