@@ -1,4 +1,4 @@
-"""How fast one lease is read: KCL 3.x's own measure, so that Java and we may compare leases by it."""
+"""How fast one lease is read: KCL 3.x's own measure in its own unit, so that Java and we may compare leases by it."""
 
 from threading import Lock
 

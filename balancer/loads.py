@@ -1,6 +1,6 @@
 """Balance by throughput, where every lease's is known: the fewest moves that bring the fullest into a band (M13)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
@@ -11,26 +11,47 @@ BAND = 0.1
 """How far above the mean a worker's load may be before anything moves."""
 
 
+UNKNOWN = 10
+"""One in so many leases may be unmeasured: a shard that was just split must not end the balance of loads."""
+
+
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """How far counts may differ for the sake of loads: half a share where every weight is known, else 0.
+    """How far counts may differ for the sake of loads: half a share where nearly every weight is known, else 0.
 
     Where nothing flows, loads have nothing to say: only counts can be brought in order.
     """
-    known = bool(leases) and leases[0].weight is not None and all(lease.weight is not None for lease in leases)
-    return (floor + 1) // 2 if known and any(lease.weight for lease in leases) else 0
+    most = len(leases) // UNKNOWN
+    if all(lease.weight is None for lease in leases[: most + 1]):
+        return 0  # where nobody measures, without a look at the rest
+    weights = [lease.weight for lease in leases]
+    return (floor + 1) // 2 if weights.count(None) <= most and any(weights) else 0
 
 
-def relief(held: Mapping[str, Sequence[Lease]], room: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, str]:
+def average(leases: Iterable[Lease]) -> float:
+    """What a lease that was not measured yet is taken for; 0 if none was."""
+    known = [lease.weight for lease in leases if lease.weight is not None]
+    return sum(known) / max(len(known), 1)
+
+
+def weight_of(lease: Lease, unknown: float) -> float:
+    """Its weight, or that of the average lease."""
+    return unknown if lease.weight is None else lease.weight
+
+
+def relief(
+    held: Mapping[str, Sequence[Lease]], room: Mapping[str, int], spare: Mapping[str, int], unknown: float = 0.0
+) -> dict[str, str]:
     """Who should take which lease (by key) from the overloaded; the same for all who read alike.
 
-    held   the leases of each worker, those that may move
-    room   how many leases each worker may gain
-    spare  how many each may lose; whoever stays above the mean may lose more
+    held     the leases of each worker, those that may move
+    room     how many leases each worker may gain
+    spare    how many each may lose; whoever stays above the mean may lose more
+    unknown  the weight of a lease that was not measured yet
     Each move is from the fullest to the emptiest, so that the sum of squared loads falls with every
     one (S9), and none happens for a gain that noise could undo.
     """
-    loads = {worker: sum(lease.weight or 0.0 for lease in leases) for worker, leases in held.items()}
-    scale = _Scale({worker: list(leases) for worker, leases in held.items()}, loads, dict(room), dict(spare))
+    loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in held.items()}
+    scale = _Scale({worker: list(leases) for worker, leases in held.items()}, loads, dict(room), dict(spare), unknown)
     while scale.step():
         pass
     return scale.taken
@@ -44,6 +65,7 @@ class _Scale:
     loads: dict[str, float]
     room: dict[str, int]
     spare: dict[str, int]
+    unknown: float
     taken: dict[str, str] = field(factory=dict, init=False)
     mean: float = field(init=False)
     full: list[tuple[float, str]] = field(init=False)
@@ -84,19 +106,19 @@ class _Scale:
         most = gap * (1 - BAND / 2)
         if self.spare[donor] <= 0:
             most = min(most, self.loads[donor] - self.mean)
-        fits = [lease for lease in self.held[donor] if 0 < (lease.weight or 0.0) < most]
-        best = max(
-            fits, key=lambda lease: ((lease.weight or 0.0) * (gap - (lease.weight or 0.0)), lease.key), default=None
-        )
-        if best is None or (best.weight or 0.0) * (gap - (best.weight or 0.0)) < (BAND * self.mean) ** 2 / 4:
-            return None
-        return best
+        gains = [
+            (weight * (gap - weight), lease.key, lease)
+            for lease in self.held[donor]
+            if 0 < (weight := weight_of(lease, self.unknown)) < most
+        ]
+        gain, _, best = max(gains, default=(0.0, "", None), key=lambda one: one[:2])
+        return best if gain >= (BAND * self.mean) ** 2 / 4 else None
 
     def _move(self, lease: Lease, donor: str, taker: str) -> None:
         self.held[donor].remove(lease)
         self.taken[lease.key] = taker
         for worker, sign in ((donor, -1), (taker, 1)):
-            self.loads[worker] += sign * (lease.weight or 0.0)
+            self.loads[worker] += sign * weight_of(lease, self.unknown)
             self.room[worker] -= sign
             self.spare[worker] += sign
         # Who gains gives nothing in the same plan: others would carry that out before the gain is there.

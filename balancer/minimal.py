@@ -19,7 +19,7 @@ from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
 from balancer.handoff import STUCK_SECONDS
-from balancer.loads import BAND, relief, slack
+from balancer.loads import BAND, average, relief, slack, weight_of
 from balancer.model import Lease, Me
 
 ALTERNATES = 3
@@ -162,6 +162,10 @@ class _Fleet:
             _rob(lease, "M6") for lease in stolen[: self.rules.max_steals]
         )
 
+    @cached_property
+    def _unknown(self) -> float:
+        return average(self.census.leases)
+
     def _loaded(self) -> bool:
         """M13: whether this worker has its part of the load, in however few leases; no where loads are not known.
 
@@ -169,8 +173,11 @@ class _Fleet:
         """
         if not self.tolerance:
             return False
-        mine = sum(lease.weight or 0.0 for lease in self.census.mine)
-        return mine * len(self.counts) >= (1 - BAND) * sum(lease.weight or 0.0 for lease in self.census.leases)
+        mine, everybodys = (
+            sum(weight_of(lease, self._unknown) for lease in leases)
+            for leases in (self.census.mine, self.census.leases)
+        )
+        return mine * len(self.counts) >= (1 - BAND) * everybodys
 
     def relieve(self) -> tuple[Action, ...]:
         """M13: take from the overloaded what falls to this worker, once the counts are in order."""
@@ -184,7 +191,7 @@ class _Fleet:
         most, least = self.floor + 1 + self.tolerance, self.floor - self.tolerance
         room = {worker: min(most, self._limit) - count for worker, count in self.counts.items()}
         spare = {worker: count - least for worker, count in self.counts.items()}
-        takers = relief(held, room, spare)
+        takers = relief(held, room, spare, self._unknown)
         mine = [lease for lease in self.census.leases if takers.get(lease.key) == self.me.worker]
         return tuple(_rob(lease, "M13") for lease in sorted(mine, key=_shed_order)[: self.rules.max_steals])
 

@@ -1,5 +1,6 @@
 """Balance by throughput: into the band with few moves, and then quiet (M13)."""
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -57,12 +58,30 @@ def test_loads_come_into_the_band_and_stay(seed: int) -> None:
     assert 0 < moved <= 0.08 * len(leases)
 
 
-def test_one_unknown_weight_leaves_it_to_the_counts() -> None:
-    """A lease counted as weightless would be moved to wherever it does most harm."""
+def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
+    return [evolve(lease, weight=None) if first <= place < last else lease for place, lease in enumerate(leases)]
+
+
+def test_many_unknown_weights_leave_it_to_the_counts() -> None:
+    """Beside peers that measure nothing, whatever their leases are taken for would move them about."""
     leases = [*fleet(1).values()]
-    assert slack(leases, 20) == 10
-    assert slack([*leases[:-1], evolve(leases[-1], weight=None)], 20) == 0
+    assert slack(leases, 20) == slack(unmeasured(leases, 0, 30), 20) == 10
+    assert slack(unmeasured(leases, 0, 31), 20) == slack(unmeasured(leases, 200, 231), 20) == 0
     assert slack([], 0) == 0
+
+
+def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
+    """Children that nobody measured yet would end the balance of loads, and all counts would be evened out."""
+    leases = fleet(1)
+    for turn in range(20):
+        for worker, action in plans(leases, turn):
+            leases[action.lease.key] = evolve(action.lease, owner=worker)
+    counts = Counter(lease.owner for lease in leases.values())
+    assert max(counts.values()) > min(counts.values()) + 1
+    typical = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 1.6))
+    leases[typical.key] = evolve(typical, weight=None)
+    assert plans(leases, 21) == []
+    assert relief({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1.0) == {"n-2": "b"}
 
 
 def test_where_nothing_flows_the_counts_decide() -> None:

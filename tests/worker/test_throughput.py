@@ -1,11 +1,14 @@
 """What is measured of a lease while it is read, and how the table comes to know it."""
 
+from random import Random
+
 import pytest
 from virtual_fleet import Clock, FaultyStore, member, together
 
 from adapters.handling import Handling
+from adapters.holding import MEASURE_SECONDS
 from adapters.reading import Reading
-from adapters.simulator.stream import ListSource, Shelf, shard
+from adapters.simulator.stream import ListSource, Shelf, even_shards, shard
 from adapters.source import Record
 from adapters.throughput import Throughput
 from balancer.config import Config
@@ -35,14 +38,14 @@ def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
 def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
     """Without it a shard so busy that its checkpoints are its renewals would stay unmeasured."""
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
-    source.shelves["s-0"] = Shelf([Record(bytes(1024), str(number)) for number in range(100)], size=1)
+    source.shelves["s-0"] = Shelf([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     ours = member(store, source, clock, config=Config(lease_seconds=10.0))
     ours.run(1)
     reading = Reading(
         ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
     )
-    due = clock.now
-    for _ in range(60):
+    due, end = clock.now, clock.now + 2 * MEASURE_SECONDS
+    while clock.now < end:
         ours.run(max(0.0, due - clock.now))
         due = reading.step(clock.now)
     assert store.row("s-0").weight == pytest.approx(5.0, rel=0.1)  # five readings a second
@@ -63,7 +66,7 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
     eighth = 2**125
     source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
-    rates = {f"s-{n}": 700.0 if n == 0 else 100.0 for n in range(8)}
+    rates = {f"s-{n}": 750.0 if n == 0 else 100.0 for n in range(8)}
     for _ in range(300):
         for each in fleet:
             for holding in each.worker.holdings:
@@ -75,4 +78,22 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
                     holding.part()
     loads = [sum(rates[key] for key in each.held) for each in fleet]
     assert {row.key: row.weight for row in store.list().leases} == pytest.approx(rates, rel=0.3)
-    assert sorted(loads) == [700.0, 700.0]
+    assert sorted(loads) == [700.0, 750.0]
+
+
+def test_bursts_move_nothing() -> None:
+    """Without it leases would follow every burst: 25 moves of eight leases where eight balance the fleet."""
+    clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
+    source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
+    fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]
+    together(fleet, 10.0)
+    before = [each.held for each in fleet]
+    for _ in range(300):
+        for each in fleet:
+            for holding in each.worker.holdings:
+                holding.throughput.add(int(draw.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
+                if holding.parting:
+                    holding.part()
+        together(fleet, 1.0)
+    assert all(row.weight for row in store.list().leases)
+    assert [each.held for each in fleet] == before
