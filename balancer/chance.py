@@ -20,17 +20,25 @@ from balancer.model import Lease, Me
 
 def digest_under(salt: str) -> Callable[[str], bytes]:
     """The 8-byte digest of a text under this salt."""
-    field = _field(salt)
-    return lambda text: blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=field).digest()
+    blank = _salted(salt)
+
+    def digest(text: str) -> bytes:
+        hashing = blank.copy()
+        hashing.update(text.encode("utf-8", "surrogatepass"))
+        return hashing.digest()
+
+    return digest
 
 
 def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     """A sort key for leases: one order for everybody who uses the same salt."""
-    field = _field(salt)
+    blank = _salted(salt)
 
     def place(lease: Lease) -> tuple[bytes, str]:
         key = lease.key  # one call for each of perhaps ten thousand leases: no more calls than needed
-        return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, salt=field).digest(), key
+        hashing = blank.copy()
+        hashing.update(key.encode("utf-8", "surrogatepass"))
+        return hashing.digest(), key
 
     return place
 
@@ -53,5 +61,7 @@ def drawn_owner(counts: Mapping[str, int], me: Me) -> str:
     raise AssertionError("a place beyond the last lease")
 
 
-def _field(salt: str) -> bytes:
-    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _salted(salt: str) -> blake2b:
+    """A copy of this takes a third of the time of a new one."""
+    field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(digest_size=8, salt=field)
