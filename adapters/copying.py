@@ -15,17 +15,22 @@ from balancer.model import Lease
 from stores.protocol import Outcome, Store
 
 
-def renamed(leases: Iterable[Lease], off: str, on: str) -> tuple[Lease, ...]:
-    """Those whose key begins with `off`, with `on` in its place, in the parents too."""
+def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = None) -> tuple[Lease, ...]:
+    """Those whose key begins with `off`, with `on` in its place, in the parents too.
+
+    They are of `stream` then; if none is said, of the one that a changed key names, or of the one they were of.
+    """
 
     def name(key: str) -> str:
         return on + key.removeprefix(off)
 
-    return tuple(
-        evolve(lease, key=name(lease.key), shard=_shard(lease, off), parents=tuple(map(name, lease.parents)))
-        for lease in leases
-        if lease.key.startswith(off)
-    )
+    def one(lease: Lease) -> Lease:
+        key, shard = name(lease.key), _shard(lease, off)
+        named = key.removesuffix(shard).removesuffix(":") if off or on else lease.stream
+        parents = tuple(map(name, lease.parents))
+        return evolve(lease, key=key, shard=shard, parents=parents, stream=named if stream is None else stream)
+
+    return tuple(one(lease) for lease in leases if lease.key.startswith(off))
 
 
 def _shard(lease: Lease, off: str) -> str:

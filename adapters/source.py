@@ -96,7 +96,7 @@ class Selective(Protocol):
     """A source that may stand for a part of a table's leases."""
 
     def reads(self, lease: Lease) -> bool:
-        """Whether this lease is of a stream it reads."""
+        """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
         ...
 
 

@@ -14,7 +14,7 @@ from azure.storage.blob import ContainerClient
 
 from balancer.model import TRIM_HORIZON, Lease
 from stores.blob import BlobObjects, asking, one_hub, open_container
-from stores.blob_names import read_position
+from stores.blob_names import read_position, stream_of
 from stores.etags import EtagStore
 from stores.fields import BadField
 from stores.layouts import Part, Parts
@@ -27,18 +27,23 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagSto
 
     Raises ValueError, StoreError.
     """
-    folder = "/".join(one_hub(options)) if "eventhub" in options else options.get("prefix", "").strip("/")
+    hub = one_hub(options) if "eventhub" in options else None
+    folder = "/".join(hub) if hub else options.get("prefix", "").strip("/")
     if not folder:
         raise ValueError("store URL: azblob-eph:// wants eventhub=<namespace>/<hub>, or the folder as prefix")
     client = open_container(place, options.get("endpoint"), create=False)
-    return EtagStore(HostObjects(client), HostLayout(folder))
+    return EtagStore(HostObjects(client), HostLayout(folder, stream_of(*hub) if hub else ""))
 
 
 @frozen
 class HostLayout:
-    """One folder of the Event Processor Host; names are compared as written, as it did."""
+    """One folder of the Event Processor Host; names are compared as written, as it did.
+
+    stream  what its leases are of, where that is known
+    """
 
     folder: str
+    stream: str = ""
 
     @property
     def promises(self) -> Promises:
@@ -76,7 +81,7 @@ class HostLayout:
         if "offset" not in fields or "sequencenumber" not in fields:
             raise BadField("Offset", "the blob is no lease of an Event Processor Host")
         at = read_position(fields, TRIM_HORIZON) if fields["offset"] else TRIM_HORIZON
-        return Lease(key, owner=fields.get("owner") or None, version=parts.version, checkpoint=at)
+        return Lease(key, stream=self.stream, owner=fields.get("owner") or None, version=parts.version, checkpoint=at)
 
     def ownership(self, stored: Fields, before: Lease, after: Lease) -> Fields:
         """Refused."""

@@ -27,6 +27,11 @@ _NO_OFFSET = frozenset({"", "no offset"})
 """What some SDKs have written where they knew none."""
 
 
+def stream_of(namespace: str, hub: str, group: str) -> str:
+    """The name that leases of one consumer group of one hub carry, in every layout: the folder of its blobs."""
+    return f"{namespace}/{hub}/{group}".lower()
+
+
 @frozen
 class EventHubLayout:
     """The blobs of one consumer group of one event hub; a lease's key is its partition's id.
@@ -57,7 +62,7 @@ class EventHubLayout:
 
     def prefix(self, part: Part) -> str:
         """Lower case throughout, and the slash at the end, or `ownership-old/0` would count."""
-        return f"{self.namespace}/{self.hub}/{self.group}/{part}/".lower()
+        return f"{self._stream}/{part}/"
 
     def name(self, key: str, part: Part) -> str:
         """The blob of one partition. Raises StoreError for what is none."""
@@ -79,6 +84,7 @@ class EventHubLayout:
         yields = owner is not None and fields.get("handoffowner") == owner
         return Lease(
             key,
+            stream=self._stream,
             owner=owner,
             version=parts.version,
             idle=parts.ownership.age if parts.ownership else 0.0,
@@ -108,6 +114,10 @@ class EventHubLayout:
     def notes(self, stored: Fields, before: Lease, after: Lease) -> Fields:
         """Never asked for: notes stand on the ownership."""
         return self.ownership(stored, before, after)
+
+    @property
+    def _stream(self) -> str:
+        return stream_of(self.namespace, self.hub, self.group)
 
 
 def _plain(field: str, text: str) -> str:

@@ -7,6 +7,7 @@ import typer
 from adapters.cli.checkpoint_moves import ended, told
 from adapters.copying import copied, planned, renamed, verified, wanting
 from adapters.moves import STILL_SECONDS, Move, living, readable
+from balancer.model import Lease
 from stores.protocol import Store, StoreError
 from stores.urls import open_store
 
@@ -25,7 +26,9 @@ nothing at all, so TO must be there.
 
 A partition has its id for a key in every store, so a hub's checkpoints can go from DynamoDB to the blobs of
 the Azure SDKs and back as they are. (Those blobs want each checkpoint's offset, which any worker here stores.)
-Where a table serves several streams, `--strip` and `--add` change the keys' prefix.
+Where a table serves several streams, `--strip` and `--add` change the keys' prefix. Leases of a hub name their
+namespace, hub and group, and a worker of another refuses them: `--stream namespace/hub/group`, in lower case,
+begins a new group where an old one stands.
 
 Exit status: 0 if every checkpoint is in TO, 1 if any was refused or a store failed (run it again: what is
 done is not done twice), 2 on bad usage.
@@ -38,6 +41,7 @@ def command(  # noqa: PLR0917  one for each option
     to: Annotated[str, typer.Argument(metavar="TO", help="The store to write, as a URL.", show_default=False)],
     strip: Annotated[str, typer.Option(help="Copy only keys that begin with this, without it.")] = "",
     add: Annotated[str, typer.Option(help="Put this before every key.")] = "",
+    stream: Annotated[str | None, typer.Option(help="Say that they are of this stream. [what FROM says]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")] = False,
     still_seconds: Annotated[float, typer.Option(help="An owner silent for this long is gone.", min=0)] = STILL_SECONDS,
     even_if_owned: Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")] = False,
@@ -53,7 +57,7 @@ def command(  # noqa: PLR0917  one for each option
         raise ended("copy-leases", error, 1) from None
     still = 0.0 if even_if_owned else still_seconds
     try:
-        moves = _planned(source, target, strip, add, still)
+        moves = _planned(target, renamed(readable(source, "FROM"), strip, add, stream), still)
         raise told(moves if dry_run else _carried_out(target, moves), dry_run=dry_run, as_json=as_json)
     except StoreError as error:
         raise ended("copy-leases", error, 1) from None
@@ -62,8 +66,7 @@ def command(  # noqa: PLR0917  one for each option
         target.close()
 
 
-def _planned(source: Store, target: Store, strip: str, add: str, still: float) -> tuple[Move, ...]:
-    leases = renamed(readable(source, "FROM"), strip, add)
+def _planned(target: Store, leases: tuple[Lease, ...], still: float) -> tuple[Move, ...]:
     stored = readable(target, "TO")
     moves = planned(leases, stored, ())
     doubtful = [move.stored for move in moves if wanting(move) and move.stored]

@@ -11,6 +11,8 @@ from azure.eventhub import TransportType, parse_connection_string
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import AuthenticationError
 
+from stores.blob_names import stream_of
+
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
 """The environment variable that holds the connection string, where one is used."""
 
@@ -56,6 +58,11 @@ class Access:
     secret: str = field(default="", repr=False)
     identity: Identity | None = field(default=None, repr=False)
     websockets: bool = False
+
+    @property
+    def stream(self) -> str:
+        """The name that leases of this group of this hub carry."""
+        return stream_of(self.namespace, self.hub, self.group)
 
     def client(self) -> EventHubConsumerClient:
         """A new client. Faults surface at once: whoever keeps our appointments does the waiting."""

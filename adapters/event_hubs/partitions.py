@@ -58,7 +58,9 @@ class Partitions:
     def all(self) -> tuple[Shard, ...]:
         """Every partition there is now, those added at run time included, in the order of their numbers."""
         found = self._ask(_ids)
-        return tuple(Shard(each) for each in sorted(found, key=lambda each: (len(each), each)))
+        return tuple(
+            Shard(each, stream=self._access.stream) for each in sorted(found, key=lambda each: (len(each), each))
+        )
 
     def latest(self, partition: str) -> Position:
         """The last event enqueued; of a partition that never had one, the beginning of time.

@@ -21,6 +21,11 @@ PREFETCH_MOST = 10_000
 DOMAIN = "servicebus.windows.net"
 TRANSPORTS = ("amqp", "websockets")
 
+_STRANGE = (
+    "lease {!r}: the hub and group it names is {}, not {}: "
+    "give each group of each hub a table, a container or a prefix of its own"
+)
+
 
 class EventHubsSource:
     """One event hub as one consumer group reads it."""
@@ -32,8 +37,14 @@ class EventHubsSource:
 
     @property
     def stream(self) -> str:
-        """One table serves one consumer group of one hub."""
-        return ""
+        """Namespace, hub and group, in lower case."""
+        return self._access.stream
+
+    def reads(self, lease: Lease) -> bool:
+        """True. Raises SourceError for a lease of another hub or group, whose partitions have the same ids."""
+        if lease.stream != self.stream:
+            raise SourceError(_STRANGE.format(lease.key, lease.stream or "none", self.stream))
+        return True
 
     def shards(self) -> tuple[Shard, ...]:
         """Every partition, those added at run time included. Raises SourceUnavailable or SourceError."""

@@ -81,6 +81,7 @@ class RoomyLayout(EventHubLayout):
         sub, _, token = lease.checkpoint.token.partition("/")
         return evolve(
             lease,
+            stream="",
             parents=tuple(parents),
             hash_range=tuple(hash_range) if hash_range else None,
             weight=weight if lease.weight is None else lease.weight,

@@ -40,9 +40,9 @@ def test_every_hosts_lease_is_read(blobs: ContainerClient) -> None:
     listing = store.list()
     zero, one, two = listing.leases
     assert [facts(zero), facts(one), facts(two)] == [
-        Lease("0", owner="host-1", checkpoint=Position("9")),
-        Lease("1", checkpoint=Position("10")),
-        Lease("2", checkpoint=TRIM_HORIZON),
+        Lease("0", FOLDER.lower(), owner="host-1", checkpoint=Position("9")),
+        Lease("1", FOLDER.lower(), checkpoint=Position("10")),
+        Lease("2", FOLDER.lower(), checkpoint=TRIM_HORIZON),
     ]
     assert [zero.checkpoint.token, one.checkpoint.token] == ["4520", "4530"]
     assert listing.malformed == (Malformed("3", "Offset", "the blob is no lease of an Event Processor Host"),)

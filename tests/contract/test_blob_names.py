@@ -89,7 +89,8 @@ def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> 
 def test_ownership_is_read(fields: Fields, owner: str | None, heir: str | None, yields: bool) -> None:
     """A released partition would look owned, or a stranger's be asked for what it never answers."""
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields, age=7.0)))
-    assert lease == Lease("0", owner=owner, heir=heir, yields=yields, version=Version("0x8D"), idle=7.0)
+    stream = "localhost:15672/hub1/$default"
+    assert lease == Lease("0", stream, owner=owner, heir=heir, yields=yields, version=Version("0x8D"), idle=7.0)
 
 
 @pytest.mark.parametrize(

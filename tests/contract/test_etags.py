@@ -61,7 +61,7 @@ def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> N
         store.create(Lease("0", owner="ann", checkpoint=AT_9))
     objects.mute = frozenset()
     (lease,) = EtagStore(objects, layout).list().leases
-    assert lease == Lease("0", checkpoint=AT_9)
+    assert lease == Lease("0", lease.stream, checkpoint=AT_9)
     assert done(store.claim(lease, "bob")).owner == "bob"
 
 

@@ -54,8 +54,8 @@ def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
 def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that the table of schemes does not know could not be given at all."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
-    source = open_source("eventhubs://place/hub?group=$Default&transport=websockets&prefetch=7")
-    assert source.stream == ""
+    source = open_source("eventhubs://Place/hub?group=$Default&transport=websockets&prefetch=7")
+    assert source.stream == "place.servicebus.windows.net/hub/$default"
     source.close()
 
 

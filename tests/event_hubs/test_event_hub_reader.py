@@ -148,10 +148,10 @@ def test_a_slow_handler_bounds_what_is_in_memory(here: Here) -> None:
 def test_a_partition_added_at_run_time_is_read_from_its_beginning(here: Here) -> None:
     """Its first events may come before anybody knows of it."""
     source = here.source()
-    assert source.shards() == (Shard("0"), Shard("1"))
+    assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
     here.hubs.add_partitions(here.hub, 9)
     here.send(["first"], partition="10")
-    assert source.shards() == tuple(Shard(str(number)) for number in range(11))
+    assert source.shards() == tuple(Shard(str(number), source.stream) for number in range(11))
     assert (source.gone("10"), source.gone("11")) == (False, True)
     assert texts(collected(source.open(Lease("10"), TRIM_HORIZON), 1)) == ["first"]
 
@@ -169,4 +169,4 @@ def test_many_partitions_need_one_thread_and_close_lets_every_link_go(here: Here
     until(lambda: not here.readers())
     source.close()
     assert until(lambda: not any(partition["readers"] for partition in here.hubs.look(here.hub)))
-    assert not started & set(threading.enumerate())
+    until(lambda: not started & set(threading.enumerate()))

@@ -61,7 +61,7 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
         # The client knows one port for websockets, and asking for it here would want a privileged one.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
         source = here.source(transport="websockets")
-        assert source.shards() == (Shard("0"), Shard("1"))
+        assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
         reader = source.open(Lease("0"), TRIM_HORIZON)
         assert texts(collected(reader, 3)) == ["a", "b", "c"]
         reader.close()

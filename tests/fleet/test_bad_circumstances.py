@@ -37,11 +37,11 @@ SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
 class Partitions:
     """A hub that only has partitions."""
 
-    stream = ""
+    stream = PREFIX
 
     def shards(self) -> tuple[Shard, ...]:
         """Four."""
-        return tuple(Shard(str(number)) for number in range(4))
+        return tuple(Shard(str(number), self.stream) for number in range(4))
 
 
 @define

@@ -21,6 +21,7 @@ from adapters.local.services import AZURITE_ACCOUNT
 from adapters.worker import Worker
 from balancer.config import Config, EventHubs, Minimal, Rules
 from balancer.model import Shard
+from stores.blob_names import stream_of
 from stores.urls import open_store
 
 pytestmark = pytest.mark.services
@@ -69,11 +70,11 @@ def group(blobs: str) -> Iterator[Blobs]:
 class Partitions:
     """A hub that only has partitions."""
 
-    stream = ""
+    stream = stream_of(NAMESPACE, HUB, GROUP)
 
     def shards(self) -> tuple[Shard, ...]:
         """All of them."""
-        return tuple(Shard(pid) for pid in PARTITIONS)
+        return tuple(Shard(pid, self.stream) for pid in PARTITIONS)
 
 
 @pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))

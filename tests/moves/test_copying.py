@@ -61,10 +61,18 @@ def test_a_copied_lease_is_whole_and_nobodys() -> None:
 
 def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
     """A lease would name a parent that is not in its table, and be read before it."""
-    child = Lease("orders:s-1", shard="s-1", parents=("orders:s-0",))
+    child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
     other = Lease("bills:s-1")
-    assert copying.renamed((child, other), "orders:", "") == (Lease("s-1", parents=("s-0",)),)
-    assert copying.renamed((Lease("3"),), "", "hub:") == (Lease("hub:3", shard="3"),)
+    plain = Lease("s-1", parents=("s-0",))
+    assert copying.renamed((child, other), "orders:", "") == (plain,)
+    assert copying.renamed((plain,), "", "orders:") == (child,)
+
+
+def test_a_hubs_leases_stay_its_own_unless_told() -> None:
+    """A new group could not begin where an old one stands, or would by mistake."""
+    lease = Lease("3", stream="ns/orders/old")
+    assert copying.renamed((lease,), "", "") == (lease,)
+    assert copying.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
 
 
 def test_what_was_written_is_read_again() -> None:
