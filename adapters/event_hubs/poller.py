@@ -20,7 +20,7 @@ from balancer.model import Position
 
 log = logging.getLogger("leasehold.event_hubs")
 
-IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
+IDLE_SECONDS, IDLE_SECONDS_MOST, IDLE_GROWTH = 0.05, 0.5, 1.3
 FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
 ENQUEUED_TIME = b"x-opt-enqueued-time"
 
@@ -75,7 +75,7 @@ class PartitionReader:
         return Batch(records, self._position, self._behind, wait_seconds=0.0)
 
     def _waiting(self) -> Batch:
-        wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
+        wait, self._idle = self._idle, min(IDLE_GROWTH * self._idle, IDLE_SECONDS_MOST)
         return Batch((), None, None if self._behind is None else 0.0, wait)
 
     def _again(self, fault: BaseException) -> Batch:
