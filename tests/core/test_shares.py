@@ -1,5 +1,6 @@
 """The shares of `minimal` against all divisions there are, and what must not disturb them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, product
 
@@ -65,6 +66,29 @@ def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> N
                 shares = shares_of(counts, leases, groups)
                 assert shares in even
                 assert moves_to(counts, shares) == min(moves_to(counts, each) for each in even)
+
+
+@pytest.mark.parametrize("grouping", ["two and three", "one and four"])
+def test_of_equally_cheap_divisions_the_one_nearest_to_the_groups_parts_is_chosen(grouping: str) -> None:
+    """M2: of 11 leases a group of one worker in five would get 3 and its part is 2.2, because of its name."""
+    groups, names = GROUPINGS[grouping]
+    for leases in range(11):
+        even = even_shares(names, leases, groups)
+        for held in divisions(leases, len(names)):
+            counts = dict(zip(names, held, strict=True))
+            least = min(moves_to(counts, each) for each in even)
+            nearest = min(distance(each, groups) for each in even if moves_to(counts, each) == least)
+            assert distance(shares_of(counts, leases, groups), groups) == pytest.approx(nearest)
+
+
+def distance(shares: dict[str, int], groups: Groups) -> float:
+    """By how many leases groups are off their parts, in all."""
+    total = sum(shares.values())
+    members = Counter(path_of(worker, groups) for worker in shares)
+    held = dict.fromkeys(members, 0)
+    for worker, share in shares.items():
+        held[path_of(worker, groups)] += share
+    return sum(abs(held[path] - total * size / len(shares)) for path, size in members.items())
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
