@@ -215,7 +215,7 @@ class Worker:
         began = self.clock()
         found = self.store.list() if asked is None else Listing(self.store.get(asked))
         listing = self.discovery.concerning(found)
-        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked)
+        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
         # What was not read now may be another's by now. KCL 2.x renews finished leases too.
         fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
         strays = self._holdings.strays(fresh, ended=isinstance(self.config.rules, Kcl))

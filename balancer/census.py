@@ -29,9 +29,10 @@ class Census:
     expired  owned, but its version stood still too long; my own among them
     mine     held by me and not expired
     moving   held or not, with an heir named (H1 to H4)
-    counts   unexpired leases by owner. The asking worker is always there, perhaps with 0. Other
-             workers without a lease cannot be seen, and a worker whose leases have all expired is
-             not counted, or the target would be too low and its leases would wait.
+    counts   unexpired leases by owner. The asking worker is always there, perhaps with 0, and so are
+             those that are led. Other workers without a lease cannot be seen, and a worker whose leases
+             have all expired is not counted, or the target would be too low and its leases would wait.
+    led      workers who may yet be given leases by their KCL 3.x leader, and take none themselves (M14)
     """
 
     worker: str
@@ -41,6 +42,7 @@ class Census:
     mine: tuple[Lease, ...]
     moving: tuple[Lease, ...]
     counts: Mapping[str, int]
+    led: tuple[str, ...] = ()
 
     @property
     def available(self) -> tuple[Lease, ...]:
@@ -73,17 +75,22 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
 
 
 def _census(reading: tuple[Lease, ...], odd: list[Lease], me: Me, config: Config) -> Census:
-    limit, patience = expires_above(config), _patience(me, config)
+    limit, patience, led_by = expires_above(config), _patience(me, config), {worker for worker, _ in me.history.led}
     expired = [
         lease
         for lease in odd
-        if lease.owner is not None and lease.idle > limit and lease.idle > patience.get(lease.owner, limit)
+        if lease.owner is not None
+        and lease.idle > limit
+        and lease.idle > patience.get(lease.owner, limit)
+        and not (lease.owner in led_by and _just_given(lease, limit))
     ]
     counts = Counter(map(attrgetter("owner"), reading))
     counts.subtract(Counter(map(attrgetter("owner"), expired)))
     counts.pop(None, None)
-    counts[me.worker] += 0
-    held = {owner: count for owner, count in counts.items() if count or owner == me.worker}
+    led = _led(expired, me, config)
+    for worker in (me.worker, *led):
+        counts[worker] += 0
+    held = {owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led}
     dead = {lease.key for lease in expired}
     return Census(
         worker=me.worker,
@@ -93,7 +100,26 @@ def _census(reading: tuple[Lease, ...], odd: list[Lease], me: Me, config: Config
         mine=tuple([lease for lease in reading if lease.owner == me.worker and lease.key not in dead]),
         moving=tuple(lease for lease in odd if lease.heir is not None),
         counts=held,
+        led=led,
     )
+
+
+def _just_given(lease: Lease, limit: float) -> bool:
+    """M14: not renewed yet by its new owner, who finds it at its next poll: KCL's come every lease_seconds."""
+    return lease.held <= lease.idle <= 2 * limit
+
+
+def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
+    """M14: who reports and may still be given leases; not who lets one expire, nor who was given none for too long."""
+    if not (me.history.led and isinstance(config.rules, Minimal)):
+        return ()
+    limit, dying = overdue_seconds(config, config.rules), {lease.owner for lease in expired}
+    return tuple(worker for worker, waited in me.history.led if waited <= limit and worker not in dying)
+
+
+def overdue_seconds(config: Config, rules: Minimal) -> float:
+    """A lease free for longer is not taken by who should take it (M9)."""
+    return config.lease_seconds + rules.grace_seconds + rules.patience * config.cycle_seconds
 
 
 def expires_above(config: Config) -> float:

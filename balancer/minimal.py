@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from balancer.actions import Action, Claim, Release, RequestHandoff, Steal
 from balancer.cadence import gathering
-from balancer.census import Census
+from balancer.census import Census, overdue_seconds
 from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
@@ -37,11 +37,11 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
     counts = {**dict.fromkeys(names, 0), **counts} if names else counts
     floor, extras = divmod(len(census.leases), max(len(counts), size))
     tolerance = slack(census.leases, floor)
-    if counts[me.worker] > floor and not (census.available or tolerance or rules.release):
+    if counts[me.worker] > floor and not (census.available or tolerance or rules.release or census.led):
         return ()  # M3: no share is larger than the floor + 1
     fleet = _Fleet(census, me, config, rules, counts, floor, extras, tolerance)
     joined = () if me.worker in names else fleet.join(free)
-    return joined or fleet.fill(free) or fleet.relieve() or fleet.lose_patience(overdue)
+    return joined or fleet.fill(free) or fleet.let_go(free) or fleet.relieve() or fleet.lose_patience(overdue)
 
 
 def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
@@ -87,7 +87,7 @@ def _graced(lease: Lease, rules: Minimal) -> bool:
 
 def _overdue(lease: Lease, config: Config, rules: Minimal) -> bool:
     """M9: free for so long that whoever should take it does not; unknown at first sight."""
-    return config.lease_seconds + rules.grace_seconds + patience_seconds(config, rules) < lease.idle < math.inf
+    return overdue_seconds(config, rules) < lease.idle < math.inf
 
 
 def patience_seconds(config: Config, rules: Minimal) -> float:
@@ -150,13 +150,10 @@ class _Fleet:
         need = self.share(self.me.worker) - self.counts[self.me.worker]
         if need <= 0:
             return ()
-        most, base, lucky = self._limit, self.floor, self._favoured
-        lacking = {worker: min(base + (worker in lucky), most) - count for worker, count in self.counts.items()}
-        first = sum(lack for worker, lack in lacking.items() if lack > 0 and worker < self.me.worker)
+        first = self._place(self.me.worker)
         claimed = nsmallest(first + need, free, key=_shed_order)[first:]
-        surplus = {worker: -lack for worker, lack in lacking.items() if lack < 0}
         robbing = need > self.tolerance and not self._loaded() and not gathering(self.census.mine, self.me, self.config)
-        stolen = self._shed(_cut(surplus, max(first - len(free), 0), first + need - len(free))) if robbing else ()
+        stolen = self._surplus(first - len(free), first + need - len(free)) if robbing else ()
         # M7: what is free hurts nobody; only what is taken from the living has a limit.
         return tuple(Claim(lease, "M6") for lease in claimed) + tuple(
             _rob(lease, "M6") for lease in stolen[: self.rules.max_steals]
@@ -165,6 +162,35 @@ class _Fleet:
     @cached_property
     def _unknown(self) -> float:
         return average(self.census.leases)
+
+    @cached_property
+    def _lacking(self) -> dict[str, int]:
+        most, base, lucky = self._limit, self.floor, self._favoured
+        return {worker: min(base + (worker in lucky), most) - count for worker, count in self.counts.items()}
+
+    def _place(self, worker: str) -> int:
+        """Where this worker begins to take from the line."""
+        return sum(lack for other, lack in self._lacking.items() if lack > 0 and other < worker)
+
+    def _surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
+        """What stands in these places of the line, the first donor's surplus at its head."""
+        surplus = {worker: -lack for worker, lack in self._lacking.items() if lack < 0}
+        return self._shed(_cut(surplus, max(start, 0), stop))
+
+    def let_go(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+        """M14: workers that are given only what is free have a part of the line too; what is mine of it I let go.
+
+        Nothing while one of them has more than its share: how they share is their leader's affair, not ours.
+        """
+        if any(self._lacking.get(worker, 0) < 0 for worker, _ in self.me.history.led):
+            return ()
+        going: list[Lease] = []
+        for worker in self.census.led:
+            need, first = self._lacking[worker], self._place(worker) - len(free)
+            if need > self.tolerance:
+                going += self._surplus(first, first + need)
+        mine = [lease for lease in going if lease.owner == self.me.worker]
+        return tuple(Release(lease, "M14") for lease in mine[: self.rules.max_steals])
 
     def _loaded(self) -> bool:
         """M13: whether this worker has its part of the load, in however few leases; no where loads are not known.

@@ -222,6 +222,8 @@ class History:
                   and then be renewed by it, in seconds (a lower bound of how slowly it renews)
     full_still    seconds since the whole table was last read; 0 right after it was
     hearing       of bulletins; None where everybody lists the table (C14)
+    led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
+                  no lease more (M14)
     """
 
     owners_still: float = 0.0
@@ -230,6 +232,7 @@ class History:
     gaps: tuple[tuple[str, float], ...] = ()
     full_still: float = 0.0
     hearing: Hearing | None = None
+    led: tuple[tuple[str, float], ...] = ()
 
 
 @frozen

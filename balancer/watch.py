@@ -13,6 +13,7 @@ from attrs import field, frozen
 from balancer.bulletins import Ear
 from balancer.holes import holes_after
 from balancer.model import History, Lease
+from balancer.reports import NO_REPORTS, Reports, Roll
 
 
 @frozen
@@ -42,6 +43,7 @@ class Watch:
     fleet_at    end of the first reading that showed the present set of owners and heirs
     full_at     end of the last reading of the whole table
     ear         hears bulletins; None where none are written (C14)
+    roll        of the workers that report beside the leases
     """
 
     history: History = field(factory=History)
@@ -50,9 +52,15 @@ class Watch:
     fleet_at: float | None = None
     full_at: float = -math.inf
     ear: Ear | None = None
+    roll: Roll = field(factory=Roll)
 
     def look(
-        self, listing: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None = None
+        self,
+        listing: Iterable[Lease],
+        began: float,
+        ended: float,
+        asked: Collection[str] | None = None,
+        reports: Reports = NO_REPORTS,
     ) -> tuple["Watch", tuple[Lease, ...]]:
         """Fold in one reading; answers every known lease, with its `idle`, `held` and `heir_idle`.
 
@@ -61,6 +69,7 @@ class Watch:
         began    when the reading began, ended when its last page had come, in seconds
         asked    the keys asked for, or None for a full reading. Asked-for keys that did not come back
                  are gone; leases not asked for stay as they were.
+        reports  of workers, beside the leases; of a full reading only
 
         `idle` is infinite only at first sight without an owner; at first sight with an owner it is the
         store's age. `held` is infinite while the owner is the one found there by the first reading: how
@@ -78,6 +87,7 @@ class Watch:
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         ear = None if self.ear is None else self.ear.after(read, began, ended, asked, full_at)
+        roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
         history = History(
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
@@ -86,8 +96,9 @@ class Watch:
             gaps=_gaps(sightings.values()),
             full_still=max(0.0, began - full_at),
             hearing=None if ear is None else ear.hearing,
+            led=roll.led(began),
         )
-        return Watch(history, sightings, owners_at, fleet_at, full_at, ear), leases
+        return Watch(history, sightings, owners_at, fleet_at, full_at, ear, roll), leases
 
     def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
         before = self.sightings.get(lease.key)
@@ -97,7 +108,9 @@ class Watch:
         version_at = before.version_at if still else ended
         owner_at = before.owner_at if kept else ended
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended
-        moved = before.lease.idle if math.isfinite(before.lease.idle) else 0.0
+        # How long a lease waits for the first renewal by whom it was given to says nothing of the second.
+        renewed = before.lease.idle < before.lease.held
+        moved = before.lease.idle if renewed and math.isfinite(before.lease.idle) else 0.0
         return Sighting(
             lease=lease.watched(
                 idle=max(lease.idle, began - version_at if still else 0.0),

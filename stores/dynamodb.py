@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_
 from balancer.model import Lease, Notes, Position
 from stores import dynamodb_writes as to
 from stores.dynamodb_calls import ATTEMPTS, code_of, connect, translated, unless_throttled
-from stores.dynamodb_rows import KEY, Item, text, to_lease
+from stores.dynamodb_rows import KEY, Item, text, to_lease, to_reports
 from stores.dynamodb_table import prepare
 from stores.dynamodb_writes import Request
 from stores.fields import insist
@@ -60,9 +60,11 @@ class DynamoStore:
         asked: Any = _part(part, parts, owner)
         pages = self._clients.reads.get_paginator("scan").paginate(TableName=self._table, **asked)
         with translated(self._table):
-            read = [to_lease(item) for page in pages for item in page["Items"]]
+            items: list[Item] = [item for page in pages for item in page["Items"]]
+        read = [to_lease(item) for item in items]
         leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
-        return Listing(tuple(leases), tuple(row for row in read if isinstance(row, Malformed)))
+        malformed = tuple(row for row in read if isinstance(row, Malformed))
+        return Listing(tuple(leases), malformed, to_reports(items))
 
     def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
         """These leases by consistent readings, in the order asked; those not there are left out."""

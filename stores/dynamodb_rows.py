@@ -9,10 +9,11 @@ writes it. Java reads the sentinel alone and starts at the time it was configure
 leases say 0 there, which means just that: the time is to be had from the configuration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from balancer.model import Lease, Notes, Position
+from balancer.reports import Reports
 from stores.fields import BadField, hash_range, position, readable
 from stores.protocol import Malformed
 from stores.writes import counted
@@ -25,6 +26,9 @@ Item = Mapping[str, Value]
 KEY = "leaseKey"
 NOTE = "lh_"
 """Prefix of the attributes that hold our notes."""
+
+_LEASE: Value = {"S": "LEASE"}
+_METRICS: Value = {"S": "WORKER_METRIC_STATS"}
 
 
 def text(value: str) -> Value:
@@ -78,9 +82,20 @@ def to_item(lease: Lease) -> Item:
 
 def to_lease(item: Item) -> Lease | Malformed | None:
     """The lease of an item, or what is wrong with it, or None where it is no lease at all."""
-    if item.get("entityType", text("LEASE")) != text("LEASE"):
+    if item.get("entityType", _LEASE) != _LEASE:
         return None
     return readable(str(item[KEY].get("S")), lambda: _lease(item))
+
+
+def to_reports(items: Iterable[Item]) -> Reports:
+    """What KCL 3.5 keeps beside the leases: who leads, and when each worker last reported its load.
+
+    The time is the worker's own, so it is only told whether it changes. Other shapes are no reports.
+    """
+    rows = {str(item[KEY].get("S")): item for item in items if item.get("entityType", _LEASE) != _LEASE}
+    stamps = {key: row["lut"].get("N") for key, row in rows.items() if row["entityType"] == _METRICS and "lut" in row}
+    leader = rows.get("Leader", {}).get("ownerName", {}).get("S")
+    return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in stamps.items() if stamp)))
 
 
 def _lease(item: Item) -> Lease:

@@ -12,6 +12,7 @@ from typing import Protocol
 from attrs import frozen
 
 from balancer.model import Lease, Notes, Position
+from balancer.reports import NO_REPORTS, Reports
 
 
 @frozen
@@ -56,10 +57,12 @@ class Listing:
     `idle` of each lease is the row's own age where the store keeps one (less 1 s where it
     rounds to seconds), else 0; `held` and `heir_idle` are left to `Watch`.
     While `malformed` is not empty nothing may be created or deleted: the row's shard has a lease.
+    `reports` are those of KCL 3.5, where the table keeps them.
     """
 
     leases: tuple[Lease, ...]
     malformed: tuple[Malformed, ...] = ()
+    reports: Reports = NO_REPORTS
 
 
 @frozen

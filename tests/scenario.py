@@ -11,6 +11,7 @@ in every other block. Nothing is kept from one block to the next.
     shards 4+ 6<0,1 8<6,7+@0-399       listed shards: + open, < parents, @ hash range (or @0-max)
     leased 3 4 checkpoint=LATEST       leases for listed shards, held by `other`
     scan at=0                          one reading of the table, at this second
+    reports j=1 k=7                    the latest reports of a KCL 3.x leader, named first, and its workers
     ranges 0-1 2-max                   leases r-0, r-1, ... that cover these hash keys
     renew s-1                          its version moves
     annul s-1, annul-shards 3 4        their rows are gone; they are not listed
@@ -35,6 +36,7 @@ from balancer.config import Config
 from balancer.lineage import first_leases
 from balancer.model import HASH_KEYS, HashRange, Lease, Me, Position, Shard, Version
 from balancer.plan import plan
+from balancer.reports import Reports
 from balancer.watch import Watch
 
 
@@ -46,6 +48,7 @@ class Scene:
     leases: dict[str, Lease] = field(factory=dict)
     shards: list[Shard] = field(factory=list)
     watch: Watch = field(factory=Watch)
+    reports: Reports = field(factory=Reports)
 
     def run(self, line: str) -> str:
         """The answer of one command; empty for one that only sets the scene."""
@@ -60,6 +63,7 @@ class Scene:
             "shards": self._shards,
             "leased": self._leased,
             "scan": self._scan,
+            "reports": self._reports,
             "renew": self._renew,
             "annul": self._annul,
             "annul-shards": self._annul_shards,
@@ -112,8 +116,11 @@ class Scene:
 
     def _scan(self, _plain: list[str], options: dict[str, Any]) -> None:
         listing = [evolve(lease, idle=0.0) for lease in self.leases.values()]
-        self.watch, seen = self.watch.look(listing, began=options["at"], ended=options["at"])
+        self.watch, seen = self.watch.look(listing, began=options["at"], ended=options["at"], reports=self.reports)
         self.leases = {lease.key: lease for lease in seen}
+
+    def _reports(self, _plain: list[str], options: dict[str, Any]) -> None:
+        self.reports = Reports(next(iter(options)), tuple((worker, str(stamp)) for worker, stamp in options.items()))
 
     def _renew(self, plain: list[str], _options: dict[str, Any]) -> None:
         for key in plain:

@@ -6,7 +6,8 @@ import pytest
 from attrs import evolve
 
 from balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
-from stores.dynamodb_rows import to_item, to_lease
+from balancer.reports import Reports
+from stores.dynamodb_rows import to_item, to_lease, to_reports
 from stores.dynamodb_writes import create
 from stores.protocol import Malformed
 
@@ -135,6 +136,23 @@ def test_items_written_by_others_are_understood(attributes: dict[str, Any], leas
 def test_what_is_no_lease_is_skipped(entity: str) -> None:
     """Java 3.5 keeps its own rows in the same table; taken for leases, they would be read as shards."""
     assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
+
+
+def test_reports_are_the_leader_and_who_says_what_it_carries() -> None:
+    """A worker of KCL 3.5 that holds nothing yet would go unseen, or a row of another kind pass for a worker."""
+    metrics, leader = {"entityType": {"S": "WORKER_METRIC_STATS"}}, {"entityType": {"S": "LEADER"}}
+    rows: list[dict[str, Any]] = [
+        {**JAVA, "leaseKey": {"S": "Leader"}, "ownerName": {"S": "nobody"}},
+        {"leaseKey": {"S": "java-2"}, "lut": {"N": "1795268982"}, "sts": {"M": {}}, **metrics},
+        {"leaseKey": {"S": "java-1"}, "lut": {"N": "1795268970"}, **metrics},
+        {"leaseKey": {"S": "java-3"}, "lut": {"S": "late"}, **metrics},
+        {"leaseKey": {"S": "java-4"}, **metrics},
+        {"leaseKey": {"S": "Migration3.0"}, "lut": {"N": "1"}, "entityType": {"S": "CLIENT_VERSION_MIGRATION"}},
+    ]
+    reported = (("java-1", "1795268970"), ("java-2", "1795268982"))
+    assert to_reports(rows) == Reports(None, reported)
+    rows.append({"leaseKey": {"S": "Leader"}, "ownerName": {"S": "java-1"}, **leader})
+    assert to_reports(rows) == Reports("java-1", reported)
 
 
 @pytest.mark.parametrize(
