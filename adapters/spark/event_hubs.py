@@ -1,6 +1,7 @@
 """The Spark data source `eventhubs-leased`: an event hub, its partitions shared with the rest of the group."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -15,13 +16,19 @@ INTERVAL_SECONDS = 0.02
 
 
 class EventHubsLeased(DataSource):
-    """`spark.readStream.format("eventhubs-leased")`, on any cluster."""
+    """`spark.readStream.format("eventhubs-leased")`, on any cluster.
+
+    spooled  whether driver and executors share a disk
+    known    options that the session itself answers, where the user does not
+    `register` sets both.
+    """
 
     spooled = False
+    known: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
-        self._asked = event_hubs_options(options)
+        self._asked = event_hubs_options({**self.known, **options})
 
     @classmethod
     def name(cls) -> str:
@@ -56,9 +63,3 @@ def _source(asked: EventHubsOptions) -> Source:
     else:
         access = by_identity(asked.namespace, asked.hub, asked.group)
     return EventHubsSource(access, asked.prefetch)
-
-
-class EventHubsLeasedOnOneHost(EventHubsLeased):
-    """The same where driver and executors share a disk."""
-
-    spooled = True

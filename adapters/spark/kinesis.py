@@ -1,6 +1,7 @@
 """The Spark data source `kinesis-leased`: a Kinesis stream, its shards shared with the rest of the group."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -12,13 +13,19 @@ from adapters.spark.stream import Feedstock, LeasedReader
 
 
 class KinesisLeased(DataSource):
-    """`spark.readStream.format("kinesis-leased")`, on any cluster."""
+    """`spark.readStream.format("kinesis-leased")`, on any cluster.
+
+    spooled  whether driver and executors share a disk
+    known    options that the session itself answers, where the user does not
+    `register` sets both.
+    """
 
     spooled = False
+    known: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
-        self._asked = kinesis_options(options)
+        self._asked = kinesis_options({**self.known, **options})
 
     @classmethod
     def name(cls) -> str:
@@ -51,9 +58,3 @@ def _source(asked: KinesisOptions) -> Source:
     source = open_url(asked.stream, {name: value for name, value in asked.place.items() if value})
     source.reader = ArrowPoller
     return source
-
-
-class KinesisLeasedOnOneHost(KinesisLeased):
-    """The same where driver and executors share a disk."""
-
-    spooled = True

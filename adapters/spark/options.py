@@ -95,7 +95,8 @@ class LeaseOptions:
                       most that is read ahead
     trigger_rows, trigger_bytes
                       most that goes into one batch
-    shards_per_task   0: shards by processors of this host, rounded up
+    cores             of the whole session
+    shards_per_task   0: shards by cores, rounded up
     """
 
     store: str = field(repr=False)
@@ -109,6 +110,7 @@ class LeaseOptions:
     buffer_bytes: int
     trigger_rows: int
     trigger_bytes: int
+    cores: int
     shards_per_task: int
 
     @property
@@ -118,7 +120,7 @@ class LeaseOptions:
 
     def tasks(self, shards: int) -> int:
         """Over how many tasks so many shards are spread: a task costs as much as reading thousands of rows."""
-        per_task = self.shards_per_task or -(-shards // (os.cpu_count() or 1))
+        per_task = self.shards_per_task or -(-shards // self.cores)
         return -(-shards // per_task) if shards else 0
 
 
@@ -130,6 +132,7 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
     seconds   the lease's duration where none is given
     rows      the name this source's users know for the most rows in a batch
     """
+    cores = given.number("lease.cores", os.cpu_count()) or 1
     url = given.text("lease.store", store)
     if not url:
         raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
@@ -140,7 +143,7 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         store=url,
         create=given.flag("lease.createTable", default=True),
         worker=given.text("lease.workerId", socket.gethostname()),
-        config=_config(given, position, seconds),
+        config=_config(given, position, seconds, cores),
         flush=given.flag("lease.flushOnIdle", default=True),
         transport=given.choice("lease.transport", "auto", "spool", "embedded"),
         spool_folder=given.text("lease.spoolFolder"),
@@ -148,15 +151,16 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         buffer_bytes=buffer_bytes,
         trigger_rows=given.number(rows, None) or 2**53,
         trigger_bytes=given.number("maxBytesPerTrigger", None) or buffer_bytes,
+        cores=cores,
         shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
     )
 
 
-def _config(given: Given, position: Mapping[str, Any], seconds: float) -> Config:
+def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
     milliseconds = given.number("lease.durationMs", int(seconds * 1000), least=500) or 0
     rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     limits = {
-        "max_leases": given.number("lease.maxLeases", None),
+        "max_leases": _most_leases(given, cores),
         "max_steals": given.number("lease.maxLeasesToSteal", None),
     }
     fields = {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
@@ -164,6 +168,14 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float) -> Config
         return config_of(Value("input", fields | _without_none(limits)))
     except BadField as error:
         raise ValueError(f"option lease.rules: {error}") from None
+
+
+def _most_leases(given: Given, cores: int) -> int | None:
+    """By number, or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7)."""
+    most, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
+    if most and per_core:
+        raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
+    return per_core * cores if per_core else most
 
 
 def _without_none(fields: Mapping[str, T | None]) -> dict[str, T]:

@@ -4,7 +4,7 @@ import pytest
 
 from adapters.spark.event_hubs_options import event_hubs_options
 from adapters.spark.kinesis_options import kinesis_options
-from balancer.config import Kcl
+from balancer.config import Kcl, Minimal
 from balancer.model import TRIM_HORIZON, at_timestamp
 
 CONNECTION = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=hush=;EntityPath=h"
@@ -26,6 +26,15 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
     assert (asked.stream, asked.region, asked.lease.store) == ("s", "eu-west-1", "dynamodb://orders?region=eu-west-1")
     assert (asked.lease.config.rules, asked.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
     assert asked.lease.config.initial_position == TRIM_HORIZON
+
+
+def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
+    """Without it a laptop's query would be given as much of a stream as a large cluster's."""
+    asked = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
+    assert asked.lease.config.rules == Minimal(max_leases=80)
+    assert [asked.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
+    with pytest.raises(ValueError, match=r"or lease\.maxLeases, not both"):
+        kinesis_options({**KINESIS, "lease.maxLeases": "3", "lease.maxLeasesPerCore": "2"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""Workers of one group with unlike limits, as a laptop and a large cluster have them."""
+
+from collections import Counter
+
+import pytest
+from virtual_fleet import Clock, Driven, member, together
+
+from adapters.simulator.stream import ListSource, even_shards
+from balancer.config import Config, Minimal
+from stores.memory import MemoryStore
+
+SHARDS = tuple(f"s-{number:02}" for number in range(32))
+
+
+@pytest.mark.parametrize("order", [("laptop-1", "cluster-1"), ("cluster-1", "laptop-1")])
+def test_a_large_worker_takes_what_a_small_one_may_not(order: tuple[str, ...]) -> None:
+    """Without it shards above the small one's limit would be read by nobody, or go back and forth (M7, M9)."""
+    limits = {"laptop-1": 4, "cluster-1": 40}
+    clock, store, source = Clock(), MemoryStore(), ListSource(even_shards(SHARDS))
+    fleet: list[Driven] = []
+    for name in order:
+        config = Config(Minimal(max_leases=limits[name]), lease_seconds=10.0)
+        fleet.append(member(store, source, clock, me=name, config=config))
+        together(fleet, 100)
+    held = {each.worker.me: sorted(each.held) for each in fleet}
+    assert Counter(lease.owner for lease in store.list().leases) == {"laptop-1": 4, "cluster-1": 28}
+    together(fleet, 200)
+    assert {each.worker.me: sorted(each.held) for each in fleet} == held
