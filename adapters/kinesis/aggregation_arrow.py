@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
 from adapters.kinesis.aggregation import MAGIC, deaggregate
 from adapters.kinesis.hash_keys import digest_of
@@ -22,7 +22,7 @@ except ImportError:  # without librt, or with another than it was compiled for
     Spans = None  # type: ignore[assignment,misc]  # then nothing is measured
 
 _DIGEST_BYTES = 16
-_Numbers = npt.NDArray[np.int32]
+_LIMIT = 1 << 31
 
 SCHEMA = pa.schema(
     [
@@ -43,8 +43,11 @@ def user_record_batch(
 ) -> pa.RecordBatch:
     """The user records of all these Kinesis records, in order, decided as `deaggregate` decides.
 
-    `partition_keys` are the Kinesis records' own, for those passed on as they came. At most 2 GiB of data.
+    `partition_keys` are the Kinesis records' own, for those passed on as they came.
+    Raises ValueError above 2 GiB of records, which Arrow's offsets cannot tell apart.
     """
+    if (size := sum(map(len, records))) >= _LIMIT:
+        raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
     measured, others = _measured(records, hash_range)
     if measured is None:
         return _unpacked(records, partition_keys, hash_range, others)
@@ -60,17 +63,17 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     if Spans is None:
         return None, everything
     spans, base = Spans(), 0
-    places: list[int] = []
-    ends = [0]
+    others: list[int] = []
     for place, data in enumerate(records):
-        if _sealed(data) and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, base + len(MAGIC)):
-            places.append(place)
-            ends.append(len(spans.keys) >> 2)
+        begin, end = len(MAGIC), len(data) - _DIGEST_BYTES
+        if not (_sealed(data) and spans.add(data, begin, end, base + begin, place)):
+            others.append(place)
         base += len(data)
+    if len(others) == len(records):
+        return None, everything
     buffer = records[0] if len(records) == 1 else b"".join(records)
-    # A key outside the range, or one that is no text, is rare: then all are taken apart one by one.
-    batch = _columns(spans, buffer, places, ends) if places and _inside(spans, buffer, hash_range) else None
-    return (batch, sorted(set(everything).difference(places))) if batch else (None, everything)
+    # A key outside the range is rare: then all are taken apart one by one.
+    return (_columns(spans, buffer), others) if _inside(spans, buffer, hash_range) else (None, everything)
 
 
 def _sealed(data: bytes) -> bool:
@@ -89,30 +92,28 @@ def _inside(spans: "Spans", buffer: bytes, hash_range: HashRange | None) -> bool
     return all(first <= digest_of(buffer[begin:end]) <= last for begin, end in keys)
 
 
-def _columns(spans: "Spans", buffer: bytes, places: list[int], ends: list[int]) -> pa.RecordBatch | None:
-    """The columns of what was measured; None if a key is no text."""
-    keys = np.frombuffer(spans.keys.getvalue(), "<i4")
-    rows = np.arange(len(keys), dtype=np.int32)
-    counts = np.diff(ends)
+def _columns(spans: "Spans", buffer: bytes) -> pa.RecordBatch:
+    """The columns of what was measured."""
+    rows = len(spans.keys) >> 2
     columns = [
-        pa.array(np.repeat(np.array(places, np.int32), counts)),
-        pa.array(rows - np.repeat(np.array(ends[:-1], np.int32), counts)),
-        _cut(pa.string(), spans.entries.getvalue(), buffer, keys),
-        pa.nulls(len(keys), pa.string()),
-        _cut(pa.binary(), spans.data.getvalue(), buffer, rows),
+        _numbers(spans.places.getvalue()),
+        _numbers(spans.subs.getvalue()),
+        _cut(pa.string(), spans.entries.getvalue(), buffer, _numbers(spans.keys.getvalue())),
+        pa.nulls(rows, pa.string()),
+        _cut(pa.binary(), spans.data.getvalue(), buffer, pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32))),
     ]
-    try:
-        columns[2].validate(full=True)
-    except pa.ArrowInvalid:
-        return None
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _cut(kind: pa.DataType, spans: bytes, buffer: bytes, wanted: _Numbers) -> pa.Array:
-    """The wanted spans of the buffer: it is read as spans and gaps in turn, of which every other one is taken."""
-    turns = len(spans) // 4 - 1
+def _numbers(column: bytes) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), len(column) >> 2, [None, pa.py_buffer(column)])
+
+
+def _cut(kind: pa.DataType, spans: bytes, buffer: bytes, wanted: pa.Array) -> pa.Array:
+    """Some of the spans of the buffer, which is read as spans and gaps in turn."""
+    turns = (len(spans) >> 2) - 1
     pieces = pa.Array.from_buffers(kind, turns, [None, pa.py_buffer(spans), pa.py_buffer(buffer)])
-    return pieces.take(pa.array(wanted * 2))
+    return pc.take(pieces, wanted, boundscheck=False)
 
 
 def _unpacked(

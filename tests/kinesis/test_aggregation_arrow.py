@@ -65,3 +65,9 @@ def test_mutated_records_read_alike() -> None:
     for one, two in pairwise(buffers):
         records = [one.data, two.data]
         assert together(records, ["a", "b"], None) == one_by_one(records, ["a", "b"], None)
+
+
+def test_more_than_arrow_can_address_is_refused() -> None:
+    """Offsets would wrap around, and rows hold other rows' bytes."""
+    with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
+        user_record_batch([bytes(1 << 20)] * 2048)
