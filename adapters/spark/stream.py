@@ -38,6 +38,9 @@ from stores.urls import open_store
 
 log = logging.getLogger("leasehold.spark")
 
+Opened = Callable[..., Store]
+"""Opens the lease table; `open_store`, unless a test stands in between."""
+
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 FLUSH_SECONDS = 1.0
 """Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
@@ -75,8 +78,8 @@ class Plan:
 class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One query's part in its group."""
 
-    def __init__(self, stock: Feedstock, options: LeaseOptions) -> None:
-        self._stock, self._options = stock, options
+    def __init__(self, stock: Feedstock, options: LeaseOptions, opened: Opened = open_store) -> None:
+        self._stock, self._options, self._opened = stock, options, opened
         self._only_now = False
         self._run: Run | None = None
 
@@ -124,14 +127,14 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _running(self) -> "Run":
         if self._run is None:
-            self._run = Run(self._stock, self._options, only_now=self._only_now)
+            self._run = Run(self._stock, self._options, self._opened, only_now=self._only_now)
         return self._run
 
 
 class Run:
     """One run of a query, in the runner process."""
 
-    def __init__(self, stock: Feedstock, options: LeaseOptions, *, only_now: bool) -> None:
+    def __init__(self, stock: Feedstock, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
         _end_on_signal()
         _speak()
         self._stock, self._options, self._only_now = stock, options, only_now
@@ -139,7 +142,7 @@ class Run:
         most = options.trigger_bytes
         self._trigger_bytes = most if spool else min(most, EMBEDDED_BYTES)
         self._transport = Transport(options.spool_folder if spool else None)
-        self._store: Store = open_store(options.store, create=options.create)
+        self._store = opened(options.store, create=options.create)
         self._source = stock.open()
         self._loop = self._made_loop()
         self._waiting = Waiting(options.config.lease_seconds)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
@@ -14,7 +14,7 @@ from adapters.spark.kinesis_rows import columns
 from adapters.spark.options import Given, LeaseOptions, lease_options
 from adapters.spark.stream import Feedstock, LeasedReader
 from balancer.model import Lease, Position, Shard, at_timestamp
-from stores.protocol import Store
+from stores.protocol import OutcomeUnknown, Store
 from stores.urls import open_store
 
 PAGE = 10
@@ -26,11 +26,15 @@ class Stream:
     """Records by shard; readings are counted.
 
     refuses  shards of which nothing can be read any more by whoever opens them anew
+    silent   shards whose readings are not even answered
+    numbers  whether what is latest is told as a number, as event hubs do, or as a time
     """
 
     records: dict[str, list[str]]
     children: dict[str, tuple[str, ...]] = Factory(dict)
     refuses: set[str] = Factory(set)
+    silent: set[str] = Factory(set)
+    numbers: bool = False
     readings: int = 0
     stream: str = ""
 
@@ -53,7 +57,9 @@ class Stream:
         return shard not in self.records
 
     def latest(self, lease: Lease) -> Position:
-        """Some time."""
+        """The last record, or some time."""
+        if self.numbers:
+            return Position(str(len(self.records[lease.shard])))
         return at_timestamp(1 + len(lease.key))
 
     def open(self, lease: Lease, start: Position) -> "FakeReader":
@@ -75,6 +81,8 @@ class FakeReader:
     def read(self) -> Batch:
         """A page at most."""
         self.stream.readings += 1
+        if self.shard in self.stream.silent:
+            return Batch((), None, None, 0.01)
         texts = self.stream.records[self.shard][self.at : self.at + PAGE]
         if self.shard in self.stream.refuses or not texts:
             ended = self.shard in self.stream.children
@@ -87,12 +95,25 @@ class FakeReader:
         """Nothing is open."""
 
 
+class Mortal:
+    """A store as one process sees it: once `dead`, nothing gets through, as if the process had been killed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.dead = store, False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
+        if self.dead and name != "close":
+            raise OutcomeUnknown("this process is dead")
+        return getattr(self._store, name)
+
+
 @define
 class Query:
     """One run of a query over a fake stream: its reader, and what Spark would remember."""
 
     reader: LeasedReader
     store: Store
+    life: Mortal
     offset: dict[str, Any]
     rows: list[tuple[str, int, str]] = Factory(list)
 
@@ -134,6 +155,10 @@ class Query:
                 self.offset = end
         raise AssertionError("not in time")
 
+    def kill(self) -> None:
+        """SIGKILL: from now on nothing it does reaches the table."""
+        self.life.dead = True
+
     def checkpoints(self) -> dict[str, str]:
         """How far the leases say."""
         return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
@@ -149,10 +174,10 @@ def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
     )
 
 
-def options(path: Path, **more: str) -> LeaseOptions:
+def options(path: Path, start: str, **more: str) -> LeaseOptions:
     """Of a group whose leases are in this file."""
     given = Given({"lease.durationMs": "2000", **more})
-    return lease_options(given, f"sqlite:///{path}", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
+    return lease_options(given, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
 
 
 @define
@@ -164,17 +189,26 @@ class Place:
     queries: list[Query] = Factory(list)
 
     def query(
-        self, offset: dict[str, Any] | None = None, *, rereadable: bool = True, buffer: str = "9999", **more: str
+        self,
+        offset: dict[str, Any] | None = None,
+        *,
+        rereadable: bool = True,
+        start: str = "TRIM_HORIZON",
+        buffer: str = "9999",
+        **more: str,
     ) -> Query:
         """One more run, going on at this offset."""
+        life = Mortal(open_store(f"sqlite:///{self.path}"))
         stock = Feedstock(lambda: self.stream, columns("fake"), 0.01, 2**53, rereadable, spooled=True)
-        reader = LeasedReader(stock, options(self.path, **more | {"lease.bufferRows": buffer}))
-        query = Query(reader, open_store(f"sqlite:///{self.path}"), offset or reader.initialOffset())
+        chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
+        reader = LeasedReader(stock, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
+        query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())
         self.queries.append(query)
         return query
 
     def close(self) -> None:
         """End what runs."""
         for query in self.queries:
+            query.life.dead = False  # the killed see that they have lost everything, and end sooner
             query.reader.stop()
             query.store.close()

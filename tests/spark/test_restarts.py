@@ -1,0 +1,258 @@
+"""Queries that are killed at every bad moment and started again: nothing lost, replays identical, and said why."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import Factory, define
+from fake_stream import Place, Query, Stream
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from balancer.model import Position
+from stores.protocol import Done
+
+Row = tuple[str, int, str]
+
+
+@pytest.fixture
+def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
+    """A stream of two shards with a record each."""
+    caplog.set_level("INFO", "leasehold")
+    before = signal.getsignal(signal.SIGTERM)
+    found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
+    yield found
+    found.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+@define
+class Sink:
+    """Files, as it were: a batch whose number is there already is skipped, having been read or not."""
+
+    batches: dict[int, list[Row]] = Factory(dict)
+
+    def take(self, number: int, rows: list[Row]) -> None:
+        """One batch."""
+        self.batches.setdefault(number, rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Everything, doubles included."""
+        return sorted(row for rows in self.batches.values() for row in rows)
+
+
+def everything(stream: Stream) -> list[Row]:
+    """Every record, as rows have it."""
+    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+
+
+def drained(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:
+    """Run batches into the sink until it has everything that others do not have."""
+    while not set(sink.rows) | set(also) >= set(everything(stream)):
+        before = len(query.rows)
+        query.batch()
+        sink.take(query.offset["n"], query.rows[before:])
+
+
+@define
+class Crash:
+    """A query that did some batches, planned another, and then was killed.
+
+    before, planned  the offsets that Spark remembers
+    rows             of the planned batch
+    """
+
+    before: dict[str, Any]
+    planned: dict[str, Any]
+    rows: list[Row]
+    sink: Sink
+
+
+def both(planned: dict[str, Any]) -> bool:
+    """Whether a batch has rows of both shards."""
+    return planned["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in planned["r"].values())
+
+
+def crashed(
+    place: Place,
+    *,
+    sunk: bool,
+    split: bool = False,
+    at: Callable[[dict[str, Any]], bool] = both,
+    limit: int = 6,
+    start: str = "TRIM_HORIZON",
+    rereadable: bool = True,
+) -> Crash:
+    """Come to a batch like this, and die; whether its rows were in the sink by then."""
+    query, sink = place.query(start=start, rereadable=rereadable), Sink()
+    while len(query.rows) < 2:  # both shards are held and read
+        before = len(query.rows)
+        query.batch()
+        sink.take(query.offset["n"], query.rows[before:])
+    place.stream.put("a", *(f"a{number}" for number in range(1, 35)))
+    place.stream.put("b", *(f"b{number}" for number in range(1, 15)))
+    if split:
+        place.stream.split("a", "c", "d")
+        place.stream.put("c", "first of c")
+    while not at(planned := query.plan(ReadMaxRows(limit)) or {"r": {}}):
+        query.reader.commit(query.offset)
+        sink.take(planned["n"], query.run(planned))
+        query.offset = planned
+        if not split:  # there is always something of both, however slow the reading of one was
+            place.stream.put("a", f"a after {planned['n']}")
+            place.stream.put("b", f"b after {planned['n']}")
+    query.reader.commit(query.offset)
+    rows = query.run(planned)
+    if sunk:
+        sink.take(planned["n"], rows)
+    query.kill()
+    return Crash(query.offset, planned, rows, sink)
+
+
+def again(place: Place, crash: Crash, **how: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
+    """Start it again, as Spark does where a batch was planned and is not committed: that batch comes first."""
+    query = place.query(crash.before, **how)
+    rows = query.run(crash.planned)
+    crash.sink.take(crash.planned["n"], rows)
+    query.offset = crash.planned
+    return query
+
+
+@pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
+def test_a_batch_that_was_not_committed_comes_again_the_same(
+    place: Place, caplog: pytest.LogCaptureFixture, sunk: bool
+) -> None:
+    """Without it a sink that skips the batch it knows would lose what only the repetition had."""
+    crash = crashed(place, sunk=sunk)
+    place.stream.put("a", "came meanwhile")
+    place.stream.put("b", "this too")
+    query = again(place, crash)
+    assert query.rows == crash.rows
+    drained(query, crash.sink, place.stream)
+    assert crash.sink.rows == everything(place.stream)
+    assert f"batch {crash.planned['n']} was planned by an earlier run: reading its 2 ranges again" in caplog.text
+
+
+def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> None:
+    """Without it what Spark had and the leases did not know yet would be done twice at each restart."""
+    crash = crashed(place, sunk=True)
+    query = place.query(crash.planned)
+    drained(query, crash.sink, place.stream)
+    assert crash.sink.rows == everything(place.stream)
+
+
+def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(place: Place) -> None:
+    """Without it the last records of a shard, or all of its children, would stay unread for good."""
+    crash = crashed(place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END")
+    query = again(place, crash)
+    assert query.rows == crash.rows
+    drained(query, crash.sink, place.stream)
+    assert crash.sink.rows == everything(place.stream)
+    query.until(lambda query: query.checkpoints().get("a") == "SHARD_END")
+
+
+def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a theft meanwhile would lose the batch, end the query, or move the thief's checkpoint back."""
+    crash = crashed(place, sunk=False)
+    store = place.queries[0].store
+    taken = store.steal(store.get(["a"])[0], "thief")
+    assert isinstance(taken, Done)
+    begins, ends = taken.lease.checkpoint, Position(str(len(place.stream.records["a"])))
+    moved = store.checkpoint(taken.lease, ends)
+    assert isinstance(moved, Done)
+    query = again(place, crash)
+    assert query.rows == crash.rows
+    place.stream.put("b", "later")
+    by_thief = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] > begins.order[1])
+    drained(query, crash.sink, place.stream, also=by_thief)
+    assert set(crash.sink.rows) & set(by_thief) <= set(crash.rows)
+    assert query.store.get(["a"])[0].checkpoint == ends
+    assert "reading its 2 ranges again" in caplog.text
+
+
+@pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
+@pytest.mark.parametrize("start", ["TRIM_HORIZON", "LATEST"])
+def test_without_the_lease_table_it_goes_on_where_spark_says(
+    place: Place, caplog: pytest.LogCaptureFixture, start: str, rereadable: bool
+) -> None:
+    """Without it a table made anew would begin at what is latest then, and skip what came since the last batch."""
+    crash = crashed(place, sunk=True, rereadable=rereadable)
+    place.path = place.path.with_name("another.db")
+    place.stream.numbers = not rereadable  # as event hubs say what is latest
+    place.stream.put("a", "came meanwhile")
+    query = again(place, crash, start=start, rereadable=rereadable)
+    assert query.rows == crash.rows
+    drained(query, crash.sink, place.stream)
+    assert crash.sink.rows == everything(place.stream)
+    assert f"its lease says {start}, going on behind" in caplog.text
+
+
+@pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
+def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
+    place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
+) -> None:
+    """Without it a range that nobody could read again at that moment would be skipped as if the sink had it."""
+    monkeypatch.setattr("adapters.spark.replay.SILENT_SECONDS", 0.5)
+    crash = crashed(place, sunk=False, rereadable=rereadable)
+    place.path = place.path.with_name("another.db")
+    place.stream.numbers = True
+    place.stream.refuses.add("a")
+    query = again(place, crash, start="LATEST", rereadable=rereadable)
+    assert query.rows == [row for row in crash.rows if row[0] == "b"]
+    place.stream.refuses.clear()
+    drained(query, crash.sink, place.stream)
+    assert crash.sink.rows == everything(place.stream)
+
+
+def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a lost checkpointLocation would mean everything again, or a gap."""
+    crash = crashed(place, sunk=True)
+    query, fresh = place.query(), Sink()
+    had = set(crash.sink.rows)
+    drained(query, fresh, place.stream, also=tuple(had - set(crash.rows)))
+    # The batch before was committed when this one was planned, though perhaps not written by the time of the kill.
+    late = set(crash.sink.batches[crash.before["n"]])
+    assert set(fresh.rows) & had <= set(crash.rows) | late
+    assert "no earlier batch is known: each shard goes on at its lease's checkpoint" in caplog.text
+
+
+def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place) -> None:
+    """Without it a nightly job would skip or repeat records, run for nothing, or keep leases that nobody reads."""
+    offset, sink = None, Sink()
+    for more in (("early",), ("late", "later")):
+        place.stream.put("b", *more)
+        query = place.query(offset)
+        query.reader.prepareForTriggerAvailableNow()
+        sizes = []
+        while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:
+            sizes.append(len(query.batch()))
+            sink.take(query.offset["n"], query.rows[sum(sizes[:-1]) :])
+        query.reader.stop()
+        offset = query.offset
+        assert sizes.count(0) == 1 == (sizes[-1] == 0)
+        assert sink.rows == everything(place.stream)
+        tips = {key: str(len(found)) for key, found in place.stream.records.items()}
+        assert {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in query.store.list().leases} == {
+            key: (None, tip) for key, tip in tips.items()
+        }
+
+
+def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a nightly job would hang on one unreadable shard until somebody looks."""
+    monkeypatch.setattr("adapters.spark.waiting.STUCK_SECONDS", 1.0)
+    monkeypatch.setattr("adapters.spark.waiting.EXPIRIES", 0.0)
+    place.stream.silent.add("a")
+    query = place.query()
+    query.reader.prepareForTriggerAvailableNow()
+    while not query.rows:
+        query.batch()
+    with pytest.raises(TimeoutError, match=r"nothing was heard for 1 s of a \(its end is not reached\); what was read"):
+        query.reader.latestOffset(query.offset, ReadAllAvailable())
