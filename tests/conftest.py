@@ -11,6 +11,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
 from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from adapters.local.ferrokinesis import ferrokinesis
 from adapters.local.process import Service, ServiceError
 from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite, kinesis_local, moto
 from adapters.local.spark import spark_session
@@ -53,6 +54,16 @@ def kinesis_url() -> Iterator[str]:
     """Streams that split, merge and end."""
     with kinesis_local() as service:
         yield service.url
+
+
+@pytest.fixture(scope="session")
+def ferrokinesis_url() -> Iterator[str]:
+    """Streams to subscribe to, for six seconds at a time and at most 50 records an event, for tests marked `more`."""
+    try:
+        with ferrokinesis(subscription_seconds=6.0, event_records=50) as service:
+            yield service.url
+    except ServiceError as missing:
+        pytest.skip(f"FAN-OUT IS NOT TESTED WITH A SERVICE: {missing}")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from botocore.eventstream import ParserError
 from botocore.exceptions import ClientError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from adapters.kinesis.fan_out_consumer import Consumer
+from adapters.kinesis.fan_out_consumer import Consumer, NotActiveYet
 from adapters.kinesis.fan_out_feed import Feed
 from adapters.kinesis.faults import code_of, said_plainly
 from adapters.kinesis.poller import Poller
@@ -73,7 +73,11 @@ class FanOut(Poller):
             self._feed.close()
 
     def _ask(self) -> "GetRecordsOutputTypeDef | None":
-        self._arn = self._consumer.arn()
+        try:
+            self._arn = self._consumer.arn()
+        except NotActiveYet as wait:
+            log.info("shard %s waits: %s", self._shard, wait)
+            return None
         if self._arn is None:
             return super()._ask()
         if self._feed is None:

@@ -30,6 +30,10 @@ REFUSALS = 3
 _NAME = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
 
 
+class NotActiveYet(SourceUnavailable):
+    """The consumer is being registered, which takes the service some seconds."""
+
+
 class Consumer:
     """One consumer of one stream.
 
@@ -53,7 +57,10 @@ class Consumer:
         self._lock = Lock()
 
     def arn(self) -> str | None:
-        """Whom to subscribe for, or None if readers have to poll. Raises SourceUnavailable until it is known."""
+        """Whom to subscribe for, or None if readers have to poll.
+
+        Raises NotActiveYet, SourceUnavailable or SourceError.
+        """
         if not self._settled():
             with self._lock:  # those who waited for it find the matter settled
                 if not self._settled() and self._clock() >= self._next_look:
@@ -61,7 +68,7 @@ class Consumer:
                     with said_plainly(self._stream):
                         self._look()
             if not self._settled():
-                raise SourceUnavailable(f"consumer {self.name!r} of stream {self._stream!r} is not ACTIVE yet")
+                raise NotActiveYet(f"consumer {self.name!r} of stream {self._stream!r} is not ACTIVE yet")
         return self._arn
 
     def forget(self, arn: str) -> None:

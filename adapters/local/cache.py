@@ -8,21 +8,23 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[2]
 
 
-def cache_folder() -> Path:
-    """LEASEHOLD_CACHE if set; `.local` of a checkout; else the user's cache folder."""
+def cache_folder(*, shared: bool = False) -> Path:
+    """LEASEHOLD_CACHE if set; `.local` of a checkout, unless all are to share it; else the user's cache folder."""
     if chosen := os.environ.get("LEASEHOLD_CACHE"):
         return Path(chosen).absolute()
-    if (PROJECT / "pyproject.toml").exists():
+    if not shared and (PROJECT / "pyproject.toml").exists():
         return PROJECT / ".local"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
 
 
-def filled(name: str, fill: Callable[[Path], None]) -> Path:
+def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
     """The folder `name` of the cache, filled by whoever comes first while the others wait.
+
+    What takes minutes to make is better `shared` by all checkouts of this user.
 
     A `fill` that fails leaves the folder unmarked, and the next comer fills it anew.
     """
-    folder = cache_folder() / name
+    folder = cache_folder(shared=shared) / name
     marker = folder / ".filled"
     if marker.exists():
         return folder

@@ -386,7 +386,9 @@ class Registry:
         return self.registering or {"Consumer": {"ConsumerARN": ARN, "ConsumerStatus": "CREATING"}}
 
 
-def test_a_consumer_is_registered_once_and_waited_for(staged: Callable[..., Stage]) -> None:
+def test_a_consumer_is_registered_once_and_waited_for(
+    staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
     """Without it each worker would want one of its own, or subscribe before it may."""
     registry = Registry(["", "CREATING", "ACTIVE"])
     stage = staged([event(5, then=5), Held()], **registry.operations())
@@ -395,10 +397,11 @@ def test_a_consumer_is_registered_once_and_waited_for(staged: Callable[..., Stag
     for _ in range(2):
         with pytest.raises(SourceUnavailable, match="consumer 'app' of stream 'orders' is not ACTIVE yet"):
             consumer.arn()
-        assert reader.read().wait_seconds >= 0.4  # looked at a moment ago, so nobody is asked
+        assert reader.read().wait_seconds >= 0.4  # it was looked at a moment ago, so nobody is asked
         stage.clock.now += 1
     assert numbers(next_batch(reader)) == [("5", 0)]
     assert registry.asked == ["describe app", "register app", "describe app", "describe app"]
+    assert [each.levelname for each in caplog.records] == []
 
 
 def test_a_consumer_that_another_worker_registers_meanwhile_is_used(staged: Callable[..., Stage]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from azure.storage.blob import BlobServiceClient
 
 from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from adapters.local.ferrokinesis import ferrokinesis
 from adapters.local.process import Service, ServiceError, answers
 from adapters.local.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
 
@@ -74,6 +75,18 @@ def test_dynamodb_local_starts_answers_and_stops() -> None:
         pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
     with dynamodb_local() as service:
         assert _tables(service) == ["leases"]
+    assert not answers(service.port)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1800)
+def test_ferrokinesis_starts_answers_and_stops() -> None:
+    """Without it the only stand-in with fan-out could serve the whole network, or outlive its tests."""
+    try:
+        with ferrokinesis() as service:
+            assert (_streams(service), _listens_beyond_loopback(service.port)) == (["0", "1", "2"], False)
+    except ServiceError as missing:
+        pytest.skip(f"FAN-OUT IS NOT TESTED WITH A SERVICE: {missing}")
     assert not answers(service.port)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from adapters.local import java, node
 from adapters.local.cache import PROJECT, cache_folder, filled
+from adapters.local.ferrokinesis import ferrokinesis
 from adapters.local.process import ServiceError
 
 
@@ -61,17 +62,26 @@ def test_a_folder_whose_filling_failed_is_filled_again() -> None:
 
 
 def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an installed package would write beside its own code."""
+    """Without it an installed package would write beside its own code, or each checkout build for minutes."""
     chosen = cache_folder()
     monkeypatch.delenv("LEASEHOLD_CACHE")
-    checkout = cache_folder()
-    monkeypatch.setattr("adapters.local.cache.PROJECT", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert (chosen, checkout, cache_folder()) == (
+    checkout, shared = cache_folder(), cache_folder(shared=True)
+    monkeypatch.setattr("adapters.local.cache.PROJECT", tmp_path)
+    assert (chosen, checkout, shared, cache_folder()) == (
         tmp_path / "cache",
         PROJECT / ".local",
         tmp_path / "user" / "leasehold",
+        tmp_path / "user" / "leasehold",
     )
+
+
+def test_without_cargo_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without it tests of fan-out would fail where they should be skipped with a reason."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CARGO_HOME", str(tmp_path))
+    with pytest.raises(ServiceError, match="put cargo on the PATH"), ferrokinesis():
+        pass
 
 
 def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
