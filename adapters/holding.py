@@ -141,7 +141,9 @@ class Holding:
             self._lose(why)
 
     def _part(self, position: Position) -> None:
-        self._giving_to = heir = self._heir
+        heir = self._heir
+        # What is given by KCL 3.x's own fields is found at its new owner's next poll: too late to be taken back here.
+        self._giving_to = None if self._lease.leaving else heir
         if heir is not None:
             outcome = self._attempt(lambda lease: self._store.give(lease, max(position, lease.checkpoint, key=_order)))
         else:
@@ -149,7 +151,7 @@ class Holding:
         if not isinstance(outcome, Done):
             self._settle(outcome.lease)
             return
-        self.given = outcome.lease if heir else None
+        self.given = outcome.lease if self._giving_to else None
         self._lose(f"given to {heir}" if heir else "released")
 
     def _write(self, write: Callable[[Lease], Outcome], *, ended: bool = False) -> bool:

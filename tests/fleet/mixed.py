@@ -40,9 +40,23 @@ class Mixed:
     produced: Tail[Sent]
     sent: list[Sent] = field(factory=list)
 
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        return self.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
+
+    def java_said(self) -> str:
+        """The whole log of the Java workers."""
+        return "".join(log.read_text() for log in sorted(self.stage.folder.glob("java-*.log")))
+
     def watched(self, _stage: Stage) -> None:
         """Take in what the producer has put."""
         self.sent += self.produced.more()
+
+    def read_by(self, worker: str) -> bool:
+        """Whether a worker owns something, and has begun to read all of it."""
+        mine = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
+        return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
 
     def join_java(self, name: str) -> None:
         """Start a Java worker."""

@@ -13,7 +13,7 @@ from adapters.runner import Runner
 from adapters.simulator.stream import ListSource, Shelf, even_shards, records
 from adapters.worker import Worker
 from balancer.config import Config
-from balancer.model import TRIM_HORIZON
+from balancer.model import TRIM_HORIZON, Lease
 from stores.urls import open_store
 
 pytestmark = pytest.mark.services
@@ -35,12 +35,15 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     """Without it Java 3 would wait 30 s for us to let go, or both would process the shard, from an old checkpoint."""
     handled: list[str] = []
     ends: list[tuple[str, str]] = []
+    gifts: list[Lease | None] = []
 
     def handle(delivery: Delivery) -> None:
         handled.extend(record.sequence_number for record in delivery.records)
 
     def happened(happening: Happening, holding: Holding) -> None:
         ends.append((happening, holding.key))
+        if ends[-1] == ("stopped", "s-0"):
+            gifts.append(holding.given)
 
     source = ListSource(even_shards(("s-0", "s-1")), {"s-0": Shelf(records(10)), "s-1": Shelf(records(10))})
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
@@ -69,6 +72,8 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     }
     assert told == {"leaseOwner": "java-1", "checkpointOwner": None, "handoffOwner": None, "checkpoint": handled[-1]}
     assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
+    # Java finds it at its next poll, which may be a lease's whole length away: it is no gift to be taken back.
+    assert gifts == [None]
     runner.stop()
     working.join(WAIT)
     assert not working.is_alive()
