@@ -45,10 +45,24 @@ def java_worker(
     properties: tuple[str, ...] = (),
 ) -> Child:
     """A Java worker on the stage's stream and table; mode "2x" makes a 3.x one share with 2.x workers."""
-    folder, table = built(version), stage.store_url.removeprefix("dynamodb://").partition("?")[0]
+    table = stage.store_url.removeprefix("dynamodb://").partition("?")[0]
     place = (kinesis, dynamodb, stage.stream.name, table)
-    command = (*JVM, *properties, "-cp", f"{folder}:{folder}/jars/*", "KclWorker", *place, name, str(FAILOVER_MS), mode)
-    return Child(name, command, stage.folder, program=str(shutil.which("java")))
+    return started(name, version, place, stage.folder, mode=mode, properties=properties)
+
+
+def started(
+    name: str,
+    version: str,
+    place: tuple[str, str, str, str],
+    folder: Path,
+    *,
+    mode: str = "own",
+    properties: tuple[str, ...] = (),
+) -> Child:
+    """A Java worker; the place is Kinesis' address, DynamoDB's, the stream and the table."""
+    jars = built(version)
+    command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(FAILOVER_MS), mode)
+    return Child(name, command, folder, program=str(shutil.which("java")))
 
 
 def _run(*command: str) -> None:

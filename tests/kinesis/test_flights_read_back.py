@@ -1,0 +1,32 @@
+"""What the producer wrote is read alike by a worker of ours and by a worker of the Java KCL."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from flights_read_back import Places, in_order, java_missing, lying, read_by_java, read_by_ours, size
+from produced_flights import Verdict, flights, judged, produce, stored
+from types_boto3_kinesis import KinesisClient
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
+
+VERSION = "2.7.2"
+FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreported=0, dropped=0)
+
+
+def test_java_and_ours_read_a_reshaped_stream_alike(
+    client: KinesisClient, kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
+) -> None:
+    """Without it a fleet of KCL workers could find other records in our aggregates than we say are there."""
+    if absent := java_missing():
+        pytest.skip(f"the Java KCL is not run: no {absent}")
+    rows = list(flights(8000))
+    stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
+    found = list(stored(client, stream))
+    assert evolve(judged(rows, found, faulty, writings), twice=0, dropped=0) == FINE
+    there, at = lying(found), Places(kinesis_url, dynamodb_local_url)
+    assert len(there) == 2 + 4 + 2
+    ours = read_by_ours(at, stream, size(there), tmp_path)
+    java = read_by_java(at, stream, size(there), tmp_path, VERSION)
+    assert in_order(ours) == in_order(there)
+    assert in_order(java) == in_order(there)
