@@ -1,0 +1,105 @@
+"""How often one shard is asked, counted where the service would count it."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from attrs import Factory, define
+from botocore.exceptions import ClientError
+from fake_stream import Stream
+from test_feed import a_feed, a_shelf
+
+from adapters.spark.kinesis_poller import ArrowPoller
+from balancer.model import Lease, Position
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+SECONDS = 60.0
+
+Answer = Callable[[int], dict[str, Any]]
+"""Of the n-th request."""
+
+
+def refused(code: str) -> ClientError:
+    """As the service refuses."""
+    return ClientError({"Error": {"Code": code, "Message": "no"}}, "GetRecords")
+
+
+def idle(_asked: int) -> dict[str, Any]:
+    """Nothing, and nothing is waiting."""
+    return {"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "it"}
+
+
+def busy(asked: int) -> dict[str, Any]:
+    """As much as a request may bring, and more waiting."""
+    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * asked + each)} for each in range(100)]
+    return {"Records": rows, "MillisBehindLatest": 60_000, "NextShardIterator": "it"}
+
+
+def throttled(asked: int) -> dict[str, Any]:
+    """Every second request is one too many."""
+    if asked % 2:
+        raise refused("ProvisionedThroughputExceededException")
+    return busy(asked)
+
+
+def expiring(asked: int) -> dict[str, Any]:
+    """No iterator lives for long."""
+    if asked % 3 == 0:
+        raise refused("ExpiredIteratorException")
+    return busy(asked)
+
+
+@define
+class Client:
+    """Answers one shard's requests, and notes when they came."""
+
+    answer: Answer
+    now: float = 0.0
+    records: list[float] = Factory(list)
+    iterators: list[float] = Factory(list)
+    _asked: "count[int]" = Factory(lambda: count(1))
+
+    def get_shard_iterator(self, **_place: object) -> dict[str, str]:
+        """One for all places."""
+        self.iterators.append(self.now)
+        return {"ShardIterator": "it"}
+
+    def get_records(self, **_wanted: object) -> dict[str, Any]:
+        """As told."""
+        self.records.append(self.now)
+        return self.answer(next(self._asked))
+
+
+@define
+class Asked(Stream):
+    """A stream of one shard that is read as Kinesis is."""
+
+    client: Client = Factory(lambda: Client(idle))
+
+    def open(self, lease: Lease, start: Position) -> ArrowPoller:  # type: ignore[override]  # as the real source does
+        """By the reader that Spark's queries use."""
+        return ArrowPoller(cast("KinesisClient", self.client), "s", lease.shard, start, None)
+
+
+def most_within(times: list[float], seconds: float) -> int:
+    """The most of them in any so long a time."""
+    return max((bisect_left(times, time + seconds) - place for place, time in enumerate(times)), default=0)
+
+
+@pytest.mark.parametrize("answer", [idle, busy, throttled, expiring])
+def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answer) -> None:
+    """Without it one query would use up the five requests that all readers of a shard share (K5)."""
+    client = Client(answer)
+    _, feed = a_feed(Asked({"a": []}, client=client), a_shelf())
+    while client.now < SECONDS:
+        feed.take(10_000, 1 << 30)
+        client.now = max(feed.step(client.now), client.now)
+    assert most_within(client.records, 10.0) <= 45
+    assert most_within(client.records, 1.0) <= 5
+    assert most_within(client.iterators, 1.0) <= 2
+    # The opposite mistake: what has records waiting is asked as often as it may be.
+    assert len(client.records) >= (SECONDS * 4 if answer is busy else SECONDS / 4)
