@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import boto3
 import pytest
+from hypothesis import HealthCheck, settings
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # Lets a failing clause of the contract show its values, as in a file of tests.
 pytest.register_assert_rewrite("stores.contract")
+
+# How fast a busy machine draws examples, or runs one, says nothing about the law under test.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # No test may find real credentials, nor ask a machine's metadata service for them; children inherit this.
 os.environ.update(
