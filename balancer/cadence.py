@@ -13,7 +13,7 @@ from balancer.bulletins import bulletin_of, note_of
 from balancer.census import Census, expires_above, take_census
 from balancer.chance import digest_under, order_under
 from balancer.config import Config, Minimal
-from balancer.loads import slack
+from balancer.loads import slack, takers
 from balancer.model import Bulletin, Hearing, Lease, Me, Notes
 
 OURS = "process"
@@ -180,10 +180,16 @@ def _kept(actions: Iterable[Action], census: Census, me: Me, config: Config, hea
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Whether the fleet has stood uneven for a cycle: then somebody does not do its part (M9)."""
-    counts = census.counts.values()
-    tolerance = slack(census.leases, len(census.leases) // max(len(counts), 1))
-    return me.history.owners_still > config.cycle_seconds and max(counts) - min(counts) >= 2 + 2 * tolerance
+    """Whether counts (M9) or loads (M13) have stood uneven for a cycle: whoever should do something has to look."""
+    if me.history.owners_still <= config.cycle_seconds:
+        return False
+    counts = census.counts
+    floor = len(census.leases) // max(len(counts), 1)
+    if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
+        return True
+    moving = {lease.key for lease in census.moving}
+    most_leases = config.rules.max_leases if isinstance(config.rules, Minimal) else None
+    return bool(takers(census, counts, floor, moving, most_leases))
 
 
 def _abdication(leases: Iterable[Lease], me: Me, hearing: Hearing) -> Notes:

@@ -1,10 +1,11 @@
 """Balance by throughput, where every lease's is known: the fewest moves that bring the fullest into a band (M13)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
 
+from balancer.census import Census
 from balancer.model import Lease
 
 BAND = 0.1
@@ -38,6 +39,30 @@ def weight_of(lease: Lease, unknown: float) -> float:
     return unknown if lease.weight is None else lease.weight
 
 
+def takers(
+    census: Census, counts: Mapping[str, int], floor: int, moving: Container[str], most_leases: int | None
+) -> dict[str, str]:
+    """Who should take which lease (by key), once the counts are in order; nothing while anything is free.
+
+    counts       leases by worker, with the moves under way made
+    floor        the least that anybody should hold
+    moving       the keys of the leases that are on their way
+    most_leases  of one worker; None: no limit
+    """
+    tolerance = slack(census.leases, floor)
+    unknown = average(census.leases)
+    if not tolerance or census.available or not (census.moving or _overloaded(census.leases, len(counts), unknown)):
+        return {}
+    held: dict[str, list[Lease]] = {worker: [] for worker in counts}
+    for lease in census.leases:
+        if lease.owner is not None and lease.key not in moving:
+            held[lease.owner].append(lease)
+    most = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
+    room = {worker: most - count for worker, count in counts.items()}
+    spare = {worker: count - (floor - tolerance) for worker, count in counts.items()}
+    return relief(held, room, spare, unknown)
+
+
 def relief(
     held: Mapping[str, Sequence[Lease]], room: Mapping[str, int], spare: Mapping[str, int], unknown: float = 0.0
 ) -> dict[str, str]:
@@ -55,6 +80,15 @@ def relief(
     while scale.step():
         pass
     return scale.taken
+
+
+def _overloaded(leases: Iterable[Lease], workers: int, unknown: float) -> bool:
+    """Whether anybody is above the band: asked every turn, before it is worked out what to do about it."""
+    loads: dict[str | None, float] = {}
+    for lease in leases:
+        weight = lease.weight  # spelled out: a call for each of perhaps ten thousand leases would cost more
+        loads[lease.owner] = loads.get(lease.owner, 0.0) + (unknown if weight is None else weight)
+    return max(loads.values(), default=0.0) * workers > (1 + BAND) * sum(loads.values())
 
 
 @frozen

@@ -19,7 +19,7 @@ from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
 from balancer.handoff import STUCK_SECONDS
-from balancer.loads import BAND, average, relief, slack, weight_of
+from balancer.loads import BAND, average, slack, takers, weight_of
 from balancer.model import Lease, Me
 
 ALTERNATES = 3
@@ -207,18 +207,10 @@ class _Fleet:
 
     def relieve(self) -> tuple[Action, ...]:
         """M13: take from the overloaded what falls to this worker, once the counts are in order."""
-        if not self.tolerance or self.census.available:
-            return ()
         moving = live_moves(self.census, self.config)
-        held: dict[str, list[Lease]] = {worker: [] for worker in self.counts}
-        for lease in self.census.leases:
-            if lease.owner is not None and lease.key not in moving:
-                held[lease.owner].append(lease)
-        most, least = self.floor + 1 + self.tolerance, self.floor - self.tolerance
-        room = {worker: min(most, self._limit) - count for worker, count in self.counts.items()}
-        spare = {worker: count - least for worker, count in self.counts.items()}
-        takers = relief(held, room, spare, self._unknown)
-        mine = [lease for lease in self.census.leases if takers.get(lease.key) == self.me.worker]
+        takings = takers(self.census, self.counts, self.floor, moving, self.rules.max_leases)
+        keys = {key for key, taker in takings.items() if taker == self.me.worker}
+        mine = [lease for lease in self.census.leases if lease.key in keys] if keys else []
         return tuple(_rob(lease, "M13") for lease in sorted(mine, key=_shed_order)[: self.rules.max_steals])
 
     def lose_patience(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:

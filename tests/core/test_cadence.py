@@ -168,6 +168,19 @@ def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
     assert calls == [note_of(Bulletin(8, 2, 1)), note_of(Bulletin(8, 3, 1))]
 
 
+def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
+    """M13: whoever should relieve the fullest would not look for N cycles; a lease too hot to help calls nobody."""
+    ours = tuple(evolve(lease, weight=1.0) for lease in TABLE)
+    hot = next(lease.key for lease in ours if lease.owner == READER)
+    warm = tuple(evolve(lease, weight=6.0) if lease.owner == READER else lease for lease in ours)
+    burning = tuple(evolve(lease, weight=60.0 if lease.key == hot else 1.0) for lease in warm if lease.owner != READER)
+    burning += (evolve(row(hot, READER), weight=60.0),)
+    late, early = (evolve(FULL, hearing=evolve(HEARING, acts_still=seconds)) for seconds in (21.0, 19.0))
+    assert [
+        look(LOOKOUT, leases, history).notes for leases, history in ((warm, late), (warm, early), (burning, late))
+    ] == [note_of(Bulletin(8, acts, 1)) for acts in (3, 2, 2)]
+
+
 def test_readings_are_folded_by_our_own_clock() -> None:
     """C1: a stall of the reader must not look like a silent lookout."""
     watch, _ = Watch(ear=Ear()).look(TABLE, began=0.0, ended=1.0)
