@@ -172,6 +172,7 @@ def main() -> int:
                 receive(hubs, partitions, clock, options.prefetch)
                 rates[name].append(clock.rate)
                 costs[name].append(clock.microseconds)
+    print(f"load of the machine {os.getloadavg()[0]:.1f}, over {os.cpu_count()} processors")
     for name, measured in rates.items():
         middle, mine = statistics.median(measured), statistics.median(rates["ours"])
         spread, cost = f"{min(measured):,.0f}-{max(measured):,.0f}", statistics.median(costs[name])

@@ -9,6 +9,7 @@ were to be prefetched. The client's own balancing and checkpoint stores are not 
 import asyncio
 from collections import deque
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any
 
 from azure.eventhub import EventData
@@ -16,8 +17,8 @@ from azure.eventhub import EventData
 from adapters.event_hubs.access import Access
 from adapters.event_hubs.background import Background
 from adapters.event_hubs.partitions import Start
-
-BATCHES_WAITING = 2
+from adapters.event_hubs.records import record
+from adapters.source import Record
 
 
 class Feed:
@@ -32,20 +33,24 @@ class Feed:
     ) -> None:
         self._background, self._access, self._partition, self._start = background, access, partition, start
         self._epoch, self._prefetch = epoch, prefetch
-        self._inbox: deque[list[EventData]] = deque()
+        self._inbox: deque[list[Record]] = deque()
+        # Each is written by one thread alone, so that neither needs a lock.
+        self._came = self._taken = 0
         self._room: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
         self._closed = False
         self._work: Future[None] = background.start(self._run())
 
-    def take(self) -> list[EventData]:
-        """One batch of what has come, in order; empty if nothing has."""
+    def take(self) -> list[Record]:
+        """All that has come, in order; empty if nothing has."""
         if not self._inbox:
             return []
-        batch = self._inbox.popleft()
+        # The client hands over perhaps fifty at a time: one by one they would cost a turn each.
+        records = list(chain.from_iterable(self._inbox.popleft() for _ in range(len(self._inbox))))
+        self._taken += len(records)
         self._make_room()
-        return batch
+        return records
 
     @property
     def fault(self) -> BaseException | None:
@@ -75,14 +80,16 @@ class Feed:
             partition_id=self._partition,
             owner_level=self._epoch,
             prefetch=self._prefetch,
-            max_batch_size=self._prefetch,
+            max_batch_size=(self._prefetch + 1) // 2,
             starting_position=self._start.at,
             starting_position_inclusive=self._start.inclusive,
             on_error=self._failed,
         )
 
     async def _arrived(self, _context: object, events: list[EventData]) -> None:
-        self._inbox.append(events)
+        # Made at once, while the event is at hand to the processor, and in the thread that is busy anyway.
+        self._inbox.append([record(event) for event in events])
+        self._came += len(events)
         # The client receives no more than it was given credit for while this waits, so a slow
         # handler bounds what is in memory, and nothing but its own partition waits with it.
         while self._room is not None and self._full:
@@ -93,7 +100,7 @@ class Feed:
     @property
     def _full(self) -> bool:
         # Once closed nobody empties it, and a link that broke meanwhile would leave its task waiting for ever.
-        return len(self._inbox) >= BATCHES_WAITING and not self._closed
+        return self._came - self._taken >= self._prefetch and not self._closed
 
     def _make_room(self) -> None:
         if self._room is not None:

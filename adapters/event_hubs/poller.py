@@ -3,11 +3,6 @@
 import logging
 import random
 import time
-from collections.abc import Iterable
-from typing import cast
-
-from azure.eventhub import EventData
-from azure.eventhub.amqp import AmqpMessageBodyType
 
 from adapters.backoff import Backoff
 from adapters.event_hubs.access import Access
@@ -20,9 +15,8 @@ from balancer.model import Position
 
 log = logging.getLogger("leasehold.event_hubs")
 
-IDLE_SECONDS, IDLE_SECONDS_MOST, IDLE_GROWTH = 0.05, 0.5, 1.3
+IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
-ENQUEUED_TIME = b"x-opt-enqueued-time"
 
 CONTENDED_SECONDS = 10.0
 """Before a link is taken back: longer than a worker needs to learn that its lease is gone."""
@@ -50,9 +44,9 @@ class PartitionReader:
     def read(self) -> Batch:
         """What has arrived since, at once. Raises SourceError if trying again cannot help."""
         self._feed = feed = self._feed or self._opened()
-        events = feed.take()
-        if events:
-            return self._batch(events)
+        records = feed.take()
+        if records:
+            return self._batch(records)
         fault = feed.fault
         return self._waiting() if fault is None else self._again(fault)
 
@@ -65,17 +59,16 @@ class PartitionReader:
         start = starting(self._position)
         return Feed(self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch)
 
-    def _batch(self, events: list[EventData]) -> Batch:
-        records = tuple(record(event, number) for event in events if (number := _number(event)) > self._last)
-        last = events[-1]
-        self._last = max(self._last, _number(last))
-        self._position = Position(str(self._last), token=last.offset or "") if records else self._position
-        self._idle, self._behind = IDLE_SECONDS, _behind(last)
+    def _batch(self, came: list[Record]) -> Batch:
+        records = tuple(record for record in came if int(record.sequence_number) > self._last)
+        if records:
+            self._last, self._position = int(records[-1].sequence_number), records[-1].position
+        self._idle, self._behind = IDLE_SECONDS, _behind(came[-1])
         self._backoff.reset()
         return Batch(records, self._position, self._behind, wait_seconds=0.0)
 
     def _waiting(self) -> Batch:
-        wait, self._idle = self._idle, min(IDLE_GROWTH * self._idle, IDLE_SECONDS_MOST)
+        wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
         return Batch((), None, None if self._behind is None else 0.0, wait)
 
     def _again(self, fault: BaseException) -> Batch:
@@ -89,38 +82,6 @@ class PartitionReader:
         return Batch((), None, self._behind, wait)
 
 
-def record(event: EventData, number: int) -> Record:
-    """An event as a record; the event itself goes with it."""
-    key = event.partition_key
-    return Record(
-        body(event),
-        str(number),
-        partition_key=key.decode() if isinstance(key, bytes) else key,
-        arrived=_enqueued(event),
-        token=event.offset or "",
-        event=event,
-    )
-
-
-def body(event: EventData) -> bytes:
-    """The bytes of an event; of an AMQP value or sequence, which has none, its text."""
-    if event.body_type == AmqpMessageBodyType.DATA:
-        return b"".join(cast("Iterable[bytes]", event.body))
-    return event.body_as_str().encode()
-
-
-def _number(event: EventData) -> int:
-    number = event.sequence_number
-    return -1 if number is None else number
-
-
-def _enqueued(event: EventData) -> float | None:
-    # The annotation itself: making a date of it, and seconds of the date, took a third of a record's time.
-    milliseconds = (event.raw_amqp_message.annotations or {}).get(ENQUEUED_TIME)
-    return None if milliseconds is None else milliseconds / 1000
-
-
-def _behind(event: EventData) -> float | None:
+def _behind(last: Record) -> float | None:
     """The age of what was read last, by this machine's clock."""
-    enqueued = _enqueued(event)
-    return None if enqueued is None else max(0.0, time.time() - enqueued)
+    return None if last.arrived is None else max(0.0, time.time() - last.arrived)
