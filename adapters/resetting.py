@@ -1,7 +1,8 @@
 """Checkpoints set back or forward by hand, in one store.
 
 No worker ever moves a checkpoint back, and no store lets it; so a lease that goes back is deleted
-as it was seen and created anew: without owner, heir, notes, or what others noted on it.
+as it was seen and created anew: without owner, heir, notes, or what others noted on it. Every other
+writer may then rely on a checkpoint that never goes back under the same row.
 """
 
 from collections.abc import Collection, Iterable

@@ -21,7 +21,8 @@ A lease whose owner is alive is refused: stop the workers first. Where a store d
 owner renewed, this takes `--still-seconds` to find out; `--even-if-owned` does not ask, and an owner then
 learns at its next renewal that its lease is gone.
 
-A lease that goes back is deleted and created anew, without an owner and without notes.
+A lease that goes forward to a number keeps everything else it says. One that goes back, or to a start, is deleted
+and created anew: without an owner, without notes, and without what other programs have noted on it.
 
 Exit status: 0 if every lease stands where it was to be set, 1 if any was refused or the store failed, 2 on
 bad usage.
