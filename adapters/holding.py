@@ -57,7 +57,7 @@ class Holding:
         self.lost = Event()
         self.why = ""
         self.twin = False
-        self.confirmed = begun
+        self.confirmed = self.renewed = begun
         self.given: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
@@ -99,6 +99,7 @@ class Holding:
 
     def renew(self, notes: Notes = ()) -> bool:
         """Say that its owner lives; False if it is lost. Raises OutcomeUnknown."""
+        self.renewed = self._clock()
         return self._write(lambda lease: self._store.renew(self._weighed(lease), self._signed(lease, notes)))
 
     def checkpoint(self, position: Position, *, children: tuple[str, ...] = (), keep_owner: bool = False) -> bool:

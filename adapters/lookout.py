@@ -27,8 +27,12 @@ def due_renewals(
     """The leases to renew now; the bulletin's row more often, while this worker has something to say on it."""
     by_key = {holding.key: holding for holding in held}
     mine = tuple(evolve(holding.lease, idle=max(0.0, now - holding.confirmed)) for holding in by_key.values())
-    beats = beat(mine, me, config) if look.notes else ()
-    wanted = {action.lease.key: action for action in (*beats, *renewals(mine, me, config))}
+    due = [*renewals(mine, me, config)]
+    if look.notes:
+        # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
+        unsaid = [holding for holding in by_key.values() if now - holding.renewed >= config.renew_seconds]
+        due += [*beat(mine, me, config), *(Renew(holding.lease, "C4") for holding in unsaid)]
+    wanted = {action.lease.key: action for action in due}
     return [(by_key[key], action) for key, action in wanted.items()]
 
 

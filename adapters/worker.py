@@ -213,7 +213,7 @@ class Worker:
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None) -> None:
         began = self.clock()
-        found = self.store.list() if asked is None else Listing(self.store.get(asked))
+        found = self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
         listing = self.discovery.concerning(found)
         self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
         # What was not read now may be another's by now. KCL 2.x renews finished leases too.

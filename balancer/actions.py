@@ -87,8 +87,12 @@ Action = Create | Renew | Claim | Steal | RequestHandoff | Withdraw | Release | 
 
 @frozen
 class Look:
-    """When to look next (seconds from now), at which leases (None: all), and what renewals should carry."""
+    """When to look next (seconds from now), at which leases (None: all), and what renewals should carry.
+
+    stale_ok  whether those leases may be read as they were a moment ago
+    """
 
     seconds: float
     keys: tuple[str, ...] | None = None
     notes: Notes = ()
+    stale_ok: bool = False

@@ -117,7 +117,7 @@ def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, conf
     if partial and _called(ours, me, config, hearing):
         return Look(0.0, notes=notes)
     pause = 0.5 if hearing.warned < config.lease_seconds else 1.0 if ours.deputy(me) else 2.5
-    return Look(pause * scale, keys=(ours.row.key,), notes=notes)
+    return Look(pause * scale, keys=(ours.row.key,), notes=notes, stale_ok=True)
 
 
 def _called(ours: Crew, me: Me, config: Config, hearing: Hearing) -> bool:

@@ -51,7 +51,7 @@ class EtagStore(TransactedStore):
         self._seen = dict(found)
         return _listing(self._layout, found)
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """These leases, in the order asked. Raises StoreError for one that cannot be read as a lease."""
         leases = (self._lease(key, self._read(key)) for key in keys)
         return tuple(lease for lease in leases if lease)

@@ -35,7 +35,7 @@ class MemoryStore(TransactedStore):
         with self._table.lock:
             return Listing(tuple(row for _, row in sorted(self._table.rows.items())))
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """These leases, in the order asked; those not there are left out."""
         with self._table.lock:
             return tuple(self._table.rows[key] for key in keys if key in self._table.rows)

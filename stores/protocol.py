@@ -99,8 +99,11 @@ class Store(Protocol):
         """Every lease; may be stale by as much as the service's own listings are."""
         ...
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
-        """These leases by consistent readings, in the order asked; those not there are left out."""
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """These leases, in the order asked; those not there are left out.
+
+        By consistent readings, unless `stale_ok`: then they may be as stale as a listing, where that costs less.
+        """
         ...
 
     def create(self, lease: Lease) -> Outcome:

@@ -88,7 +88,7 @@ class SqliteStore(TransactedStore):
         leases = tuple(lease for lease in read if isinstance(lease, Lease))
         return Listing(leases, tuple(row for row in read if isinstance(row, Malformed)))
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """These leases, in the order asked; those not there are left out."""
         with self._lock, self._translated():
             found = tuple(self._stored(key) for key in keys)

@@ -28,7 +28,7 @@ class TransactedStore(ABC):
         """Every lease."""
 
     @abstractmethod
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """These leases, in the order asked; those not there are left out."""
 
     @abstractmethod

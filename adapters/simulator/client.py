@@ -70,20 +70,25 @@ class Client:
         self._travel()
         listing = self._table.list()
         self._travel()
-        if self._network.stale and self._tasks.now < self._calm and self._draw.random() < self._network.stale:
-            listing = self._table.as_it_was(listing, self._draw.random(), lambda: bool(self._draw.getrandbits(1)))
         self._history.scanned += len(listing.leases)
-        return listing
+        return self._perhaps_stale(listing)
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
-        """These leases, as they are."""
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """These leases, as they are, or some perhaps as they were a moment ago."""
         asked = tuple(keys)
         self._history.requests["get"] += 1
         self._history.fetched += len(asked)
+        self._history.glimpsed += len(asked) if stale_ok else 0
         self._travel()
         leases = self._table.get(asked)
         self._travel()
-        return leases
+        return self._perhaps_stale(Listing(leases)).leases if stale_ok else leases
+
+    def _perhaps_stale(self, listing: Listing) -> Listing:
+        draw, stale = self._draw, self._network.stale
+        if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
+            return listing
+        return self._table.as_it_was(listing, draw.random(), lambda: bool(draw.getrandbits(1)))
 
     # Writing
 

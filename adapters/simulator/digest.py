@@ -10,6 +10,7 @@ def digest(history: History) -> str:
     told = blake2b(digest_size=16)
     for each in (*history.first, *history.writes, *history.handed, *history.deeds):
         told.update(repr(each).encode())
-    counts = sorted(history.requests.items()), sorted(history.produced.items()), history.scanned, history.fetched
-    told.update(repr(counts).encode())
+    counts = sorted(history.requests.items()), sorted(history.produced.items())
+    rows = history.scanned, history.fetched, history.glimpsed
+    told.update(repr((counts, rows)).encode())
     return told.hexdigest()

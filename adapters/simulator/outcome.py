@@ -29,7 +29,7 @@ class Traffic:
     """Requests of a whole fleet, and what DynamoDB bills for them.
 
     A listing costs half a unit for each 4 KB (eventually consistent, rows of 360 bytes), a row asked
-    for by key one unit, a write one unit.
+    for by key one unit, half of it where it may be stale, a write one unit.
     """
 
     requests: int
@@ -112,7 +112,7 @@ def traffic(history: History) -> Traffic:
     return Traffic(
         requests=sum(history.requests.values()),
         rows=history.scanned + history.fetched,
-        read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched, 1),
+        read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.glimpsed / 2, 1),
         write_units=writes,
     )
 

@@ -65,7 +65,7 @@ class Network:
     unanswered it is carried out, and the answer lost
     late       the caller gives up after 1 s, and the write arrives within `late_seconds`
     twice      the client library repeats a write whose first answer was lost: the second answer comes back
-    stale      a listing shows some rows as they were up to a second ago
+    stale      a listing, or a reading that may be stale, shows some rows as they were up to a second ago
     outages    times in which nothing is answered (throttling included)
     """
 

@@ -1,5 +1,6 @@
 """The one table of a run: the memory store, which here also remembers what each row was a moment ago."""
 
+import math
 from collections.abc import Callable, Iterable
 
 from attrs import evolve
@@ -42,8 +43,8 @@ class Table(MemoryStore):
     def as_it_was(self, listing: Listing, seconds: float, chosen: Callable[[], bool]) -> Listing:
         """The listing with some rows as they were before a change less than so many seconds ago."""
         horizon = self._now() - seconds
-        old = {key: row for key, (t, row) in self._before.items() if t > horizon and chosen()}
-        return Listing(tuple(old.get(row.key, row) for row in listing.leases))
+        earlier = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
+        return Listing(tuple(old if t > horizon and chosen() else row for row, t, old in earlier))
 
     def _insert(self, lease: Lease) -> Outcome:
         self._listing = None

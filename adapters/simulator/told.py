@@ -81,7 +81,8 @@ class History:
     """One run, as it goes on and afterwards.
 
     requests  by verb ("list" and "get" included): how many
-    scanned   rows that listings read, fetched rows that were asked for one by one
+    scanned   rows that listings read
+    fetched   rows that were asked for by key, glimpsed those of them that might be stale
     """
 
     first: tuple[Lease, ...] = ()
@@ -91,6 +92,7 @@ class History:
     requests: Counter[str] = field(factory=Counter)
     scanned: int = 0
     fetched: int = 0
+    glimpsed: int = 0
     produced: dict[str, int] = field(factory=dict)
     parents: dict[str, tuple[str, ...]] = field(factory=dict)
     end: float = 0.0

@@ -1,5 +1,6 @@
 """What DynamoDB may answer besides yes and no, and what a worker is told then."""
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -49,12 +50,14 @@ class Line:
     def __init__(self, session: Session) -> None:
         self.answers: list[AWSResponse | Exception] = []
         self.sent: list[str] = []
+        self.bodies: list[str] = []
         self.lose_reply = False
         # The stubs say a hook answers nothing; botocore takes what this one does for the reply.
         session.events.register("before-send.dynamodb.*", self._before)  # type: ignore[arg-type]
 
     def _before(self, event_name: str, request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
         self.sent.append(event_name.rpartition(".")[2])
+        self.bodies.append(request.body.decode() if isinstance(request.body, bytes) else str(request.body))
         if self.lose_reply:
             self.lose_reply = False
             URLLib3Session().send(request)
@@ -293,3 +296,11 @@ def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None
     line.sent.clear()
     assert [lease.key for lease in store.get([f"s-{number}" for number in range(250)] + ["s-7"])] == ["s-7", "s-7"]
     assert line.sent == ["BatchGetItem"] * 3
+
+
+def test_only_what_may_be_stale_is_read_at_half_the_price(store: DynamoStore, line: Line, table: str) -> None:
+    """Bulletins read consistently cost as much as the listings they save; a refusal's lease must be the truth."""
+    seen = owned(store)
+    line.bodies.clear()
+    assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
+    assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]

@@ -55,19 +55,42 @@ def test_only_our_living_workers_are_ranked() -> None:
     assert crew((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, *DEPUTIES, READER, LAST)
 
 
+def test_the_ranks_are_those_of_every_other_version() -> None:
+    """C3: workers that rank differently would each take another for the lookout, for as long as both versions run."""
+    assert crew([row(f"s-{place}", f"w-{place}") for place in range(6)], CONFIG).ranks == (
+        "w-3",
+        "w-4",
+        "w-1",
+        "w-5",
+        "w-0",
+        "w-2",
+    )
+
+
+def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
+    """C4: on a row that every newcomer asks for first, each join would send everybody to the table."""
+    assert BOARD is not None
+    new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
+    taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
+    board = bulletin_row(new, LOOKOUT)
+    assert board is not None
+    assert LOOKOUT in {action.victim for action in taken}
+    assert board.key not in {action.lease.key for action in taken}
+
+
 def test_one_reads_the_table_and_the_others_one_row() -> None:
     """C4, C5, C7: if all read everything, a fleet of sixty pays for sixty readings."""
     assert BOARD is not None
     assert look(LOOKOUT, TABLE, FULL) == Look(3.0, notes=note_of(Bulletin(8, 2, 1)))
-    assert [look(worker) for worker in DEPUTIES] == [Look(1.0, keys=(BOARD.key,))] * 3
-    assert [look(worker) for worker in (READER, LAST)] == [Look(2.5, keys=(BOARD.key,))] * 2
+    assert [look(worker) for worker in DEPUTIES] == [Look(1.0, keys=(BOARD.key,), stale_ok=True)] * 3
+    assert [look(worker) for worker in (READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 2
 
 
 def test_a_suspect_is_looked_at_when_its_time_is_up() -> None:
     """C5: three seconds later would be three seconds of an unread shard; and the others are warned."""
     assert look(LOOKOUT, standing_still(9.0, READER), FULL) == Look(1.5, notes=note_of(Bulletin(8, 2, 2)))
     assert BOARD is not None
-    assert look(READER, TABLE, heard(warned=2.0)) == Look(0.5, keys=(BOARD.key,))
+    assert look(READER, TABLE, heard(warned=2.0)) == Look(0.5, keys=(BOARD.key,), stale_ok=True)
 
 
 def test_the_dead_ones_leases_are_freed_for_all_but_what_is_taken() -> None:
@@ -85,6 +108,21 @@ def test_the_dead_ones_leases_are_freed_for_all_but_what_is_taken() -> None:
     assert [action for action in (*others, *alone, *kept) if isinstance(action, Release)] == []
     taking = Claim(gone[0], "M6")
     assert look(LOOKOUT, dead, FULL, taking).notes == note_of(Bulletin(8, 3, 1))
+
+
+def test_what_is_free_is_called_out_for_half_a_minute_and_then_once_a_cycle() -> None:
+    """C6: uncalled, what its successor should take stays unread; called for ever, all list for what nobody may take."""
+    loud, silent = note_of(Bulletin(8, 3, 1)), note_of(Bulletin(8, 2, 1))
+    for idle, acts_still, notes in ((1.0, 1.0, loud), (31.0, 1.0, silent), (31.0, 21.0, loud)):
+        free = (*TABLE, row("s-x", None, idle=idle))
+        lately = evolve(FULL, hearing=evolve(HEARING, acts_still=acts_still))
+        assert look(LOOKOUT, free, lately).notes == notes
+
+
+def test_everybody_lists_after_so_many_cycles_as_there_are_workers() -> None:
+    """C11: what all other rules missed would stay missed."""
+    assert look(READER, TABLE, evolve(QUIET, full_still=121.0)) == Look(0.0)
+    assert look(READER, TABLE, evolve(QUIET, full_still=119.0)).keys is not None
 
 
 def test_news_send_every_reader_to_the_table() -> None:
@@ -189,6 +227,9 @@ def test_readings_are_folded_by_our_own_clock() -> None:
     later, _ = watch.look((board,), began=6.0, ended=9.0, asked=("s-00",))
     assert later.history.hearing == Hearing(Bulletin(7, 3, 1), acts_read=2, acts_still=0.0, looks_still=5.0, warned=5.0)
     assert later.history.full_still == 5.0
+    earlier, _ = later.look((evolve(board, notes=TABLE[0].notes),), began=9.0, ended=9.0, asked=("s-00",))
+    assert earlier.history.hearing is not None
+    assert earlier.history.hearing.latest == Bulletin(7, 3, 1)
     for rows in ((), (evolve(board, owner="w-9"),)):
         turned, _ = later.look(rows, began=10.0, ended=10.0, asked=("s-00",))
         assert turned.history.hearing is not None

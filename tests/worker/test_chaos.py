@@ -43,11 +43,11 @@ class ChancyStore(FaultyStore):
             raise OutcomeUnknown("the reply was lost")
         return outcome
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """These leases, mostly."""
         if self.chance.random() < self.fault:
             raise OutcomeUnknown("the request was lost")
-        return super().get(keys)
+        return super().get(keys, stale_ok=stale_ok)
 
 
 @define(eq=False)

@@ -44,10 +44,10 @@ class FaultyStore(MemoryStore):
         self._reach()
         return super().list()
 
-    def get(self, keys: Iterable[str]) -> tuple[Lease, ...]:
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """These leases, if reachable."""
         self._reach()
-        return super().get(keys)
+        return super().get(keys, stale_ok=stale_ok)
 
     def _insert(self, lease: Lease) -> Outcome:
         self._reach()

@@ -1,0 +1,222 @@
+"""What a worker does as lookout or reader, seen in the table: bulletins, renewals, and what it takes up as its own."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from attrs import evolve
+from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member, together
+
+from adapters.simulator.stream import ListSource, even_shards
+from balancer.actions import Steal
+from balancer.bulletins import bulletin_of, note_of
+from balancer.cadence import bulletin_row, crew
+from balancer.config import Config
+from balancer.model import Bulletin, Lease, Position
+from stores.protocol import Listing, Promises
+from stores.writes import merged
+
+CONFIG = Config()
+
+
+class Listened(FaultyStore):
+    """A store that remembers what was read of it, and when each row's version moved."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.readings: list[tuple[tuple[str, ...] | None, bool]] = []
+
+    def list(self) -> Listing:
+        """Every lease."""
+        self.readings.append((None, True))
+        return super().list()
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """These leases."""
+        asked = tuple(keys)
+        self.readings.append((asked, stale_ok))
+        return super().get(asked, stale_ok=stale_ok)
+
+
+class Dumb(FaultyStore):
+    """A store whose notes move the version."""
+
+    @property
+    def promises(self) -> Promises:
+        """No free notes."""
+        return Promises(free_notes=False)
+
+
+def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[Driven]:
+    """Workers at rest under the default cadence; the lookout first, then the others by rank."""
+    source = ListSource(even_shards(tuple(f"s-{number}" for number in range(shards))))
+    members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
+    together(members, 60.0)
+    ranks = crew(store.list().leases, CONFIG).ranks
+    return sorted(members, key=lambda each: ranks.index(each.worker.me))
+
+
+def board(store: FaultyStore, lookout: Driven) -> Lease:
+    """The row that the others read."""
+    row = bulletin_row(store.list().leases, lookout.worker.me)
+    assert row is not None
+    return row
+
+
+def test_others_read_one_row_and_may_read_it_stale() -> None:
+    """C4, C7: sixty workers would read the table sixty times, or pay twice for each reading of the row."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
+    row = board(store, lookout).key
+    store.readings.clear()
+    together([lookout, *readers], 30.0)
+    assert Counter(store.readings) == {(None, True): 10, ((row,), True): 3 * 30 + 2 * 12}
+
+
+def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None:
+    """C2, C4: too seldom, and the deputies stand in; too often, and the table is written for nothing."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    row = board(store, lookout).key
+    store.writes.clear()
+    together([lookout, reader], 56.0)
+    counts = Counter(store.writes)
+    assert counts.pop(row) == pytest.approx(56.0 / 1.5, abs=3)
+    assert {count for key, count in counts.items() if key in lookout.held} == {10}
+    assert {count for key, count in counts.items() if key in reader.held} <= {9, 10}
+
+
+def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
+    """C4: whoever reads another row than the last would see it live and never hear of anything."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    for second in range(20):
+        for holding in lookout.worker.holdings:
+            holding.checkpoint(Position(str(second)))
+        together([lookout, reader], 1.0)
+    rows = {row.key: bulletin_of(row) for row in store.list().leases}
+    latest = rows[board(store, lookout).key].looks
+    assert all(latest - 3 <= rows[key].looks <= latest for key in lookout.held)
+
+
+def test_what_the_lookout_finds_is_written_at_once() -> None:
+    """C6: what it freed would wait for the next beat before anybody came for it."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    before = bulletin_of(board(store, lookout))
+    lookout.turn_due = clock.now
+    store.rewrite(reader.held[0], lambda row: evolve(row, owner=None))
+    lookout.worker.hurry()
+    lookout.worker.turn(clock.now)
+    now = bulletin_of(board(store, lookout))
+    assert (now.looks, now.acts) == (before.looks + 1, before.acts + 1)
+
+
+def test_a_lookout_that_is_outranked_says_so_once() -> None:
+    """C3: its readers would wait until it falls silent; said again and again, all would list for ever."""
+    clock = Clock()
+    store = FaultyStore()
+    lookout, _ = fleet(store, clock, "a-1", "b-1")
+    before = bulletin_of(board(store, lookout))
+    higher = next(name for name in map(str, range(100)) if first_of(name, lookout.worker.me) == name)
+    theirs = lookout.held[0]
+    store.rewrite(theirs, lambda row: evolve(row, owner=higher, notes=(("process", f"p/{higher}"),)))
+    for told in (Bulletin(), evolve(before, looks=before.looks + 9)):
+        write(store, theirs, told)
+        lookout.worker.hurry()
+        lookout.worker.turn(clock.now)
+        assert bulletin_of(board(store, lookout)) == evolve(before, looks=before.looks + 1, acts=before.acts + 1)
+
+
+def write(store: FaultyStore, key: str, bulletin: Bulletin) -> None:
+    """Somebody else's bulletin on a row."""
+    store.rewrite(key, lambda row: evolve(row, notes=merged(row.notes, note_of(bulletin))))
+
+
+def first_of(*names: str) -> str:
+    """Who of these would be the lookout."""
+    return crew([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in names], CONFIG).ranks[0]
+
+
+def test_an_own_lease_that_stands_still_is_renewed_by_who_lists_it() -> None:
+    """C9: the lookout judges all others; a lease whose renewals it forgets would stay unread for ever."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    forgotten = next(h for h in lookout.worker.holdings if h.key != board(store, lookout).key)
+    version = store.row(forgotten.key).version
+    for _ in range(7):
+        forgotten.confirmed = forgotten.renewed = clock.now  # as if it had been renewed
+        together([lookout, reader], 2.0)
+    assert store.row(forgotten.key).version != version
+    assert not forgotten.lost.is_set()
+
+
+def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:
+    """C9: until its next renewal, up to 5.6 s, a robbed worker would handle records beside the thief."""
+    clock = Clock()
+    store = FaultyStore()
+    lookout, _ = fleet(store, clock, "a-1", "b-1")
+    stolen = next(h for h in lookout.worker.holdings if h.key != board(store, lookout).key)
+    store.steal(store.row(stolen.key), "java")
+    lookout.worker.hurry()
+    lookout.worker.turn(clock.now)
+    assert (stolen.lost.is_set(), stolen.why) == (True, "now owned by java")
+
+
+def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
+    """C10: a lease given away since the last listing would be claimed back on the word of that listing."""
+    clock = Clock()
+    store = FaultyStore()
+    _, reader = fleet(store, clock, "a-1", "b-1")
+    kept = list(reader.held)
+    given = reader.worker.holdings[0]
+    store.claim(store.row(given.key), "java")
+    given.renew()  # refused: it is java's now
+    store.writes.clear()
+    reader.worker.turn(reader.turn_due)
+    assert given.key not in store.writes
+    assert reader.held == kept[1:]
+    assert store.row(given.key).owner == "java"
+
+
+def test_nothing_is_done_to_what_was_not_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7: others have moved on since a reader's last listing, and its plan of then would undo theirs."""
+    clock = Clock()
+    store = FaultyStore()
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    row = board(store, lookout)
+    other = next(store.row(key) for key in lookout.held if key != row.key)
+    steals = tuple(Steal(lease, lookout.worker.me, "M9") for lease in (row, other))
+    monkeypatch.setattr("adapters.worker.plan", lambda *_: steals)
+    reader.worker.turn(reader.turn_due)
+    assert (store.row(row.key).owner, store.row(other.key).owner) == (reader.worker.me, lookout.worker.me)
+
+
+def test_a_gift_is_taken_up_without_a_listing() -> None:
+    """H3: an heir that accepts only at its next listing leaves the lease unread, and the giver takes it back."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    wanted = lookout.held[0]
+    store.request_handoff(store.row(wanted), reader.worker.me)
+    reader.worker.hurry()
+    reader.worker.turn(clock.now)
+    store.readings.clear()
+    together([lookout, reader], 6.0)
+    assert wanted in reader.held
+    assert ((wanted,), False) in store.readings
+
+
+def test_where_notes_are_no_small_matter_everybody_lists() -> None:
+    """C14: a bulletin would look like a renewal; nobody may believe in one, nor write one."""
+    clock, store = Clock(), Dumb()
+    worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
+    worker.run(60.0)
+    assert worker.worker.watch.ear is None
+    assert {bulletin_of(row) for row in store.list().leases} == {Bulletin()}
