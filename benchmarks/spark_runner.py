@@ -1,0 +1,213 @@
+"""How many rows the one process that reads for a Spark query can carry, by what it spends on each.
+
+    python benchmarks/spark_runner.py
+
+A server in another process answers GetRecords at once with as much as one request may bring; the reader is
+called as Spark calls it, for eight shards, without the pause between requests that the service asks for. What
+counts is processor time per row: of how many rows a second it is enough for depends on the processor alone, and
+not on what else runs here. The peer is a bare loop of the AWS client's GetRecords in the same run.
+"""
+
+import base64
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from adapters.demo.child import ENVIRONMENT
+from adapters.kinesis.aggregation_encode import Aggregate
+from adapters.kinesis.clients import reading_client
+from adapters.spark.kinesis import KinesisLeased
+from adapters.spark.stream import LeasedReader
+
+SHARDS, SECONDS, BATCH_ROWS = 8, 5.0, 40_000
+PLACE = b"@@@@@@@@@@"
+
+
+@frozen
+class Load:
+    """What one answer holds.
+
+    rows   user records, of `size` bytes each; `in_one` of them in one Kinesis record
+    """
+
+    name: str
+    rows: int
+    size: int
+    in_one: int = 1
+
+    def answer(self) -> bytes:
+        """The body, with the place of the sequence number's variable part marked."""
+        data = base64.b64encode(self._record()).decode()
+        record = {"Data": data, "PartitionKey": "k", "ApproximateArrivalTimestamp": 1.7e9}
+        place = PLACE.decode()
+        records = [record | {"SequenceNumber": f"1{place}{number:04}"} for number in range(self.rows // self.in_one)]
+        return json.dumps(
+            {"Records": records, "MillisBehindLatest": 60_000, "NextShardIterator": f"shard {place}"}
+        ).encode()
+
+    def _record(self) -> bytes:
+        if self.in_one == 1:
+            return b"x" * self.size
+        made = Aggregate(1 << 20)
+        for _ in range(self.in_one):
+            assert made.add(b"x" * self.size, "k")
+        return made.sealed()
+
+
+LOADS = (
+    Load("1 KB rows", 2000, 1000),
+    Load("1 KB rows, 40 in an aggregate", 2000, 1000, 40),
+    Load("100 B rows, 400 in an aggregate", 20_000, 100, 400),
+)
+
+
+def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
+    """Answer until ended; in a process of its own."""
+    body, part = load.answer(), 2**128 // SHARDS
+    shards = [
+        {
+            "ShardId": f"shardId-{number:012}",
+            "HashKeyRange": {"StartingHashKey": str(number * part), "EndingHashKey": str((number + 1) * part - 1)},
+            "SequenceNumberRange": {"StartingSequenceNumber": "1"},
+        }
+        for number in range(SHARDS)
+    ]
+    summary = {"StreamDescriptionSummary": {"RecordDistributionStrategy": "AUTO"}}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
+            self._say(self._answer(wanted, asked))
+
+        def _answer(self, wanted: str, asked: Mapping[str, Any]) -> bytes:
+            if wanted == "GetRecords":
+                number = int(asked["ShardIterator"].rpartition(" ")[2])
+                return body.replace(PLACE, b"%010d" % (number + 1))
+            if wanted == "GetShardIterator":
+                return json.dumps({"ShardIterator": "shard 0"}).encode()
+            return json.dumps({"Shards": shards} if wanted == "ListShards" else summary).encode()
+
+        def _say(self, answer: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-amz-json-1.1")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    ports.put(server.server_port)
+    server.serve_forever()
+
+
+@frozen
+class Spent:
+    """What a number of rows took: processor time of this process, and time by the clock."""
+
+    rows: int
+    processor_seconds: float
+    seconds: float
+
+
+def measured(work: Callable[[], int]) -> Spent:
+    """Do it until the time is over."""
+    rows, began, spent = 0, time.monotonic(), time.process_time()
+    while time.monotonic() - began < SECONDS:
+        rows += work()
+    return Spent(rows, time.process_time() - spent, time.monotonic() - began)
+
+
+def bare(endpoint: str, load: Load) -> Spent:
+    """The AWS client alone: records are received, and nothing is made of them."""
+    client = reading_client("eu-west-1", endpoint)
+    at = ["shard 0"]
+
+    def work() -> int:
+        answer = client.get_records(ShardIterator=at[0])
+        at[0] = answer["NextShardIterator"]
+        return len(answer["Records"]) * load.in_one
+
+    work()
+    return measured(work)
+
+
+def carried(endpoint: str, folder: Path, transport: str) -> Spent:
+    """A reader as Spark calls it: plan, make tasks, commit; the tasks are left to the executors."""
+    options = {
+        "kinesis.streamName": "s",
+        "kinesis.region": "eu-west-1",
+        "kinesis.endpointUrl": endpoint,
+        "kinesis.startingPosition": "TRIM_HORIZON",
+        "lease.store": f"sqlite:///{folder}/{transport}.db",
+        "lease.transport": transport,
+    }
+    reader = KinesisLeased(options).streamReader(None)  # type: ignore[arg-type]  # unused
+    assert isinstance(reader, LeasedReader)
+    reader._stock = evolve(reader._stock, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
+    start = reader.initialOffset()
+
+    def work() -> int:
+        nonlocal start
+        end = reader.latestOffset(start, ReadMaxRows(BATCH_ROWS))
+        if end == start:
+            return 0
+        if start["n"]:
+            reader.commit(start)
+        assert reader._run is not None  # noqa: SLF001  only there does it stand before the executors read it
+        rows = reader._run._plans[end["n"]].rows.values()  # noqa: SLF001
+        reader.partitions(start, end)
+        start = end
+        return sum(batch.num_rows for batch in rows)
+
+    try:
+        while not work():
+            pass
+        return measured(work)
+    finally:
+        reader.stop()
+
+
+def main() -> int:
+    """Print a table."""
+    os.environ.update(ENVIRONMENT)
+    logging.getLogger("leasehold.spark").setLevel(logging.WARNING)
+    print(f"{'':44}{'µs a row':>8}{'rows/s':>10}{'MB/s':>8}   a whole processor's; load {os.getloadavg()[0]:.1f}")
+    for load in LOADS:
+        ports: multiprocessing.Queue[int] = multiprocessing.Queue()
+        server = multiprocessing.Process(target=serve, args=(load, ports), daemon=True)
+        server.start()
+        endpoint = f"http://127.0.0.1:{ports.get()}"
+        with tempfile.TemporaryDirectory() as folder:
+            say(load, "GetRecords alone", bare(endpoint, load))
+            say(load, "by files", carried(endpoint, Path(folder), "spool"))
+            say(load, "within tasks", carried(endpoint, Path(folder), "embedded"))
+        server.terminate()
+        server.join()
+    return 0
+
+
+def say(load: Load, how: str, spent: Spent) -> None:
+    """One line; wall time is left out, since whoever else runs here has a part in it."""
+    each = spent.processor_seconds / spent.rows
+    print(f"{load.name + ', ' + how:44}{each * 1e6:6.1f}{1 / each:12,.0f}{load.size / each / 1e6:8.1f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
