@@ -81,6 +81,13 @@ class Stage:
         self.tick()  # all it wrote before is known before it is called dead
         self.reading.died(worker, self.deeds[-1].t)
 
+    def leave(self, worker: str) -> Child:
+        """SIGTERM: it drains while the others go on; its process, to be waited for."""
+        child = self._children.pop(worker)
+        self._deed("leave", worker, "drained")
+        child.ask_to_end()
+        return child
+
     def split(self) -> str:
         """Split the widest shard; its id."""
         began = _now()

@@ -42,12 +42,13 @@ def java_worker(
     kinesis: str,
     dynamodb: str,
     mode: str = "own",
+    failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
     """A Java worker on the stage's stream and table; mode "2x" makes a 3.x one share with 2.x workers."""
     table = stage.store_url.removeprefix("dynamodb://").partition("?")[0]
     place = (kinesis, dynamodb, stage.stream.name, table)
-    return started(name, version, place, stage.folder, mode=mode, properties=properties)
+    return started(name, version, place, stage.folder, mode=mode, failover_ms=failover_ms, properties=properties)
 
 
 def started(
@@ -57,11 +58,12 @@ def started(
     folder: Path,
     *,
     mode: str = "own",
+    failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
     """A Java worker; the place is Kinesis' address, DynamoDB's, the stream and the table."""
     jars = built(version)
-    command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(FAILOVER_MS), mode)
+    command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(failover_ms), mode)
     return Child(name, command, folder, program=str(shutil.which("java")))
 
 

@@ -19,7 +19,8 @@ from adapters.history.told import Sent
 log = logging.getLogger("leasehold.mixed")
 
 SHARDS, RATE = 4, 100
-SETTINGS = ("--lease-seconds", "3", "--initial-position", "TRIM_HORIZON", "--verbose")
+LEASE_SECONDS = 3
+SETTINGS = ("--lease-seconds", str(LEASE_SECONDS), "--initial-position", "TRIM_HORIZON", "--verbose")
 WAIT_SECONDS = 60.0
 
 
@@ -27,8 +28,9 @@ WAIT_SECONDS = 60.0
 class Mixed:
     """A running fleet.
 
-    version  of the Java KCL
-    mode     "own", or "2x" for a 3.x worker that shares with 2.x ones
+    version        of the Java KCL
+    mode           "own", or "2x" for a 3.x worker that shares with 2.x ones
+    lease_seconds  of everybody
     """
 
     stage: Stage
@@ -38,6 +40,7 @@ class Mixed:
     mode: str
     producer: Child
     produced: Tail[Sent]
+    lease_seconds: int = LEASE_SECONDS
     sent: list[Sent] = field(factory=list)
 
     @property
@@ -61,7 +64,13 @@ class Mixed:
     def join_java(self, name: str) -> None:
         """Start a Java worker."""
         started = java_worker(
-            self.stage, name, self.version, kinesis=self.kinesis, dynamodb=self.dynamodb, mode=self.mode
+            self.stage,
+            name,
+            self.version,
+            kinesis=self.kinesis,
+            dynamodb=self.dynamodb,
+            mode=self.mode,
+            failover_ms=1000 * self.lease_seconds,
         )
         self.stage.admit(started)
 
@@ -109,12 +118,13 @@ class Mixed:
 
 
 @contextmanager
-def mixed(kinesis: str, dynamodb: str, version: str, mode: str) -> Iterator[Mixed]:
+def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: int = LEASE_SECONDS) -> Iterator[Mixed]:
     """A stream of four shards that is written to, a table, and nobody at work yet."""
-    with staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage:
+    settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
+    with staged(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
         command = ("-m", "adapters.demo.producer", kinesis, stage.stream.name, str(RATE))
         producer = Child("producer", command, stage.folder)
-        fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of))
+        fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of), lease_seconds)
         stage.watched = fleet.watched
         try:
             yield fleet

@@ -1,0 +1,130 @@
+"""How long a shard goes unread when its worker is killed or stopped: ours, and the Java KCL's, on the same settings.
+
+    LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/takeover.py [--lease-seconds N] [--stop] [--runs N] [FLEET ...]
+
+The workers of a fleet, as `ours,ours` or `3.5.1,ours`, share four shards that are written to all the time; the last
+one is killed (SIGKILL), or told to stop (SIGTERM). A KCL's version with -2x is in its 2.x-compatible mode. Told are
+seconds from the signal on, of each shard that was the lost worker's: until its lease was `free` of that owner, was
+`owned` by another, and until another was handed a record of it (`read`): least, median, most.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fleet"))
+
+from mixed import WAIT_SECONDS, Mixed, mixed
+
+from adapters.demo.child import ENVIRONMENT, FOREIGN, Child
+from adapters.demo.stage import Stage
+from adapters.local.dynamodb_local import dynamodb_local
+from adapters.local.services import kinesis_local
+from balancer.model import Lease
+
+FLEETS = ("ours,ours", "2.7.2,2.7.2", "3.5.1,3.5.1", "ours,2.7.2", "2.7.2,ours", "ours,3.5.1", "3.5.1,ours")
+
+Spans = dict[str, list[float]]
+"""Seconds by what was waited for."""
+
+
+def join(fleet: Mixed, kind: str, number: int) -> str:
+    """Start a worker of this kind and wait until it has its share; its name."""
+    name = f"{kind}-{number}"
+    if kind == "ours":
+        fleet.stage.join(name)
+    else:
+        fleet.version, _, mode = kind.partition("-")
+        fleet.mode = mode or "own"
+        fleet.join_java(name)
+    fleet.balanced()
+    return name
+
+
+def lose(fleet: Mixed, lost: str, spans: Spans, *, stop: bool) -> None:
+    """Kill or stop it, and wait until others read its shards."""
+    stage = fleet.stage
+    shards = {lease.shard for lease in stage.leases if lease.owner == lost and not lease.ended}
+    going: Child | None = None
+    if stop:
+        going = stage.leave(lost)
+    else:
+        stage.kill(lost)
+    seen: dict[str, dict[str, float]] = {name: dict.fromkeys(shards, math.inf) for name in spans}
+
+    def taken_over() -> bool:
+        note(stage, lost, seen)
+        return all(math.isfinite(seconds) for each in seen.values() for seconds in each.values())
+
+    if not stage.until(taken_over, 3 * WAIT_SECONDS):
+        raise SystemExit(f"FAIL: not everything read by others after {3 * WAIT_SECONDS:g} s: {seen}")
+    if going is not None:
+        going.wait()
+    for name, each in seen.items():
+        spans[name] += each.values()
+
+
+def note(stage: Stage, lost: str, seen: dict[str, dict[str, float]]) -> None:
+    """What the table and the others have said since, by shard."""
+
+    def first(name: str, shard: str, t: float) -> None:
+        if shard in seen[name]:
+            seen[name][shard] = min(seen[name][shard], (t - stage.deeds[-1].t) / 1000)
+
+    for lease in stage.leases:
+        if lease.owner != lost:
+            first("free", lease.shard, 1000 * time.time())
+            if lease.owner is not None:
+                first("owned", lease.shard, 1000 * time.time())
+    for event in stage.events:
+        if event.event == "record" and event.worker != lost and event.t > stage.deeds[-1].t:
+            first("read", event.shard, event.t)
+
+
+def run(fleet: Mixed, kinds: list[str], spans: Spans, *, stop: bool) -> None:
+    """One run, on leases that are there already: how a table comes to be is another matter."""
+    for shard in fleet.stage.stream.shards():
+        fleet.stage.store.create(Lease(shard.id, hash_range=shard.hash_range))
+    names = [join(fleet, kind, number) for number, kind in enumerate(kinds)]
+    fleet.stage.pause(2 + time.time() % 4)  # wherever in its rounds everybody happens to be
+    lose(fleet, names[-1], spans, stop=stop)
+
+
+def told(spans: Spans) -> str:
+    """Least, median and most of each."""
+    return "".join(
+        f"   {name} {min(values):4.1f} {median(values):4.1f} {max(values):4.1f}" for name, values in spans.items()
+    )
+
+
+def main() -> int:
+    """Run each fleet, and print a line of it."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--lease-seconds", type=int, default=3, help="Java's failoverTimeMillis too (%(default)s)")
+    options.add_argument("--stop", action="store_true", help="SIGTERM in place of SIGKILL")
+    options.add_argument("--runs", type=int, default=3, help="of each fleet (%(default)s)")
+    options.add_argument("fleets", nargs="*", default=FLEETS, metavar="FLEET")
+    given = options.parse_args()
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    print(f"lease_seconds {given.lease_seconds}, {'stopped' if given.stop else 'killed'}; least, median, most seconds")
+    with ExitStack() as stack:
+        kinesis, dynamodb = stack.enter_context(kinesis_local()).url, stack.enter_context(dynamodb_local()).url
+        for kinds in given.fleets:
+            spans: Spans = {"free": [], "owned": [], "read": []}
+            for _ in range(given.runs):
+                with mixed(kinesis, dynamodb, "", "own", given.lease_seconds) as fleet:
+                    run(fleet, kinds.split(","), spans, stop=given.stop)
+            print(f"{kinds:16}{told(spans)}   (load {os.getloadavg()[0]:.0f})", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
