@@ -1,17 +1,24 @@
 """`leasehold pipeline`: from a leased stream to partitioned Parquet and windows over it, by Spark."""
 
 import json
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from adapters.cli.spark_session import session
+from adapters.exporting import exporting
 from adapters.local.process import ServiceError
+from adapters.report.progress import Told
+from adapters.report.progress_page import ProgressPage
 from adapters.spark.pipeline import Recipe
 from adapters.spark.pipeline_run import Place, aggregate, finished, land
 
@@ -30,7 +37,8 @@ landed twice because a shard changed hands is counted once.
 Several applications share one stream: give each a `--name` and the same lease table and folder, let one of them
 aggregate (`--also NAME` for each other), and the others only land (`--no-windows`).
 
-Each batch is told as one line of JSON. The same file can be given to spark-submit.
+Each batch is told as one line of JSON, `--page` draws them, and `--metrics` exports them. It goes on until Ctrl-C (or
+SIGTERM), which stops the queries and releases their leases. The same file can be given to spark-submit.
 """
 
 
@@ -39,6 +47,13 @@ class Format(StrEnum):
 
     JSON = "json"
     CSV = "csv"
+
+
+class Tables(StrEnum):
+    """How what lands is written."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
 
 
 class Source(StrEnum):
@@ -63,21 +78,51 @@ def command(  # noqa: PLR0917  one for each option
     name: Annotated[str, typer.Option(help="This application's.")] = "main",
     also: Annotated[list[str] | None, typer.Option(help="Another application whose rows are added up.")] = None,
     windows: Annotated[bool, typer.Option(help="Whether to add up at all.")] = True,
+    tables: Annotated[Tables, typer.Option(help="How it is written; delta needs delta-spark.")] = Tables.PARQUET,
     once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Draw the progress into this HTML file.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="An OpenTelemetry exporter: otlp, console.")] = None,
 ) -> None:
     """Start, tell, and stop with what ends."""
     recipe = Recipe(form.value, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
     try:
-        spark = session(f"leasehold pipeline {name}")
-        records = spark.readStream.format(source).options(**_options(options or ())).load()
-        for line in run(records, recipe, Place(folder, name), also or (), windows=windows, once=once):
-            print(json.dumps(line), flush=True)
+        given = _options(options or ())
+        _end_on_signal()
+        spark = session(f"leasehold pipeline {name}", delta=tables is Tables.DELTA)
+        records = spark.readStream.format(source).options(**given).load()
+        place = Place(folder, name, tables.value)
+        with closing(run(records, recipe, place, also or (), windows=windows, once=once)) as batches:
+            tell(batches, ProgressPage(name, page) if page else None, metrics)
     except KeyboardInterrupt:
         pass  # the way to end it
     except ValueError as error:
         raise _ended(error, 2) from None
     except (ServiceError, PySparkException) as error:
         raise _ended(error, 1) from None
+
+
+def _end_on_signal() -> None:
+    """Have whoever supervises the process end it as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def tell(batches: Iterable[Told], page: ProgressPage | None, metrics: str | None) -> None:
+    """Print each batch, draw it, and export its numbers. Raises ValueError if there is no such exporter."""
+    with exporting(metrics) as meter:
+        tellers = [] if page is None else [page.tell]
+        if meter is not None:
+            from adapters.spark.pipeline_metrics import PipelineMetrics  # noqa: PLC0415  an extra
+
+            tellers.append(PipelineMetrics(meter).tell)
+        try:
+            for told in batches:
+                print(json.dumps(told.json), flush=True)
+                for each in tellers:
+                    each(told)
+        finally:
+            if page is not None:
+                page.write(running=False)
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:
@@ -90,7 +135,7 @@ def _options(given: Sequence[str]) -> dict[str, str]:
 
 def run(
     records: DataFrame, recipe: Recipe, place: Place, also: Sequence[str], *, windows: bool, once: bool
-) -> Iterator[dict[str, Any]]:
+) -> Generator[Told]:
     """Run the queries until one ends, and tell each batch; those that then still run are stopped."""
     queries = [land(records, recipe, place, once=once)]
     try:

@@ -88,8 +88,8 @@ def stacks(places: Sequence[int], layers: Sequence[Line], x: str, y: str) -> str
         return _finished(figure, axes, x, y)
 
 
-def lines(times: Sequence[float], rows: Sequence[Line], y: str) -> str:
-    """One line for each row, over seconds since the first of all snapshots."""
+def lines(times: Sequence[float], rows: Sequence[Line], y: str, since: str = "the first snapshot") -> str:
+    """One line for each row, over seconds `since` something; a line without a label is alone."""
     with rc_context(_STYLE):
         figure, axes = _axes(2.8)
         scale, unit = _scale(max(times))
@@ -98,12 +98,12 @@ def lines(times: Sequence[float], rows: Sequence[Line], y: str) -> str:
                 [time / scale for time in times],
                 row.values,
                 color=row.colour,
-                label=row.label,
+                label=row.label or None,
                 marker=".",
                 linewidth=1.8,
             )
         axes.set_ylim(bottom=0)
-        return _finished(figure, axes, f"{unit} since the first snapshot", y)
+        return _finished(figure, axes, f"{unit} since {since}", y)
 
 
 def _scale(seconds: float) -> tuple[int, str]:
@@ -128,7 +128,8 @@ def _finished(figure: Figure, axes: Axes, x: str, y: str) -> str:
     axes.set_ylabel(y)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.5)
-    figure.legend(loc="outside upper left", ncols=4)
+    if any(axes.get_legend_handles_labels()):
+        figure.legend(loc="outside upper left", ncols=4)
     return _svg(figure)
 
 

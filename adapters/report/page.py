@@ -1,17 +1,15 @@
 """The report as one page of HTML that needs nothing else: no network, no scripts."""
 
-import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import cycle
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from adapters.report.changes import Change
 from adapters.report.charts import BAD, COLOURS, Bar, Line, bars, lines, stacks
 from adapters.report.distribution import NUMBER, Distribution, GroupShare, Share
 from adapters.report.report import Moment, Report
+from adapters.report.templates import TEMPLATES, count, group_name
 from balancer.groups import Groups, path_of
 
 BARS_MAX = 40
@@ -22,13 +20,10 @@ UNEVEN_MAX = 3
 
 _PROGRESS = {NUMBER: "at a sequence number", "SHARD_END": "finished (SHARD_END)"}
 
-_TEMPLATES = Environment(loader=PackageLoader("adapters.report", "."), autoescape=True, undefined=StrictUndefined)
-
 
 def page(said: Report, groups: Groups) -> str:
     """The page; names in it are text, whatever they look like."""
-    _TEMPLATES.filters |= {"name": group_name, "count": _count, "seconds": _seconds, "clock": _clock}
-    return _TEMPLATES.get_template("page.html.j2").render(
+    return TEMPLATES.get_template("page.html.j2").render(
         said=said,
         last=said.last,
         findings=findings(said),
@@ -67,14 +62,9 @@ def _uneven(level: Sequence[GroupShare]) -> list[str]:
     farthest = sorted(apart, key=lambda each: -abs(each.leases - shares[each.path]))[:UNEVEN_MAX]
     return [
         f"Group {group_name(each.path)} holds {each.leases} leases; its {each.workers} of {workers} workers"
-        f" would evenly hold {_count(shares[each.path])}."
+        f" would evenly hold {count(shares[each.path])}."
         for each in farthest
     ]
-
-
-def group_name(path: tuple[str, ...]) -> str:
-    """How a group is called; workers whose names tell none are one group."""
-    return " / ".join(name or "(no group)" for name in path)
 
 
 def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
@@ -168,16 +158,3 @@ def _churn(times: Sequence[float], changed: Sequence[Change]) -> str:
         Line("freed", tuple(change.freed for change in changed), BAD),
     )
     return lines(times, rows, "leases")
-
-
-def _count(number: float) -> str:
-    """A number with two decimals where it has any."""
-    return f"{number:,.0f}" if math.isclose(number, round(number)) else f"{number:,.2f}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s"
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

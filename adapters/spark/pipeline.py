@@ -13,14 +13,13 @@ from attrs import frozen
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from adapters.report.progress import LANDED
+
 IDENTITY = ("shardId", "sequenceNumber", "subSequenceNumber")
 """Which record of the stream a row was (rule 2)."""
 
 ROW, DEAD_LETTER = "row", "dead-letter"
 """Kinds of what has landed."""
-
-LANDED = "landed"
-"""The name under which a batch's progress tells what landed."""
 
 _CORRUPT = "_unparsable"
 

@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from outline import Outline
 from typer.testing import CliRunner
 
 from adapters.cli.report import app
@@ -28,33 +27,6 @@ LEASES = (
     Lease("s-5", checkpoint=SHARD_END),
 )
 LATER = (*LEASES[1:4], Lease("s-0", owner=EVIL, weight=1.5), Lease("s-4", owner="east-1"), LEASES[5])
-
-
-class Outline(HTMLParser):
-    """What the page is made of: headings, cells of tables, findings, and every kind of element."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags, self.open = set[str](), list[str]()
-        self.texts: dict[str, list[str]] = {"h1": [], "h2": [], "li": [], "dd": [], "td": [], "text": []}
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:  # noqa: ARG002  not looked at
-        """Begin what is inside."""
-        self.tags.add(tag)
-        self.open.append(tag)
-        if tag in self.texts:
-            self.texts[tag].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        """End it, and what has no end of its own."""
-        while self.open and self.open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        """Put text where it belongs."""
-        if self.open and self.open[-1] in self.texts:
-            self.texts[self.open[-1]][-1] += data.strip()
 
 
 def drawn(*readings: tuple[Lease, ...], groups: Groups = "prefix") -> str:

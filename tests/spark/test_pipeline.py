@@ -16,7 +16,7 @@ from adapters.cli.pipeline import app, run
 from adapters.spark.event_hubs_rows import DDL as EVENT_HUBS
 from adapters.spark.kinesis_rows import DDL as KINESIS
 from adapters.spark.pipeline import Recipe, landed, windowed
-from adapters.spark.pipeline_run import Place, told_of
+from adapters.spark.pipeline_run import Place
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -61,7 +61,7 @@ def arriving(spark: SparkSession, folder: Path) -> DataFrame:
 
 def ran(records: DataFrame, place: Place, *, also: tuple[str, ...] = (), windows: bool = True) -> list[dict[str, Any]]:
     """What a run over everything that is there tells."""
-    return list(run(records, RECIPE, place, also, windows=windows, once=True))
+    return [told.json for told in run(records, RECIPE, place, also, windows=windows, once=True)]
 
 
 def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -106,34 +106,6 @@ def test_csv_and_events_of_a_hub_land_too(spark: SparkSession) -> None:
     assert found.schema.simpleString() == spark.createDataFrame([], recipe.landed_schema).schema.simpleString()
     told = [(row.shardId, row.sequenceNumber, row.row and row.row.delay, row.data) for row in found.collect()]
     assert told == [("7", "3", 4, None), ("7", "3", None, b"never,x")]
-
-
-PROGRESS = {
-    "name": "rows-one",
-    "batchId": 3,
-    "numInputRows": 10,
-    "timestamp": "1970-01-01T00:01:40.000Z",
-    "durationMs": {"triggerExecution": 1500},
-    "eventTime": {},
-    "stateOperators": [],
-    "observedMetrics": {"landed": {"rows": 10, "unparsable": 2, "newest": 91.25}},
-}
-
-
-def test_progress_tells_lag_and_lateness() -> None:
-    """An operator would see neither how far behind the pipeline is nor that it drops rows."""
-    assert told_of(PROGRESS) == {
-        "query": "rows-one",
-        "batch": 3,
-        "rows": 10,
-        "seconds": 1.5,
-        "unparsable": 2,
-        "lag_seconds": 10.25,
-    }
-    state = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 1}]
-    windows = PROGRESS | {"name": "windows", "eventTime": {"watermark": "w"}, "stateOperators": state}
-    told = told_of(windows | {"observedMetrics": {}})
-    assert told == {"query": "windows", "batch": 3, "rows": 10, "seconds": 1.5, "watermark": "w", "late": 3}
 
 
 @pytest.mark.services

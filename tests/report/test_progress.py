@@ -1,0 +1,125 @@
+"""A pipeline's progress: what is told of a batch, drawn, and counted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from outline import Outline
+
+from adapters.report.progress import Told, told_of
+from adapters.report.progress_page import BATCHES_MAX, PAUSE_SECONDS, ProgressPage
+from adapters.spark.pipeline_metrics import PipelineMetrics
+
+PROGRESS = {
+    "name": "rows-one",
+    "batchId": 3,
+    "numInputRows": 10,
+    "timestamp": "1970-01-01T00:01:40.000Z",
+    "durationMs": {"triggerExecution": 1500},
+    "eventTime": {},
+    "stateOperators": [],
+    "observedMetrics": {"landed": {"rows": 10, "unparsable": 2, "newest": 91.25}},
+}
+
+
+def test_progress_tells_lag_and_lateness() -> None:
+    """An operator would see neither how far behind the pipeline is nor that it drops rows."""
+    assert told_of(PROGRESS).json == {
+        "query": "rows-one",
+        "batch": 3,
+        "at": 101.5,
+        "rows": 10,
+        "seconds": 1.5,
+        "unparsable": 2,
+        "lag_seconds": 10.25,
+    }
+    state = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 1}]
+    windows = PROGRESS | {"name": "windows", "eventTime": {"watermark": "w"}, "stateOperators": state}
+    told = told_of(windows | {"observedMetrics": {}}).json
+    assert told == {
+        "query": "windows",
+        "batch": 3,
+        "at": 101.5,
+        "rows": 10,
+        "seconds": 1.5,
+        "watermark": "w",
+        "late": 3,
+    }
+
+
+ROWS = Told("rows-<b>", 0, 1000.0, 20, 0.5, unparsable=2, lag_seconds=1.5)
+WINDOWS = Told("windows", 0, 1001.0, 18, 0.5, watermark="1970-01-01T00:10:00Z", late=3)
+
+
+def drawn(path: Path, batches: Sequence[Told], *, running: bool) -> Outline:
+    """The page of these batches, once it is written a last time."""
+    page = ProgressPage("flights", path)
+    for told in batches:
+        page.tell(told)
+    page.write(running=running)
+    return Outline(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_shows_what_each_query_did(tmp_path: Path) -> None:
+    """Without it nobody would see that a pipeline falls behind, or throws rows away."""
+    more = [ROWS, WINDOWS, Told("rows-<b>", 1, 1002.0, 30, 0.7, unparsable=1, lag_seconds=2.5)]
+    seen = drawn(tmp_path / "p.html", more, running=False)
+    assert seen.texts["dd"] == ["50", "0.7 s", "3", "2.5 s", "18", "0.5 s", "3"]
+    assert seen.texts["h2"] == [
+        "Query rows-<b>",
+        "Rows a second",
+        "How long batches took",
+        "Lag: age of the newest record landed",
+        "Query windows",
+        "How long batches took",
+        "Late: after the watermark, and in no window",
+    ]
+    assert "b" not in seen.tags
+    assert list(tmp_path.iterdir()) == [tmp_path / "p.html"]
+
+
+def test_the_page_is_written_now_and_then_and_keeps_the_last_batches(tmp_path: Path) -> None:
+    """Without it drawing would take longer than the batches, or memory grow for as long as a pipeline runs."""
+    path = tmp_path / "p.html"
+    page = ProgressPage("flights", path)
+    page.tell(ROWS)
+    first = path.read_text(encoding="utf-8")
+    page.tell(WINDOWS)
+    assert path.read_text(encoding="utf-8") == first
+    for number in range(BATCHES_MAX):
+        page.tell(Told("windows", number, 1000.0 + PAUSE_SECONDS, 1, 0.1, late=0))
+    written = Outline(path.read_text(encoding="utf-8"))
+    assert "Query windows" in written.texts["h2"]
+    assert (len(page.queries["windows"].batches), page.queries["windows"].rows) == (BATCHES_MAX, BATCHES_MAX + 18)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_page_of_what_runs_loads_itself_anew(tmp_path: Path, *, running: bool) -> None:
+    """Without it somebody who watches would look at the past, or an old page go on loading for ever."""
+    drawn(tmp_path / "p.html", [ROWS], running=running)
+    assert ('http-equiv="refresh"' in (tmp_path / "p.html").read_text(encoding="utf-8")) == running
+
+
+def test_opentelemetry_is_told() -> None:
+    """Without it no alarm could be built on a pipeline's lag."""
+    reader = InMemoryMetricReader()
+    metrics = PipelineMetrics(MeterProvider([reader]).get_meter("test"))
+    for told in (ROWS, ROWS, WINDOWS):
+        metrics.tell(told)
+    data = reader.get_metrics_data()
+    numbers = {
+        (metric.name, (point.attributes or {})["query"]): getattr(point, "value", None)
+        for metric in (data.resource_metrics[0].scope_metrics[0].metrics if data else ())
+        for point in metric.data.data_points
+    }
+    assert numbers == {
+        ("pipeline_rows", "rows-<b>"): 40,
+        ("pipeline_rows", "windows"): 18,
+        ("pipeline_unparsable", "rows-<b>"): 4,
+        ("pipeline_late", "windows"): 3,
+        ("pipeline_lag", "rows-<b>"): 1.5,
+        ("pipeline_batch", "rows-<b>"): 0.5,
+        ("pipeline_batch", "windows"): 0.5,
+    }
