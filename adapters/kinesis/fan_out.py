@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from botocore.eventstream import ParserError
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from adapters.kinesis.fan_out_consumer import Consumer, NotActiveYet
@@ -135,7 +136,7 @@ class FanOut(Poller):
                 log.debug("shard %s: its subscription ended", self._shard)
             case ReadTimeoutError():
                 log.info("shard %s: nothing came for long, subscribing anew", self._shard)
-            case HTTPError() | ParserError() as fault:
+            case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription broke off: {fault}") from fault
             case ClientError() as fault:
                 self._refused(fault, began=feed.began is not None)

@@ -37,6 +37,11 @@ class Refusal:
 
 
 @frozen
+class Silence:
+    """A subscription that ends before it began."""
+
+
+@frozen
 class Cut:
     """The connection breaks in the middle of an event."""
 
@@ -54,7 +59,7 @@ class Held:
 
 
 Step = Told | Fault | Cut | Garbled | Held
-Script = Refusal | list[Step]
+Script = Refusal | Silence | list[Step]
 
 
 @define
@@ -141,9 +146,10 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
-            self._chunk(frame("event", "initial-response", b"{}"))
-            for step in script:
-                self._take(step)
+            if not isinstance(script, Silence):
+                self._chunk(frame("event", "initial-response", b"{}"))
+                for step in script:
+                    self._take(step)
             self._chunk(b"")
         except OSError:
             self.service.left.set()
