@@ -1,0 +1,225 @@
+"""Workers on a stream and a table over lines that fail: what breaks, what is said, and that nothing is lost."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from attrs import Factory, define, field
+from faulty_line import Line, Refused, Reset, Said, line
+from typer.testing import CliRunner
+
+from adapters.cli.consume import app
+from adapters.handling import Delivery, Handling
+from adapters.holdings import WorkerError
+from adapters.kinesis.source import KinesisSource, open_url
+from adapters.runner import Runner
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import TRIM_HORIZON, Lease
+from stores.protocol import Store
+from stores.urls import open_store
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
+
+PATIENCE_SECONDS = 60.0
+CONFIG = Config(lease_seconds=6.0, cycle_seconds=1.0, initial_position=TRIM_HORIZON)
+EXPIRED, SLOW_DOWN = Refused("ExpiredIteratorException"), Refused("ProvisionedThroughputExceededException")
+BROKEN = Refused("InternalFailure", 500)
+BURSTS = ((EXPIRED,), (SLOW_DOWN,) * 4, (BROKEN,) * 2, (Reset(), Reset(late=True)), (EXPIRED, BROKEN))
+MOST_BYTES = 10 * 1024 * 1024
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    """Wait for what other threads do."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@define
+class Orders:
+    """A stream of one shard, what was put into it, and who read what of it."""
+
+    client: "KinesisClient"
+    name: str = Factory(lambda: f"faults-{uuid4().hex[:8]}")
+    sent: list[bytes] = Factory(list)
+    read: list[bytes] = Factory(list)
+    _lock: Lock = field(factory=Lock)
+
+    def make(self) -> None:
+        """The stream, empty."""
+        self.client.create_stream(StreamName=self.name, ShardCount=1)
+        self.client.get_waiter("stream_exists").wait(StreamName=self.name, WaiterConfig={"Delay": 1})
+
+    def put(self, count: int) -> None:
+        """So many more records."""
+        for _ in range(count):
+            self.sent.append(b"%d" % len(self.sent))
+            self.client.put_record(StreamName=self.name, Data=self.sent[-1], PartitionKey="k")
+
+    def handle(self, delivery: Delivery) -> None:
+        """Remember."""
+        with self._lock:
+            self.read += [record.data for record in delivery.records]
+
+    def drained(self) -> bool:
+        """Whether all has been read."""
+        return len(self.read) >= len(self.sent)
+
+
+@contextmanager
+def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> Iterator[list[BaseException]]:
+    """A running worker; what ended it, if anything did before the block."""
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            runner.run()
+        except Exception as error:  # noqa: BLE001  for the test to look at
+            ended.append(error)
+
+    runner = Runner(worker, handling)
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        yield ended
+    finally:
+        runner.stop()
+        thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def orders(kinesis_client: "KinesisClient") -> Orders:
+    """A new stream."""
+    made = Orders(kinesis_client)
+    made.make()
+    return made
+
+
+@pytest.fixture
+def stream_line(kinesis_url: str) -> Iterator[Line]:
+    """The line to the streams."""
+    with line(kinesis_url) as made:
+        yield made
+
+
+@pytest.fixture
+def table_line(dynalite_url: str) -> Iterator[Line]:
+    """The line to the tables."""
+    with line(dynalite_url) as made:
+        yield made
+
+
+@pytest.fixture
+def table(table_line: Line, orders: Orders) -> Iterator[Store]:
+    """A table, by that line."""
+    with closing(open_store(f"dynamodb://{orders.name}?region=eu-west-1&endpoint={table_line.url}")) as store:
+        yield store
+
+
+def source(orders: Orders, by: Line) -> KinesisSource:
+    """The stream, by this line."""
+    return open_url(orders.name, {"region": "eu-west-1", "endpoint": by.url})
+
+
+def rows(store: Store) -> list[tuple[str | None, str]]:
+    """Owner and checkpoint of each lease."""
+    return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
+
+
+def test_whatever_a_service_answers_each_record_comes_once_and_in_order(
+    orders: Orders, stream_line: Line, table_line: Line, table: Store
+) -> None:
+    """A bad hour of the cloud would cost records, or have them handled twice with nobody gone."""
+    orders.put(20)
+    worker = Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG)
+    with reading(worker, orders.handle) as ended:
+        until(orders.drained, "the first records")
+        stream_line.fail("GetShardIterator", SLOW_DOWN, Reset(), BROKEN)
+        stream_line.fail("ListShards", Refused("LimitExceededException"), Reset(), BROKEN)
+        table_line.fail("UpdateItem", SLOW_DOWN, Reset(late=True), BROKEN, Reset(), SLOW_DOWN)
+        table_line.fail("Scan", *[SLOW_DOWN] * 4, Reset(), BROKEN)
+        table_line.fail("BatchGetItem", SLOW_DOWN, Reset())
+        for burst in BURSTS:
+            stream_line.fail("GetRecords", *burst)
+            worker.hurry()
+            orders.put(2)
+            until(lambda: "GetRecords" not in stream_line.waiting and orders.drained(), f"records amid {burst}")
+        while stream_line.waiting or table_line.waiting:
+            worker.hurry()
+            orders.put(1)
+            until(orders.drained, f"records amid {stream_line.waiting} {table_line.waiting}")
+    assert (ended, orders.read) == ([], orders.sent)
+    assert rows(table)[0][0] is None
+    assert rows(table)[0][1].isdigit()
+
+
+def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
+    orders: Orders, stream_line: Line, table: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream deleted by mistake would take its checkpoints with it, or its successor be read from a strange place."""
+    orders.put(5)
+    handling = Handling(orders.handle, bench_seconds=0.5)
+    with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as ended:
+        until(orders.drained, "the first records")
+        until(lambda: any(checkpoint.isdigit() for _, checkpoint in rows(table)), "a checkpoint")
+        before = rows(table)[0][1]
+        orders.client.delete_stream(StreamName=orders.name)
+        until(lambda: "shard shardId-000000000000 stops here" in caplog.text, "the loss is said")
+        orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig={"Delay": 1})
+        # The service's own answer to a number of another stream; the stand-in has one of its own.
+        stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
+        orders.make()
+        orders.put(5)
+        until(lambda: "or of an earlier stream of this name; set it with" in caplog.text, "what to do is said")
+    assert (ended, len(orders.read), [checkpoint for _, checkpoint in rows(table)]) == ([], 5, [before])
+
+
+def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
+    orders: Orders, stream_line: Line, table: Store
+) -> None:
+    """A copied configuration would have every record handled twice for as long as nobody looks."""
+    by = source(orders, stream_line)
+    with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as elder:
+        until(lambda: rows(table)[:1] and rows(table)[0][0] == "ann", "the elder holds the shard")
+        with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as younger:
+            until(lambda: younger, "the younger notices")
+        orders.put(3)
+        until(orders.drained, "the elder reads on")
+    assert ([type(each) for each in younger], elder, orders.read) == ([WorkerError], [], orders.sent)
+
+
+def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
+    """A worker that waited for a permission would look healthy to whoever watches the process."""
+    stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
+    store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
+    table_line.fail("CreateTable", Refused("AccessDeniedException"))
+    refused = CliRunner().invoke(app, [stream, "--store", store, "--events"])
+    forbidden = CliRunner().invoke(app, [stream, "--store", store, "--events", "--no-create"])
+    assert (refused.exit_code, forbidden.exit_code, refused.stdout + forbidden.stdout) == (1, 1, "")
+    assert "AccessDeniedException: these credentials may not do this; a worker needs DescribeTable" in refused.stderr
+    assert f"absent-{orders.name}" in forbidden.stderr
+    assert table_line.asked["CreateTable"] == 1
+
+
+def test_the_largest_record_of_a_stream_that_spreads_records_is_read_whole(orders: Orders, stream_line: Line) -> None:
+    """Ten MiB without a partition key, as the service's newest streams allow, would stop a shard or be cut."""
+    orders.put(1)
+    data = b"x" * MOST_BYTES
+    large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}
+    stream_line.fail("GetRecords", Said({"Records": [large], "MillisBehindLatest": 0}))
+    with closing(source(orders, stream_line)) as stream:
+        reader = stream.open(Lease("shardId-000000000000", hash_range=(0, 1)), TRIM_HORIZON)
+        batch = reader.read()
+    (record,) = batch.records
+    assert (record.data == data, record.partition_key, record.arrived, batch.size) == (True, None, 1.5, MOST_BYTES)
