@@ -6,7 +6,7 @@ NODE = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; prin
 NPM = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().npm)')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more check prove bench lock soak
+.PHONY: help demo test test-more check prove bench chaos lock soak
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -43,12 +43,20 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house
 
 prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
 	$(BIN)/python -m adapters.checker --full --write specs/proof.md
+	$(BIN)/python -m adapters.checker.moves
 
 soak: $(READY) ## simulate ten thousand fleets with every fault on
 	$(BIN)/python -m adapters.simulator.soak 10000
 
 bench: $(READY) ## measure every claim of speed beside a named peer
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+chaos: $(READY) ## kill, steal, split and block under applications of Spark (an hour)
+	$(BIN)/python tests/integration/spark_flights.py
+	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
+	$(BIN)/python tests/integration/spark_kills.py
+	$(BIN)/python tests/integration/spark_kills.py --source event-hubs
+	$(BIN)/python tests/integration/spark_blocked.py
 
 lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.json allow
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -6,8 +6,10 @@ Rule 2: whatever goes wrong, the process is told only that it does not know.
 
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
+from adapters.simulator.scenario import Blow
 from adapters.simulator.told import Verb, Wrote
 from adapters.simulator.world import World
 from balancer.model import Lease, Notes, Position
@@ -41,6 +43,10 @@ class Caller(Protocol):
         """Let virtual time pass; raises Killed if the process died meanwhile."""
         ...
 
+    def die(self, *, again: bool) -> None:
+        """Die without a word; perhaps be started again."""
+        ...
+
 
 class Client:
     """A store over the table, at the other end of a network."""
@@ -50,6 +56,7 @@ class Client:
         self._caller, self._draw = caller, draw
         self._network = network = world.scenario.network
         self._calm, self._full = world.scenario.calm, world.scenario.full
+        self._plot = dict(network.plot)
         self._fates = _cumulated(
             (network.lost, self._never),
             (network.unanswered, self._unanswered),
@@ -180,8 +187,21 @@ class Client:
                 self._history.writes.append(Wrote(self._tasks.now, sent, *who, verb, key, before, after, done))
             return outcome
 
-        fate = self._fate()
+        fate = self._plotted(len(self._history.sent)) or self._fate()
+        if self._full:
+            self._history.sent.append(sent)
         return self._arrives(apply) if fate is None else fate(apply)
+
+    def _plotted(self, number: int) -> Fate | None:
+        match self._plot.get(number):
+            case None:
+                return None
+            case "lost":
+                return self._never
+            case "unanswered":
+                return self._unanswered
+            case blow:
+                return partial(self._dies, blow)
 
     def _fate(self) -> Fate | None:
         if not self._fates or self._tasks.now >= self._calm:
@@ -204,6 +224,14 @@ class Client:
         apply()
         self._caller.wait(GIVE_UP_SECONDS)
         raise OutcomeUnknown("the answer was lost")
+
+    def _dies(self, blow: Blow, apply: Callable[[], Outcome]) -> Outcome:
+        if blow != "crash before":
+            self._travel()
+            apply()
+        self._caller.die(again=blow == "restart")
+        self._caller.wait(0.0)
+        raise AssertionError("the dead wait for ever")
 
     def _late(self, apply: Callable[[], Outcome]) -> Outcome:
         # Of its own task: the process may be dead by then.

@@ -94,6 +94,13 @@ class Process:
         self._tasks.sleep(seconds)
         self._stand_still()
 
+    def die(self, *, again: bool) -> None:
+        """Die without a word; perhaps be started again."""
+        if again:
+            self._restart()
+        else:
+            self._crash()
+
     def begin(self, holding: Holding) -> None:
         """Read what has become ours; during the drain, only to release it."""
         if self._draining:

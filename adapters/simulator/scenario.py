@@ -12,6 +12,7 @@ from balancer.config import Config
 
 Ending = Literal["crash", "leave"]
 Reshaping = Literal["split", "merge", "double"]
+Blow = Literal["lost", "unanswered", "crash before", "crash after", "restart"]
 
 
 @frozen
@@ -67,6 +68,8 @@ class Network:
     twice      the client library repeats a write whose first answer was lost: the second answer comes back
     stale      a listing, or a reading that may be stale, shows some rows as they were up to a second ago
     outages    times in which nothing is answered (throttling included)
+    plot       what befalls these writes, by their number in the whole run, for certain: those above, or their
+               process dies before they are sent or as they are carried out, and perhaps comes again
     """
 
     latency: tuple[float, float] = (0.005, 0.05)
@@ -78,6 +81,7 @@ class Network:
     twice: float = 0.0
     stale: float = 0.0
     outages: tuple[Nap, ...] = ()
+    plot: tuple[tuple[int, Blow], ...] = ()
 
 
 @frozen

@@ -83,6 +83,7 @@ class History:
     requests  by verb ("list" and "get" included): how many
     scanned   rows that listings read
     fetched   rows that were asked for by key, glimpsed those of them that might be stale
+    sent      when each write was sent, where everything is recorded
     """
 
     first: tuple[Lease, ...] = ()
@@ -93,6 +94,7 @@ class History:
     scanned: int = 0
     fetched: int = 0
     glimpsed: int = 0
+    sent: list[float] = field(factory=list)
     produced: dict[str, int] = field(factory=dict)
     parents: dict[str, tuple[str, ...]] = field(factory=dict)
     end: float = 0.0
