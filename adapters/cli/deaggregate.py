@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from adapters.kinesis.aggregation import MalformedAggregate, UserRecords, deaggregate
+from adapters.kinesis.aggregation_wire import COMPILED
 from balancer.model import HASH_KEYS, HashRange
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -102,7 +103,8 @@ def _row(number: int, line: str) -> dict[str, Any]:
 
 def _summary(records: Counter[str], dropped: Counter[str], *, as_json: bool) -> str:
     if as_json:
-        return json.dumps({"records": records, "dropped": dropped})
+        return json.dumps({"records": records, "dropped": dropped, "compiled": COMPILED})
     read = ", ".join(f"{count} {reason}" for reason, count in sorted(records.items())) or "none"
     lost = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none"
-    return f"Kinesis records: {read}. User records dropped: {lost}."
+    by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
+    return f"Kinesis records: {read}. User records dropped: {lost}.{by}"

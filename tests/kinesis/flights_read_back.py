@@ -33,6 +33,7 @@ from adapters.local.services import kinesis_local
 from balancer.model import Lease
 from stores.urls import open_store
 
+SILENCE_SECONDS = 240  # a busy machine takes its time for a KCL's first megabytes
 Content = dict[str, dict[Place, tuple[str, str]]]
 """By shard, in the order in which they were first handed over: partition key and SHA-1 of each user record."""
 
@@ -87,7 +88,7 @@ def _handed_over(worker: Child, count: int) -> Content:
         silent = time.monotonic()
         while (had := size(content)) < count:
             assert worker.running, worker.said
-            assert time.monotonic() < silent + 60, (
+            assert time.monotonic() < silent + SILENCE_SECONDS, (
                 f"{worker.name}: {had} of {count} records, then silence\n{worker.said}"
             )
             _take(content, told.more())

@@ -33,6 +33,14 @@ def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has cla
     return answer.rows, str(answer.reason), answer.dropped
 
 
+def test_each_form_says_which_it_is(forms: Forms) -> None:
+    """Nobody could tell from outside why reading is slow."""
+    assert {name: form["aggregation_wire"].COMPILED for name, form in forms.items()} == {
+        "plain": False,
+        "compiled": True,
+    }
+
+
 def test_both_forms_read_alike(forms: Forms) -> None:
     """Records would be read differently by those who installed a wheel."""
     for case in (*cases(), *mutated(5000, seed=9)):
