@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from rich.progress import track
 from adapters.checker.cases import bounded, full
 from adapters.checker.report import rows, surprises, written
 from adapters.checker.verdict import Case, Verdict, judge
+from adapters.processes import processes
 
 app = typer.Typer(add_completion=False)
 
@@ -43,7 +44,7 @@ def main(
 
 
 def _judged(cases: tuple[Case, ...], jobs: int) -> tuple[Verdict, ...]:
-    with ProcessPoolExecutor(jobs) as pool:
+    with processes(jobs) as pool:
         waiting = {pool.submit(judge, case): place for place, case in enumerate(cases)}
         done: Iterable[int] = track(
             (waiting[future] for future in as_completed(waiting)),

@@ -23,10 +23,19 @@ seed always has the same answer. Figures count from the event on.
     leasehold simulate --leases 500 --workers 100+100 --rules minimal --groups --seed 7
     leasehold simulate --leases 500 --workers 100+100 --rules kcl --seed 7
     leasehold simulate --leases 100 --workers 10 --event crash --sweep 200
+    leasehold simulate --leases 100 --workers 10 --event crash --sweep 20000 --master spark://host:7077
 
 `--workers` counts the workers of each group; of several groups the last one joins the others (`--event scale-out`).
 
 `--rules`: {", ".join(RULES)}.
+
+Of the answer: `cycles` and `seconds` until the last lease changed hands; `moves` leases that left a living worker,
+`moves_minimum` how few would have done; `failed_writes` for which another worker was faster; `spread` between the
+fullest and the emptiest worker; `unowned_lease_cycles_max` the longest time a lease had no living owner;
+`quiet_after` the cycles until nothing but renewals was written. A sweep shows the median and the worst of each.
+
+A sweep runs on all cores of this machine, which is fastest for up to some thousand fleets; with `--master` it runs
+on a Spark cluster that has leasehold installed, and answers the same.
 
 `--pace cycle` lets every worker scan the table once in 20.05 s, whatever its rules, so that cycles compare;
 `--pace own` has each rule set's own default cadence.

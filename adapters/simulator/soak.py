@@ -6,7 +6,6 @@
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from attrs import evolve
 from rich.console import Console
 from rich.progress import track
 
+from adapters.processes import processes
 from adapters.simulator.chaos import Trial, trial
 from adapters.simulator.judge import Breach, What, judge
 from adapters.simulator.run import run
@@ -51,7 +51,7 @@ def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, 
     if jobs == 1:
         yield from map(breaches_of, seeds)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    with processes(jobs) as pool:
         yield from pool.map(breaches_of, seeds, chunksize=CHUNK)
 
 

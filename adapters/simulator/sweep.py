@@ -5,13 +5,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from statistics import median
 
 from attrs import evolve, frozen
 
 from adapters.local.java import java_home
+from adapters.processes import processes
 from adapters.simulator.question import Question, answer
 
 FIGURES = (
@@ -51,7 +51,7 @@ def on_this_machine(question: Question, seeds: Sequence[int], jobs: int) -> Iter
     if jobs == 1:
         yield from map(ask, seeds)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    with processes(jobs) as pool:
         yield from pool.map(ask, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
 
 
