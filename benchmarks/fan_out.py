@@ -1,0 +1,130 @@
+"""How long a record waits between being put and being handled: sent by enhanced fan-out, and polled, in the same run.
+
+    python benchmarks/fan_out.py [--seconds N]
+
+Two workers read the same stream of ferrokinesis, one each way. It looks for new records five times a second and then
+sends them, so that a tenth of a second of what is sent is its own. Kinesis itself is not measured.
+"""
+
+import argparse
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from adapters.demo.child import ENVIRONMENT
+from adapters.handling import Delivery
+from adapters.kinesis.clients import reading_client
+from adapters.kinesis.source import KinesisSource
+from adapters.local.ferrokinesis import ferrokinesis
+from adapters.local.process import ServiceError
+from adapters.runner import Runner
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import HASH_KEYS, TRIM_HORIZON
+from stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+SHARDS = 4
+STREAM = "benchmark"
+MARK = b"begin"
+
+
+class Waits:
+    """How long each record waited, once every shard is being read."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.begun: set[str] = set()
+        self.ready = Event()
+
+    def handle(self, delivery: Delivery) -> None:
+        """A batch, which says of each record when it was put."""
+        now = time.time()
+        for record in delivery.records:
+            if record.data == MARK:
+                self.begun.add(delivery.shard)
+            else:
+                self.seconds.append(now - float(record.data))
+        if len(self.begun) == SHARDS:
+            self.ready.set()
+
+
+@contextmanager
+def worker(client: "KinesisClient", consumer: str | None) -> Iterator[Waits]:
+    """One worker that reads all of the stream, one way."""
+    waits = Waits()
+    source = KinesisSource(client, STREAM, consumer=consumer)
+    config = Config(initial_position=TRIM_HORIZON)
+    runner = Runner(Worker(store=MemoryStore(), source=source, me="w", config=config), waits.handle)
+    thread = Thread(target=runner.run)
+    thread.start()
+    try:
+        yield waits
+    finally:
+        runner.stop()
+        thread.join()
+
+
+def put(client: "KinesisClient", data: bytes) -> None:
+    """One record into each shard."""
+    for shard in range(SHARDS):
+        key = str(shard * (HASH_KEYS[1] + 1) // SHARDS)
+        client.put_record(StreamName=STREAM, Data=data, PartitionKey="k", ExplicitHashKey=key)
+
+
+def told(name: str, every: float, waits: list[float]) -> None:
+    """One line of the table."""
+    cuts = statistics.quantiles(waits, n=10)
+    print(f"| {name} | one in {every:g} s | {len(waits)} | {statistics.median(waits):.2f} s | {cuts[-1]:.2f} s |")
+
+
+def measure(client: "KinesisClient", seconds: float) -> None:
+    """Both ways side by side, on shards that are written to often and seldom."""
+    put(client, MARK)
+    with worker(client, "app") as pushed, worker(client, None) as polled:
+        for waits in (pushed, polled):
+            assert waits.ready.wait(60)
+        for every in (0.25, 3.0):
+            pushed.seconds, polled.seconds = [], []
+            rounds = max(3, round(seconds / every))
+            for _ in range(rounds):
+                put(client, str(time.time()).encode())
+                time.sleep(every)
+            while min(len(pushed.seconds), len(polled.seconds)) < rounds * SHARDS:
+                time.sleep(0.1)
+            told("fan-out", every, pushed.seconds)
+            told("polling", every, polled.seconds)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each rate of writing")
+    seconds = parser.parse_args().seconds
+    logging.basicConfig(level=logging.ERROR)
+    os.environ.update(ENVIRONMENT)
+    try:
+        with ferrokinesis() as service:
+            client = reading_client("eu-west-1", service.url)
+            client.create_stream(StreamName=STREAM, ShardCount=SHARDS)
+            client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig={"Delay": 1})
+            print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+            print("| | records per shard | records | median | 90 of 100 |\n|---|---|---|---|---|")
+            measure(client, seconds)
+    except ServiceError as missing:
+        print(f"not measured: {missing}")
+
+
+if __name__ == "__main__":
+    main()
