@@ -2,20 +2,25 @@
 
 import logging
 from collections.abc import Callable, Collection
+from heapq import nsmallest
 from threading import Event
 
 from attrs import evolve
 
 from adapters.source import Selective, Source, SourceError, SourceUnavailable
 from balancer.ancestry import problems
+from balancer.chance import digest_under
 from balancer.cleanup import ripe
 from balancer.lineage import HOLE_CONFIDENCE
-from balancer.model import History, Hole, Lease, Me, Problem, Shard
+from balancer.model import Hole, Lease, Me, Problem, Shard
 from stores.protocol import Listing
 
 log = logging.getLogger("leasehold.discovery")
 
 SAFETY_SECONDS = 300.0
+
+LISTERS = 3
+"""Of workers that all see the same cause to list, so many do; others are drawn the next time."""
 
 
 class Discovery:
@@ -23,6 +28,7 @@ class Discovery:
 
     A listing is wanted at the start, after a shard end, when the unended leases have left the same
     hash range uncovered three times, when finished leases wait to be deleted, and every `safety_seconds`.
+    What a whole fleet sees, a hole or that time has passed, is for a few of its workers, drawn anew each time.
     `open_shards` is how many shards of the last one are still written to.
     """
 
@@ -30,7 +36,7 @@ class Discovery:
         self._source, self._safety_seconds = source, safety_seconds
         self._wanted = Event()
         self._wanted.set()
-        self._next = 0.0
+        self._next, self._rounds = 0.0, 0
         self._holes: tuple[Hole, ...] = ()
         self._ripe: frozenset[str] = frozenset()
         self._answered = False
@@ -47,7 +53,8 @@ class Discovery:
         None too while a row of the table cannot be read: its shard has a lease, so nothing may be
         created or deleted. Raises SourceError if the stream cannot be used and never could.
         """
-        if self._hole_lasts(me.history) or self._ripened(leases, me.worker) or now >= self._next:
+        crowd = _crowd(listing, me)
+        if self._hole_lasts(me, crowd) or self._ripened(leases, me.worker) or self._overdue(now, me, crowd):
             self.want()
         malformed = [
             f"row {row.key}: {row.field} {row.why}; nothing is created or deleted until it is mended"
@@ -69,10 +76,17 @@ class Discovery:
         listed = any(shard.id == lease.key for shard in shards)
         return listed or self._confirmed(lambda: self._source.gone(lease.key))
 
-    def _hole_lasts(self, history: History) -> bool:
+    def _hole_lasts(self, me: Me, crowd: frozenset[str]) -> bool:
         # Every third reading, and only those that looked anew: a hole that listing cannot fill is not hammered at.
-        fresh, self._holes = history.holes != self._holes, history.holes
-        return fresh and any(hole.times % HOLE_CONFIDENCE == 0 for hole in history.holes)
+        fresh, self._holes = me.history.holes != self._holes, me.history.holes
+        lasting = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
+        return fresh and any(_drawn(me, times, crowd) for times in lasting)
+
+    def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
+        if now < self._next or not self._answered:
+            return not self._answered
+        self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
+        return _drawn(me, self._rounds, crowd)
 
     def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
         # Once for each finished lease: what a listing did not help is not hammered at either.
@@ -108,6 +122,18 @@ class Discovery:
                 log.warning("%s", text)
         if texts:
             self._said = frozenset(texts)
+
+
+def _crowd(listing: Listing, me: Me) -> frozenset[str]:
+    """Who sees at about the same time what this worker sees; where bulletins are heard (C3), nobody else does."""
+    if me.history.hearing is not None:
+        return frozenset({me.worker})
+    return frozenset({lease.owner for lease in listing.leases if lease.owner is not None} | {me.worker})
+
+
+def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
+    """Whether it falls to this worker of these, the `times`-th time that there is cause."""
+    return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
 
 
 def _told(problem: Problem) -> str:

@@ -9,7 +9,7 @@ from virtual_fleet import four_shards
 from adapters.discovery import Discovery
 from adapters.simulator.stream import ListSource, shard
 from adapters.source import SourceError, SourceUnavailable
-from balancer.model import SHARD_END, TRIM_HORIZON, History, Hole, Lease, Me, Position, Shard
+from balancer.model import SHARD_END, TRIM_HORIZON, Hearing, History, Hole, Lease, Me, Position, Shard
 from stores.protocol import Listing, Malformed
 
 HEALTHY = Listing(())
@@ -36,6 +36,42 @@ def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
     seen = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
     listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in seen]
     assert listed == [False, False, True, False, False, False, True]
+
+
+def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery, ListSource]]:  # noqa: B008  frozen
+    """Workers with a stream each, to tell who lists, that have all listed at their start."""
+    sources = [ListSource(four_shards()) for _ in range(count)]
+    workers = [(Me(f"w-{n}", 0, history), Discovery(source), source) for n, source in enumerate(sources)]
+    for me, discovery, _ in workers:
+        discovery.shards(0.0, HEALTHY, me)
+    return workers
+
+
+def test_what_a_whole_fleet_sees_is_listed_for_by_a_few_in_turns() -> None:
+    """Without it five hundred workers would ask at once, and be throttled together, for what one answer tells."""
+    workers = fleet(100)
+    owned = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
+
+    def listed(now: float, history: History = History()) -> set[str]:  # noqa: B008  frozen
+        before = [source.listings for *_, source in workers]
+        for me, discovery, _ in workers:
+            discovery.shards(now, owned, evolve(me, history=history))
+        return {me.worker for (me, _, source), times in zip(workers, before, strict=True) if source.listings > times}
+
+    safety = [listed(301.0 * times) for times in range(1, 11)]
+    holes = [listed(3011.0 + times, History(holes=(Hole("", 0, 9, times),))) for times in range(1, 31)]
+    assert [len(names) for names in holes if names] == [3] * 10
+    assert [len(names) for names in safety] == [3] * 10
+    assert len(set.union(*safety)) > 20, "others each time"
+
+
+def test_where_bulletins_are_heard_whoever_looks_lists() -> None:
+    """Without it the one worker that reads the table for all would seldom list, and the others never."""
+    ((me, discovery, source),) = fleet(1, History(hearing=Hearing()))
+    owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))
+    for times in range(1, 6):
+        discovery.shards(301.0 * times, owned, me)
+    assert source.listings == 6
 
 
 def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
