@@ -6,7 +6,8 @@ from hub_steps import Here
 from adapters.source import SourceError
 from adapters.worker import Worker
 from balancer.config import Config
-from balancer.model import Lease
+from balancer.model import LATEST, TRIM_HORIZON, Lease, Position
+from stores.contract.actors import done
 from stores.memory import MemoryStore
 from stores.protocol import Listing, Store
 
@@ -39,3 +40,23 @@ def test_a_table_of_shards_is_no_table_of_partitions(here: Here) -> None:
     store.create(Lease("shardId-000000000000"))
     with pytest.raises(SourceError, match="lease 'shardId-000000000000': the hub and group it names is none"):
         turn(here, store)
+
+
+def test_partitions_added_under_latest_get_leases_at_their_beginning(here: Here) -> None:
+    """From 20 to 25 at run time: what comes before anybody has listed them would be skipped (L6)."""
+    here.hubs.add_partitions(here.hub, 18)
+    here.send(["old"])
+    config = Config(lease_seconds=10.0, initial_position=LATEST)
+    worker = Worker(store=MemoryStore(), source=here.source(), me="ann", config=config)
+    worker.turn(worker.clock())
+    first = worker.store.list().leases
+    done(worker.store.checkpoint_late(first[0], Position("0", 0, "0")))
+    here.hubs.add_partitions(here.hub, 5)
+    here.send(["first"], partition="24")
+    worker.hurry()
+    worker.turn(worker.clock())
+    added = {lease.key: lease.checkpoint for lease in worker.store.list().leases if lease not in first}
+    assert ({lease.checkpoint for lease in first}, len(first)) == ({LATEST}, 20)
+    assert {key: at for key, at in added.items() if int(key) >= 20} == dict.fromkeys(
+        map(str, range(20, 25)), TRIM_HORIZON
+    )
