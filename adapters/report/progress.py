@@ -44,15 +44,18 @@ def told_of(progress: Mapping[str, Any]) -> Told:
     """What a `StreamingQueryProgress` says."""
     seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
     ended = datetime.fromisoformat(progress["timestamp"]).timestamp() + seconds
+    rows = progress["numInputRows"]
+    if rows is None:  # on Spark Connect
+        rows = sum(source["numInputRows"] for source in progress["sources"])
     seen = progress["observedMetrics"].get(LANDED)
-    newest = None if seen is None else seen["newest"]
+    newest = seen["newest"] if seen is not None and "newest" in seen else None
     watermark = progress["eventTime"].get("watermark")
     late = sum(state["numRowsDroppedByWatermark"] for state in progress["stateOperators"])
     return Told(
         query=progress["name"],
         batch=progress["batchId"],
         at=round(ended, 3),
-        rows=progress["numInputRows"],
+        rows=rows,
         seconds=seconds,
         unparsable=None if seen is None else seen["unparsable"],
         lag_seconds=None if newest is None else round(ended - newest, 3),

@@ -49,6 +49,13 @@ def test_progress_tells_lag_and_lateness() -> None:
     }
 
 
+def test_progress_without_a_sum_is_summed_up() -> None:
+    """Without it a pipeline would fail on Spark Connect, which tells rows by source only, and nothing of no time."""
+    sources = [{"numInputRows": 4}, {"numInputRows": 5}]
+    progress = PROGRESS | {"numInputRows": None, "sources": sources, "observedMetrics": {"landed": {"unparsable": 0}}}
+    assert told_of(progress) == Told("rows-one", 3, 101.5, 9, 1.5, unparsable=0)
+
+
 ROWS = Told("rows-<b>", 0, 1000.0, 20, 0.5, unparsable=2, lag_seconds=1.5)
 WINDOWS = Told("windows", 0, 1001.0, 18, 0.5, watermark="1970-01-01T00:10:00Z", late=3)
 
