@@ -1,5 +1,6 @@
 """A service that answers SubscribeToShard as scripted, byte for byte as Kinesis frames its events."""
 
+import base64
 import json
 from binascii import crc32
 from collections.abc import Callable, Iterator
@@ -74,6 +75,23 @@ class Service:
     """Events written so far."""
     left: Event = field(factory=Event)
     """Set once a reader has gone away before its script was over."""
+
+
+def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> Told:
+    """Records of these numbers; the next subscription may begin at `then`."""
+    rows = [
+        {
+            "SequenceNumber": str(number),
+            "Data": base64.b64encode(data).decode(),
+            "PartitionKey": "k",
+            "ApproximateArrivalTimestamp": 1_767_312_000.0,
+        }
+        for number in numbers
+    ]
+    body: dict[str, Any] = {"Records": rows, "MillisBehindLatest": behind, **more}
+    if then is not None:
+        body["ContinuationSequenceNumber"] = str(then)
+    return Told(body)
 
 
 class Server(ThreadingHTTPServer):

@@ -1,6 +1,5 @@
 """Reading a shard by enhanced fan-out, through boto3, from a service that follows a script."""
 
-import base64
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ import pytest
 from aggregates import keys, record, sealed
 from attrs import define, field
 from botocore.config import Config
-from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, Told, serving
+from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, event, serving
 
 from adapters.kinesis.clients import reading_client
 from adapters.kinesis.fan_out import FanOut
@@ -34,23 +33,6 @@ CHILD = {
     "ParentShards": ["s-0"],
     "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
 }
-
-
-def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> Told:
-    """Records of these numbers; the next subscription may begin at `then`."""
-    rows = [
-        {
-            "SequenceNumber": str(number),
-            "Data": base64.b64encode(data).decode(),
-            "PartitionKey": "k",
-            "ApproximateArrivalTimestamp": 1_767_312_000.0,
-        }
-        for number in numbers
-    ]
-    body: dict[str, Any] = {"Records": rows, "MillisBehindLatest": behind, **more}
-    if then is not None:
-        body["ContinuationSequenceNumber"] = str(then)
-    return Told(body)
 
 
 class Clock:
