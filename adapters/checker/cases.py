@@ -35,6 +35,7 @@ def bounded() -> tuple[Case, ...]:
         *(case for peer in PEERS for case in _mixed(4, peer)),
         *_mixed(5, "python"),
         Case("one minimal releasing, 2 python", _fleet(5, (RELEASING, PYTHON, PYTHON))),
+        *_beside_led(4),
         *(_peers(peer, 5, 3) for peer in ("kcl", "python")),
         _stuck_4_2_2(),
     )
@@ -48,6 +49,7 @@ def full() -> tuple[Case, ...]:
         *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
         *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _strained(leases, workers)),
         *(case for leases in (4, 5) for peer in PEERS for case in _mixed(leases, peer)),
+        *(case for leases in (4, 5) for case in _beside_led(leases)),
         Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
         *(_peers(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
         *(_alone(peer, rules) for peer, rules in {"minimal": OURS, **PEERS}.items()),
@@ -94,6 +96,19 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
     return (
         Case(f"two minimal, one {peer}", _fleet(leases, (OURS, rules, OURS))),
         Case(f"one minimal, two {peer}", _fleet(leases, (rules, OURS, rules)), known=known),
+    )
+
+
+def _beside_led(leases: int) -> tuple[Case, ...]:
+    """Two of ours, and one that a KCL 3.x leader gives what is free; then one of ours, and two of those (M14).
+
+    How the leader shares among two is not modelled: it may give everything to one of them.
+    """
+    one, two = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
+    return (
+        Case("two minimal, one led", evolve(one, led=frozenset({1}))),
+        Case("two minimal, one led, one crash", evolve(one, led=frozenset({1}), crashes=1)),
+        Case("one minimal, two led", evolve(two, led=frozenset({0, 2})), known=_UNEVEN),
     )
 
 

@@ -68,7 +68,8 @@ class Fleet:
 
     leases    how many
     workers   their ids
-    rules     each worker's configuration; None: a zombie, which renews and never plans
+    rules     each worker's configuration; None: one that never plans. It only renews, a zombie
+    led       ... or is given what is free, one lease at a time and at any time, as by a KCL 3.x leader (M14)
     crashes   how many workers may crash, at any time
     yields    whether owners answer requests for a planned move
     hasty     whether patience may be at an end at any time, and not only when nothing else can happen
@@ -78,6 +79,7 @@ class Fleet:
     leases: int
     workers: tuple[str, ...]
     rules: tuple[Config | None, ...]
+    led: frozenset[int] = frozenset()
     crashes: int = 0
     yields: bool = False
     hasty: bool = False
@@ -93,9 +95,11 @@ class Fleet:
 
     def steps(self, state: State) -> list[Step]:
         """Everything that may happen next; nothing only where the fleet has come to rest."""
-        steps = [*self._writes(state), *self._scans(state, patient=False)]
+        steps = [*self._writes(state), *self._gifts(state), *self._scans(state, patient=False)]
         # Patience ends only by waiting: that everybody waits is certain only where nothing else can happen.
-        if self.hasty or not steps:
+        # And a dead worker's reports have long been missed by then.
+        missed = all(state.health[worker] != SILENT for worker in self.led)
+        if self.hasty or (missed and not steps):
             steps += self._scans(state, patient=True)
         return [*steps, *self._failures(state)]
 
@@ -108,6 +112,12 @@ class Fleet:
                 if attempts:
                     pending = _replaced(state.pending, worker, attempts)
                     yield Step(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
+
+    def _gifts(self, state: State) -> Iterator[Step]:
+        for worker in sorted(self.led):
+            for lease, owner in enumerate(state.owners):
+                if owner == NOBODY and state.health[worker] == ALIVE:
+                    yield Step(_owned(state, lease, worker), 0, f"s-{lease} is given to {self.workers[worker]}")
 
     def _writes(self, state: State) -> Iterator[Step]:
         for worker, attempts in enumerate(state.pending):
@@ -148,7 +158,8 @@ class Fleet:
         if config is None:
             return ()
         still = LONG if patient else 0.0
-        me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still))
+        led = tuple((self.workers[worker], still) for worker in sorted(self.led) if reading[2][worker] != DEAD)
+        me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still, led=led))
         actions = plan(self._leases(reading, config, still), None, me, config)
         return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
 

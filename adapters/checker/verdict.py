@@ -79,7 +79,7 @@ def unowned(_fleet: Fleet, state: State) -> bool:
 def uneven(fleet: Fleet, state: State, groups: Groups) -> bool:
     """Whether somebody holds two more than a worker who could take one, or a group is off its share."""
     counts = {worker: state.owners.count(worker) for worker, health in enumerate(state.health) if health == ALIVE}
-    takers = [count for worker, count in counts.items() if fleet.rules[worker] is not None]
+    takers = [count for worker, count in counts.items() if fleet.rules[worker] is not None or worker in fleet.led]
     if not takers or max(counts.values()) - min(takers) > 1:
         return bool(takers)
     members = {worker: path_of(fleet.workers[worker], groups) for worker in counts}
