@@ -1,0 +1,37 @@
+"""SIGKILLs between sink and commit, each to a process that calls the reader as Spark does."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from killed_reader import read
+
+READER = str(Path(__file__).with_name("killed_reader.py"))
+
+
+def lived(folder: Path, how: str) -> int:
+    """One life; how it ended."""
+    done = subprocess.run([sys.executable, READER, str(folder), how], capture_output=True, text=True, check=False)
+    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+    return done.returncode
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.more)])
+def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path: Path, kills: int) -> None:
+    """Without it a sink that runs a batch and skips it when it knows it would lose what only the repetition had."""
+    for kind in ("offsets", "commits", "sink", "repeated"):
+        (tmp_path / kind).mkdir()
+    records: dict[str, list[str]] = {"a": [], "b": []}
+    ends = []
+    for life in range(kills + 1):
+        for key, texts in records.items():
+            texts += [f"{key} {life} {each}" for each in range(20)]
+        (tmp_path / "stream.json").write_text(json.dumps(records))
+        ends.append(lived(tmp_path, "dies" if life < kills else "lives"))
+    sink = [tuple(row) for rows in read(tmp_path, "sink").values() for row in rows]
+    assert ends == [-signal.SIGKILL] * kills + [0]
+    assert list(read(tmp_path, "repeated").values()) == [True] * kills
+    assert sorted(sink) == sorted((key, n, text) for key, texts in records.items() for n, text in enumerate(texts, 1))
