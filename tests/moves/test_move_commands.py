@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from azure.storage.blob import ContainerClient
 from typer.testing import CliRunner
 
 from adapters.cli import copy_leases, reset
@@ -94,6 +95,27 @@ def test_a_hubs_checkpoints_keep_their_offsets(
     assert copied(aws, azure) == (1, [("0", "forward"), ("1", "same"), ("2", "refuse"), ("shardId-0", "refuse")])
     rows = [(lease.key, lease.checkpoint, lease.checkpoint.token) for lease in open_store(azure).list().leases]
     assert rows == [("0", AT_10, "4530"), ("1", TRIM_HORIZON, "")]
+
+
+@pytest.mark.services
+def test_the_retired_hosts_checkpoints_begin_a_group_of_today(
+    azurite_connection: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fleet that leaves the Event Processor Host would start over, in either kind of store."""
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    name = f"eph-{uuid4().hex}"
+    told = {"PartitionId": "0", "Owner": "host-1", "Token": "t", "Epoch": 3, "Offset": "4520", "SequenceNumber": 9}
+    host, place = f"azblob-eph://devstoreaccount1/{name}", "ns.servicebus.windows.net/orders/$default"
+    today, sqlite = f"azblob://devstoreaccount1/{name}?eventhub=ns/orders", f"sqlite://{tmp_path}/leases.db"
+    with ContainerClient.from_connection_string(azurite_connection, name) as blobs:
+        blobs.create_container()
+        blobs.upload_blob("hosts/0", json.dumps(told).encode())
+    assert copied(f"{host}?prefix=hosts", today) == (0, [("0", "create")])
+    assert copied(f"{host}?prefix=hosts", sqlite, "--stream", place) == (0, [("0", "create")])
+    for store in (open_store(today), open_store(sqlite)):
+        (lease,) = store.list().leases
+        store.close()
+        assert (facts(lease), lease.checkpoint.token) == (Lease("0", place, checkpoint=AT_9), "4520")
 
 
 def test_a_dry_run_writes_nothing(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
