@@ -1,0 +1,40 @@
+"""How long a query over what is there now waits, on a clock that the test moves."""
+
+import pytest
+
+from adapters.spark.waiting import STUCK_SECONDS, Waiting
+
+LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
+
+
+def test_a_wait_ends_once_nothing_has_changed_for_too_long() -> None:
+    """Without it a query would hang on a dead shard, or give up on a slow one."""
+    now = [0.0]
+    waiting = Waiting(10.0, lambda: now[0])
+    for left, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
+        waiting.go_on(left, answers)
+        now[0] += STUCK_SECONDS
+        waiting.go_on(left, answers)
+    now[0] += 1
+    with pytest.raises(TimeoutError, match=r"^availableNow: nothing was heard for 300 s of a \(nobody owns it\); what"):
+        waiting.go_on({"a": "nobody owns it"}, 1)
+
+
+def test_a_wait_is_longer_where_leases_take_long_to_expire() -> None:
+    """Without it a dead worker's shards would fail the query that is there to take them."""
+    now = [0.0]
+    waiting = Waiting(120.0, lambda: now[0])
+    waiting.go_on(LEFT, 0)
+    now[0] = 360.0
+    waiting.go_on(LEFT, 0)
+    now[0] = 361.0
+    with pytest.raises(TimeoutError, match=r"360 s of a .*, b \("):
+        waiting.go_on(LEFT, 0)
+
+
+def test_a_wait_that_nobody_hears_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the reading process would outlive a JVM that was killed, and keep its leases for nobody."""
+    waiting = Waiting(10.0)
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    with pytest.raises(ProcessLookupError, match="nobody waits"):
+        waiting.go_on(LEFT, 0)
