@@ -117,7 +117,7 @@ class Worker:
         self.clock, self.uniform, self.hurried = clock, uniform, hurried
         self._identity = Identity(me, process or uuid.uuid4().hex)
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._hold)
+        self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._took_back)
         self._holdings = Holdings(
             store,
             self._identity,
@@ -285,6 +285,10 @@ class Worker:
 
     def _hold(self, lease: Lease, begun: float) -> None:
         self._holdings.hold(lease, begun)
+
+    def _took_back(self, lease: Lease, begun: float) -> None:
+        self._hold(lease, begun)
+        self._hurry.set()  # whoever did not accept it may ask again
 
     def _gave(self, lease: Lease, now: float) -> None:
         self._handoffs.gave(lease, now)

@@ -5,6 +5,7 @@ Rule 2: seconds are those of `lease_seconds` 10, and scale with it.
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 
 from attrs import evolve, frozen
 
@@ -14,7 +15,7 @@ from balancer.census import Census, expires_above, take_census
 from balancer.chance import digest_under, order_under
 from balancer.config import Config, Minimal
 from balancer.loads import slack, takers
-from balancer.model import Bulletin, Hearing, Lease, Me, Notes
+from balancer.model import Bulletin, Hearing, History, Lease, Me, Notes
 
 OURS = "process"
 """Our attribute that says "process/worker"; void unless that worker is the owner, for Java's takings keep it."""
@@ -23,6 +24,9 @@ DEPUTIES = 3
 
 GATHER = 0.5
 """Of `lease_seconds`: how long after each change of the fleet a newcomer waits for the next one (C10)."""
+
+LISTED = 12
+"""Rows that a listing reads for the price of one row asked for by its key."""
 
 _digest = digest_under("lookout")
 _shed_order = order_under("minimal")
@@ -100,6 +104,17 @@ def gathering(leases: Iterable[Lease], me: Me, config: Config) -> bool:
     return here < config.cycle_seconds
 
 
+def until_gathered(history: History, config: Config) -> float:
+    """C10: how long after a listing a newcomer lists again: soon if that showed a change, else when all are there.
+
+    Those who start together would otherwise see each other only when the waiting should be over, and wait once more.
+    """
+    wait, stood = GATHER * config.lease_seconds, history.fleet_still - history.full_still
+    if stood <= 0:
+        return 0.1 * config.lease_seconds
+    return wait - stood if stood < wait else wait
+
+
 def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: Hearing) -> Look:
     """When to look next, at which rows, and what to write on this worker's own."""
     ours, partial = crew(leases, config), me.history.full_still > 0
@@ -109,15 +124,35 @@ def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, conf
     notes = note_of(_kept(actions, census, me, config, hearing)) if duty else _abdication(leases, me, hearing)
     settle = settle_seconds(actions, config)
     if settle is None and gathering(census.mine, me, config):
-        settle = GATHER * config.lease_seconds - me.history.fleet_still
+        settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)
+    wanted = _wanted(census, me, config)
     if duty or ours.row is None:
-        return Look(0.0 if partial else _until_judged(census, me, config), notes=notes)
+        pause = _until_judged(census, me, config)
+        return Look(0.0 if partial else min(pause, 1.0 * scale) if wanted else pause, notes=notes)
     if partial and _called(ours, me, config, hearing):
         return Look(0.0, notes=notes)
-    pause = 0.5 if hearing.warned < config.lease_seconds else 1.0 if ours.deputy(me) else 2.5
-    return Look(pause * scale, keys=(ours.row.key,), notes=notes, stale_ok=True)
+    pause = 0.5 if wanted or hearing.warned < config.lease_seconds else 1.0 if ours.deputy(me) else 2.5
+    if LISTED * len(wanted) > len(leases):
+        return Look(2 * pause * scale, notes=notes)
+    return Look(pause * scale, keys=(ours.row.key, *wanted), notes=notes, stale_ok=True)
+
+
+def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
+    """C7: while the fleet changes, what this worker holds beyond a share, in the order in which others ask for it.
+
+    Otherwise it would see that it was asked only when it renews the lease.
+    """
+    if me.history.fleet_still > 1.5 * config.lease_seconds:
+        return ()
+    spare = max(0, len(census.mine) - len(census.leases) // len(_present(census)))
+    return tuple(lease.key for lease in nsmallest(spare, census.mine, key=_shed_order) if lease.heir is None)
+
+
+def _present(census: Census) -> frozenset[str]:
+    """Who holds a lease, or asked for its first."""
+    return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
 
 
 def _called(ours: Crew, me: Me, config: Config, hearing: Hearing) -> bool:
@@ -174,7 +209,8 @@ def _kept(actions: Iterable[Action], census: Census, me: Me, config: Config, hea
     )
     # What nobody wants, or nobody gets done, is called out once a cycle and no more often.
     lasting = hearing.acts_still >= config.cycle_seconds and (bool(open_now) or _uneven(census, me, config))
-    act = lasting or any(lease.idle < 3 * config.lease_seconds for lease in open_now)
+    joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
+    act = lasting or joined or any(lease.idle < 3 * config.lease_seconds for lease in open_now)
     latest = hearing.latest
     return Bulletin(latest.looks + 1, latest.acts + act, latest.warns + warned)
 

@@ -6,7 +6,7 @@ from typing import assert_never
 from balancer import event_hubs, kcl, kcl_rust, minimal
 from balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal
 from balancer.ancestry import families, faults
-from balancer.cadence import GATHER, appointment, reaps, settle_seconds
+from balancer.cadence import appointment, reaps, settle_seconds, until_gathered
 from balancer.census import Census, take_census
 from balancer.cleanup import deletions, garbage
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
@@ -63,7 +63,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     asked |= {action.lease.key for action in did if isinstance(action, RequestHandoff)}
     if asked:
         # C10: who joins waits for its first lease and for other joiners at the same time.
-        most = config.cycle_seconds if history.hearing is None else GATHER * config.lease_seconds
+        most = config.cycle_seconds if history.hearing is None else until_gathered(history, config)
         whole = history.full_still >= most
         return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)))
     if history.hearing is not None and isinstance(rules, Minimal):

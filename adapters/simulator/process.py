@@ -12,7 +12,7 @@ from adapters.handling import Delivery, Handling
 from adapters.holding import Holding
 from adapters.holdings import WorkerError
 from adapters.reading import Reading
-from adapters.runner import WRITERS
+from adapters.runner import RENEWERS, WRITERS
 from adapters.simulator.client import Client
 from adapters.simulator.paced import Paced
 from adapters.simulator.scenario import Member
@@ -63,7 +63,7 @@ class Process:
             me=member.worker,
             config=member.config,
             consumer=self,
-            each_renewal=self._each,
+            each_renewal=partial(self._each, most=RENEWERS),
             each_action=self._each,
             clock=self._clock,
             uniform=self._draw.uniform,
@@ -168,7 +168,7 @@ class Process:
         stopped = self._tasks.now >= self.member.plans or self._draining
         return math.inf if stopped else self.worker.turn(now)
 
-    def _each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+    def _each(self, function: Callable[[T], R], items: Iterable[T], *, most: int = WRITERS) -> Iterable[R]:
         """A few at a time, as the runner's pools do."""
         work = list(items)
         if len(work) <= 1:
@@ -183,7 +183,7 @@ class Process:
             if len(answers) == len(work):
                 self._tasks.wake(caller)
 
-        for _ in range(min(WRITERS, len(work))):
+        for _ in range(min(most, len(work))):
             self._tasks.start(write)
         while len(answers) < len(work):
             self._tasks.sleep_until(math.inf)

@@ -6,7 +6,8 @@ from attrs import evolve
 
 from balancer.actions import Action, Claim, Look, Release, Renew, Steal
 from balancer.bulletins import Ear, bulletin_of, note_of
-from balancer.cadence import beat, bulletin_row, crew, settle_seconds, still
+from balancer.cadence import beat, bulletin_row, crew, settle_seconds, still, until_gathered
+from balancer.chance import order_under
 from balancer.config import Config, Minimal
 from balancer.model import Bulletin, Hearing, History, Lease, Me
 from balancer.plan import look_again, plan
@@ -177,6 +178,35 @@ def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> Non
     assert plan(new, None, Me("new", history=evolve(joining, hearing=None)), CONFIG) != ()
     long_here = (evolve(new[0], held=21.0), *TABLE[1:])
     assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
+
+
+def test_owners_watch_what_newcomers_will_ask_for() -> None:
+    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.6 s."""
+    joined = (*TABLE, row("n-0", "new"))
+    assert BOARD is not None
+    lately = evolve(QUIET, fleet_still=14.0)
+    first = min((lease for lease in TABLE if lease.owner == READER), key=order_under("minimal"))
+    assert look(READER, joined, lately) == Look(0.5, keys=(BOARD.key, first.key), stale_ok=True)
+    named = tuple(evolve(lease, heir="new") if lease == first else lease for lease in TABLE)
+    assert look(READER, named, lately).keys == (BOARD.key,)
+    assert look(READER, joined, evolve(lately, fleet_still=16.0)) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
+    assert look(LOOKOUT, joined, evolve(lately, full_still=0.0)).seconds == 1.0
+    many = (*TABLE, row("s-18", READER), row("s-19", READER))
+    assert look(READER, many, lately) == Look(1.0)
+
+
+def test_who_joins_is_called_out() -> None:
+    """C6: owners that have not seen a newcomer do not watch what it will ask for."""
+    lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
+    assert look(LOOKOUT, TABLE, lately).notes == note_of(Bulletin(8, 3, 1))
+    assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).notes == note_of(Bulletin(8, 2, 1))
+
+
+def test_newcomers_that_start_together_wait_once() -> None:
+    """C10: a newcomer that lists again only when its wait is over sees the others then, and waits as long again."""
+    stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
+    waits = [until_gathered(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
+    assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
 def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
