@@ -159,7 +159,7 @@ def _called(ours: Crew, me: Me, config: Config, hearing: Hearing) -> bool:
     """Whether what was heard, or not heard, sends a reader of the bulletin to the whole table."""
     full_still, idle = me.history.full_still, ours.row.idle if ours.row else 0.0
     # C8: the clocks of all must run before all stand in, or a second lease_seconds would be lost.
-    unheard = full_still > idle > 0.6 * config.lease_seconds
+    unheard = full_still > idle > 0.4 * config.lease_seconds
     news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
     return news or unheard or full_still > 2 * config.lease_seconds * len(ours.ranks)  # C11
 

@@ -139,8 +139,9 @@ def test_deputies_stand_in_at_once_and_all_at_last() -> None:
     stuck = heard(looks_still=7.6)
     assert [on_duty(worker, TABLE, stuck) for worker in (*DEPUTIES, READER)] == [True] * 3 + [False]
     assert look(DEPUTIES[0], silent) == Look(0.0, notes=note_of(Bulletin(8, 2, 1)))
-    assert look(READER, standing_still(6.1), evolve(QUIET, full_still=30.0)) == Look(0.0)
-    assert look(READER, standing_still(6.1), evolve(QUIET, full_still=1.0)).keys is not None
+    assert look(READER, standing_still(4.1), evolve(QUIET, full_still=30.0)) == Look(0.0)
+    assert look(READER, standing_still(4.1), evolve(QUIET, full_still=1.0)).keys is not None
+    assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
     assert on_duty(READER, standing_still(10.4), heard(looks_still=21.1))
 
 
