@@ -78,7 +78,8 @@ def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str
     for shard in open_url(stream, {"region": "eu-west-1", "endpoint": at.kinesis}).shards():
         if not shard.parents:
             store.create(Lease(shard.id, hash_range=shard.hash_range))
-    return _handed_over(java_kcl.started(f"kcl-{version}", version, place, folder), count)
+    worker = java_kcl.started(f"kcl-{version}", version, place, folder, properties=("-Dmax.records=20",))
+    return _handed_over(worker, count)
 
 
 def _handed_over(worker: Child, count: int) -> Content:
@@ -133,7 +134,7 @@ def _main() -> None:
         print(judged(rows, found, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
         there = lying(found)
         print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(found)} Kinesis records")
-        for reader in ("ours", *options.kcl):
+        for reader in (*options.kcl, "ours"):
             began = time.monotonic()
             where = at, stream, size(there), Path(folder)
             content = read_by_ours(*where) if reader == "ours" else read_by_java(*where, reader)

@@ -68,6 +68,8 @@ public final class KclWorker {
                 Processor::new);
         PollingConfig polling = new PollingConfig(stream, streams);
         polling.idleTimeBetweenReadsInMillis(200);
+        // A service on a busy machine may need longer for a large answer than a client waits.
+        polling.maxRecords(Integer.getInteger("max.records", 10_000));
         return new Scheduler(
                 settings.checkpointConfig(),
                 inMode(mode, settings.coordinatorConfig().parentShardPollIntervalMillis(500)),
