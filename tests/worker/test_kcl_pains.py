@@ -4,12 +4,13 @@ import math
 from collections import Counter
 
 import pytest
+from attrs import evolve
 from virtual_fleet import Clock, Driven, FaultyStore, member, together
 
 from adapters.simulator.stream import ListSource, even_shards
-from balancer.actions import Action, Claim, Release, RequestHandoff
+from balancer.actions import Action, Claim, Create, Release, RequestHandoff
 from balancer.config import Config, Kcl, Minimal, Rules
-from balancer.model import SHARD_END, History, Lease, Me, Position
+from balancer.model import SHARD_END, TRIM_HORIZON, History, Lease, Me, Position
 from balancer.plan import plan
 
 MINIMAL = Config(lease_seconds=10.0)
@@ -97,6 +98,22 @@ def test_children_spread_at_once_after_a_reshard() -> None:
     assert [len(keys) for keys in ours] == [4, 4]
     assert ours[0].isdisjoint(ours[1])
     assert len(claimed("a", Kcl())) == 8
+
+
+def test_no_new_shard_waits_for_a_deployment() -> None:
+    """Threads 339 and 185: of 95 new shards 5 had no lease, for the worker that should have made them was gone."""
+    parents = [evolve(each, open=False) for each in even_shards(tuple(f"p-{n}" for n in range(48)))]
+    children = [
+        evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(even_shards(tuple(map(str, range(96)))))
+    ]
+    leases = [
+        *(Lease(each.id, checkpoint=SHARD_END, hash_range=each.hash_range) for each in parents),
+        *(Lease(each.id, owner="a", parents=each.parents, hash_range=each.hash_range) for each in children[:91]),
+    ]
+    made = [action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)]
+    assert [(each.lease.key, each.lease.checkpoint, each.rule) for each in made] == [
+        (str(n), TRIM_HORIZON, "L3") for n in range(91, 96)
+    ]
 
 
 def test_a_restart_under_the_same_id_moves_nothing() -> None:
