@@ -49,7 +49,7 @@ soak: $(READY) ## simulate ten thousand fleets with every fault on
 	$(BIN)/python -m adapters.simulator.soak 10000
 
 bench: $(READY) ## measure every claim of speed beside a named peer
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@met=true; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || met=false; done; $$met
 
 chaos: $(READY) ## kill, steal, split and block under applications of Spark (an hour)
 	$(BIN)/python tests/integration/spark_flights.py
@@ -65,6 +65,8 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 		-c requirements.lock --group build -o requirements-build.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group amqp -o requirements-amqp.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--group async-kinesis -o benchmarks/async-kinesis.lock
 	@set -e; for tree in aws azure; do cd $(CURDIR)/adapters/local/node/$$tree; rm -f package-lock.json; \
 		$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund; \
 		$(NODE) ../bare.cjs; done
