@@ -20,7 +20,7 @@ from adapters.local.process import ServiceError
 from adapters.report.progress import Told
 from adapters.report.progress_page import ProgressPage
 from adapters.spark.pipeline import Recipe
-from adapters.spark.pipeline_run import Place, aggregate, finished, land
+from adapters.spark.pipeline_run import Place, aggregate, aggregated, finished, land
 
 LOOK_SECONDS = 1
 """Between two looks at the queries' progress."""
@@ -137,15 +137,19 @@ def run(
     records: DataFrame, recipe: Recipe, place: Place, also: Sequence[str], *, windows: bool, once: bool
 ) -> Generator[Told]:
     """Run the queries until one ends, and tell each batch; those that then still run are stopped."""
-    queries = [land(records, recipe, place, once=once)]
+    spark, queries = records.sparkSession, [land(records, recipe, place, once=once)]
+
+    def look() -> None:
+        if windows and len(queries) == 1:
+            queries.extend(aggregated(spark, recipe, place, also))
+
     try:
-        if once:
-            # What is to be added up must have landed first.
-            yield from finished(queries, LOOK_SECONDS)
-        if windows:
-            added = aggregate(records.sparkSession, recipe, place, also, once=once)
-            queries = [added] if once else [*queries, added]
-        if windows or not once:
+        if not once:
+            yield from finished(queries, LOOK_SECONDS, look)
+            return
+        yield from finished(queries, LOOK_SECONDS)
+        if windows:  # what is to be added up has landed by now
+            queries = [aggregate(spark, recipe, place, also, once=True)]
             yield from finished(queries, LOOK_SECONDS)
     finally:
         for query in queries:

@@ -5,11 +5,12 @@ FOLDER/windows         the windows that are complete, by date
 FOLDER/progress        Spark's own checkpoints of the queries
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Literal
 
 from attrs import frozen
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -55,6 +56,16 @@ def aggregate(
     return _started(added, WINDOWS, f"{place.folder}/{WINDOWS}", place, ("date",), once=once)
 
 
+def aggregated(spark: SparkSession, recipe: Recipe, place: Place, others: Sequence[str]) -> tuple[StreamingQuery, ...]:
+    """The same, if all of them have begun to land; Spark reads no folder that is not there."""
+    try:
+        return (aggregate(spark, recipe, place, others, once=False),)
+    except AnalysisException as fault:
+        if fault.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return ()
+
+
 def rows(spark: SparkSession, recipe: Recipe, place: Place, others: Sequence[str]) -> DataFrame:
     """What has landed and will land, as a stream; each folder by itself, for its log says which files count."""
     folders = [place.rows(name) for name in (place.name, *others)]
@@ -73,8 +84,13 @@ def _started(frame: DataFrame, name: str, path: str, place: Place, by: Sequence[
     return writer.format(place.tables).outputMode("append").start(path)
 
 
-def finished(queries: Sequence[StreamingQuery], seconds: int) -> Iterator[Told]:
-    """Their progress, batch by batch, until one of them ends. Raises what ended it, if it failed."""
+def finished(
+    queries: Sequence[StreamingQuery], seconds: int, look: Callable[[], object] = lambda: None
+) -> Iterator[Told]:
+    """Their progress, batch by batch, until one of them ends. Raises what ended it, if it failed.
+
+    `look` is called now and then, and may add to the queries.
+    """
     told: dict[str, int] = {}
     active = True
     while active:
@@ -85,3 +101,4 @@ def finished(queries: Sequence[StreamingQuery], seconds: int) -> Iterator[Told]:
                 if progress.batchId > told.get(query.id, -1):
                     told[query.id] = progress.batchId
                     yield told_of(progress)
+        look()

@@ -91,6 +91,22 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
     assert len(_sorted(streamed)) == 18
 
 
+def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a pipeline would fail because another one has not landed anything yet, or run on after its end."""
+    put(tmp_path / "a", map(record, range(30)), 0)
+    put(tmp_path / "b", map(record, range(30, 60)), 30)
+    put(tmp_path / "b", [record(600)], 1000)
+    out = f"{tmp_path}/out"
+    one = run(arriving(spark, tmp_path / "a"), RECIPE, Place(out, "one"), ("two",), windows=True, once=False)
+    told = [next(one)]
+    ran(arriving(spark, tmp_path / "b"), Place(out, "two"), windows=False)
+    while sum(line.rows for line in told if line.query == "windows") < 61:
+        told.append(next(one))
+    assert sorted(query.name for query in spark.streams.active) == ["rows-one", "windows"]
+    one.close()
+    assert spark.streams.active == []
+
+
 def _sorted(windows: DataFrame) -> list[Any]:
     return [row.asDict() for row in windows.orderBy("start", "carrier").collect()]
 
