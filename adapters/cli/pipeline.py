@@ -20,7 +20,7 @@ from adapters.local.process import ServiceError
 from adapters.report.progress import Told
 from adapters.report.progress_page import ProgressPage
 from adapters.spark.pipeline import Recipe
-from adapters.spark.pipeline_run import Place, aggregate, aggregated, finished, land
+from adapters.spark.pipeline_run import Place, aggregate, aggregated, begun, finished, land
 
 LOOK_SECONDS = 1
 """Between two looks at the queries' progress."""
@@ -137,7 +137,7 @@ def run(
     records: DataFrame, recipe: Recipe, place: Place, also: Sequence[str], *, windows: bool, once: bool
 ) -> Generator[Told]:
     """Run the queries until one ends, and tell each batch; those that then still run are stopped."""
-    spark, queries = records.sparkSession, [land(records, recipe, place, once=once)]
+    spark, queries = records.sparkSession, [begun(lambda: land(records, recipe, place, once=once))]
 
     def look() -> None:
         if windows and len(queries) == 1:

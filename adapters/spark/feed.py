@@ -14,6 +14,7 @@ from threading import Condition
 from attrs import define, frozen
 
 from adapters.backoff import Backoff
+from adapters.handling import Measure
 from adapters.holding import Holding
 from adapters.reading import FAULT_SECONDS, FAULT_SECONDS_MOST, PARENT_SECONDS, PARENT_SECONDS_MOST, Member
 from adapters.shard_end import end
@@ -58,6 +59,7 @@ class Shelf:
     ending      whether everything must be let go now
     only_now    whether nothing is read beyond what is there when reading begins (AvailableNow)
     feeds       how many shards are held
+    measure     told what each reading brought
     answers     how many readings were answered, be it that there is nothing
     resume      where a lease is to be read from, given where its checkpoint says
     committed   how far Spark has committed a lease in this run, or None
@@ -70,6 +72,7 @@ class Shelf:
     ending: bool = False
     only_now: bool = False
     feeds: int = 0
+    measure: Measure = lambda _holding, _batch: None
     answers: int = 0
 
 
@@ -198,6 +201,7 @@ class Feed:
             return now + ROOM_SECONDS
         batch = reader.read()
         self.holding.throughput.add(batch.size, now)
+        self._shelf.measure(self.holding, batch)
         chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
         with self._shelf.changed:
             if chunk is not None:

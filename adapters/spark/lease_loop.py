@@ -7,8 +7,10 @@ expiry the guarantee.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from threading import Condition, Thread
 
+from adapters.exporting import exporting
 from adapters.holding import Holding
 from adapters.runner import Runner
 from adapters.spark.chunks import Chunk
@@ -33,11 +35,13 @@ class LeaseLoop(Runner):
     """
 
     def __init__(self, worker: Worker, pace: Pace, resume: Callable[[Holding, Position], Position]) -> None:
-        super().__init__(worker, lambda _delivery: None)
+        # The process is Spark's own, so that only its environment can say where metrics go.
+        self._exports = ExitStack()
+        super().__init__(worker, lambda _delivery: None, meter=self._exports.enter_context(exporting(None)))
         self._member = worker
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
-        self._shelf = Shelf(pace, self._changed, resume, self._committed.get)
+        self._shelf = Shelf(pace, self._changed, resume, self._committed.get, measure=self._handling.measure)
         self._feeds: dict[str, Feed] = {}
         self._ever: set[str] = set()
         self._fault: Exception | None = None
@@ -57,6 +61,7 @@ class LeaseLoop(Runner):
         self._thread_of_all.join(STOP_SECONDS)
         if self._thread_of_all.is_alive():
             log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
+        self._exports.close()
 
     def reading(self, holding: Holding) -> Callable[[float], float]:
         """Read it ahead."""
@@ -106,6 +111,11 @@ class LeaseLoop(Runner):
             self._readings.hurry(key)
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
+
+    def says(self, key: str, position: Position) -> bool:
+        """Whether the lease itself, as last read, is done up to here."""
+        seen = self._member.watch.sightings.get(key)
+        return seen is not None and seen.lease.checkpoint.order >= position.order
 
     @property
     def answers(self) -> int:

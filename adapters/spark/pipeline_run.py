@@ -5,6 +5,8 @@ FOLDER/windows         the windows that are complete, by date
 FOLDER/progress        Spark's own checkpoints of the queries
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Literal
@@ -16,6 +18,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from adapters.report.progress import Told, told_of
 from adapters.spark.pipeline import Recipe, landed, windowed
+
+log = logging.getLogger("leasehold.spark")
+
+STARTS = 5
+LOOK_SECONDS = 0.2
 
 WINDOWS = "windows"
 ROWS_BY = ("kind", "date")
@@ -46,6 +53,21 @@ class Place:
 def land(records: DataFrame, recipe: Recipe, place: Place, *, once: bool) -> StreamingQuery:
     """Start writing what arrives; `once`: only what is there now."""
     return _started(landed(records, recipe), f"rows-{place.name}", place.rows(), place, ROWS_BY, once=once)
+
+
+def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """The query that `start` starts, once its source is open.
+
+    Spark waits ten seconds for the process that reads, whatever else the machine has to do; then it ends the query.
+    """
+    for _ in range(STARTS):
+        query = start()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(LOOK_SECONDS)
+        if "failed to connect back" not in str(query.exception()):
+            break
+        log.warning("the process that reads did not start in time")
+    return query
 
 
 def aggregate(

@@ -81,6 +81,16 @@ def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> Non
     assert worker.store.get(["a"])[0].checkpoint == SHARD_END
 
 
+def test_what_is_read_is_measured() -> None:
+    """Without it the metrics of a query would say that nothing is read."""
+    shelf, told = a_shelf(), list[tuple[str, int, float | None]]()
+    shelf.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
+    _, feed = a_feed(Stream({"a": ["x"] * 15}), shelf)
+    for now in range(4):
+        feed.step(float(now))
+    assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
+
+
 def test_what_was_read_ahead_and_not_committed_is_not_checkpointed_on_the_way_out() -> None:
     """Without it whoever takes the shard next would skip what was still in memory here."""
     stream = Stream({"a": ["x"] * 30})
