@@ -22,6 +22,8 @@ from typing import Any
 
 import boto3
 from attrs import define, field, frozen
+from rich.console import Console
+from rich.table import Table
 
 from adapters.handling import Delivery, Handling
 from adapters.kinesis.aggregation_encode import Aggregate
@@ -39,6 +41,7 @@ REGION = "eu-west-1"
 PLAIN_BYTES, USER_BYTES, AGGREGATE_BYTES = 1000, 100, 50_000
 BARS = {"plain": 0.9, "aggregated": 0.8}
 GROWTH_MB = 10.0
+SAMPLE_SECONDS = 5
 
 
 @frozen
@@ -178,35 +181,39 @@ def measured(side: Callable[[Stream, int], Run], stream: Stream, users: int) -> 
         return pool.submit(side, stream, users).result()
 
 
-def compare(what: str, stream: Stream, users: int, rounds: int) -> bool:
-    """Print both sides' medians; whether ours is good enough."""
+def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) -> bool:
+    """Add both sides' medians to the table; whether ours is good enough."""
     runs: dict[str, list[Run]] = {"bare": [], "ours": []}
     for _ in range(rounds):
         for name, side in (("bare", bare), ("ours", ours)):
             runs[name].append(measured(side, stream, users))
-    rates = {}
-    for name, done in runs.items():
-        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in done]
-        work = statistics.median(run.processor_seconds for run in done) / stream.kinesis_bytes * 1e12
-        rates[name] = statistics.median(speeds)
-        spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
-        print(f"{what:10} {name:4} {rates[name]:6.1f} MB/s ({spread}), {work / 1e3:.1f} ms of processor a MB")
     ratio = statistics.median(
         theirs.seconds / mine.seconds for theirs, mine in zip(runs["bare"], runs["ours"], strict=True)
     )
     good = ratio >= BARS[what]
-    print(f"{what:10} ours / bare: {ratio:.2f}, wanted {BARS[what]}: {'PASS' if good else 'FAIL'}", flush=True)
+    for name, done in runs.items():
+        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in done]
+        work = statistics.median(run.processor_seconds for run in done) / stream.kinesis_bytes * 1e9
+        spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
+        verdict = (f"{ratio:.2f}", f"{BARS[what]}", "pass" if good else "FAIL") if name == "ours" else ()
+        table.add_row(f"{what}, {name}", f"{statistics.median(speeds):.1f}", spread, f"{work:.1f}", *verdict)
     return good
 
 
 def speed(megabytes: int, rounds: int) -> bool:
     """Both kinds of streams."""
+    table = Table(title=f"{megabytes} MB in {SHARDS} shards, {rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    table.add_column("records, reader")
+    for name in ("MB/s", "from-to", "CPU ms/MB", "of bare", "at least", "verdict"):
+        table.add_column(name, justify="right", no_wrap=True)
     with kinesis_local() as service:
         plain = filled(service.url, "plain", plain_rows(megabytes))
         rows, users = aggregate_rows(megabytes)
         aggregated = filled(service.url, "aggregated", rows)
-        first = compare("plain", plain, plain.records, rounds)
-        return compare("aggregated", aggregated, users, rounds) and first
+        first = compare("plain", plain, plain.records, rounds, table)
+        second = compare("aggregated", aggregated, users, rounds, table)
+    Console(width=100).print(table)
+    return first and second
 
 
 def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
@@ -217,8 +224,8 @@ def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
         thread = Thread(target=runner.run)
         thread.start()
         samples = []
-        for _ in range(int(seconds / 5)):
-            time.sleep(5)
+        for _ in range(int(seconds / SAMPLE_SECONDS)):
+            time.sleep(SAMPLE_SECONDS)
             samples.append(resident_mb())
         runner.stop()
         thread.join()
@@ -237,11 +244,26 @@ def memory(minutes: float) -> bool:
             client.put_records(StreamName=stream.name, Records=sent)
             time.sleep(1)
         got, samples = watching.result()
-    quarter = len(samples) // 4
+    return told(got, samples)
+
+
+def told(got: int, samples: list[float]) -> bool:
+    """Print the memory of each minute; whether it stood still from the second quarter on."""
+    quarter, most = len(samples) // 4, max(samples)
     early, late = max(samples[quarter : 2 * quarter]), max(samples[-quarter:])
     good = late - early <= GROWTH_MB
-    print(f"memory     {got} records; {early:.1f} MB in the second quarter, {late:.1f} MB in the last: ", end="")
-    print("PASS" if good else "FAIL")
+    table = Table(title=f"{got:,} records read in {len(samples) * SAMPLE_SECONDS / 60:g} minutes")
+    for name in ("minute", "MB, least-most"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    minute = 60 // SAMPLE_SECONDS
+    for start in range(0, len(samples), minute):
+        part = samples[start : start + minute]
+        bar = "#" * round(40 * max(part) / most)
+        table.add_row(str(start // minute + 1), f"{min(part):.1f}-{max(part):.1f}", bar)
+    Console(width=100).print(table)
+    print(f"{early:.1f} MB at most in the second quarter, {late:.1f} MB in the last, ", end="")
+    print(f"at most {GROWTH_MB:g} MB more wanted: {'pass' if good else 'FAIL'}")
     return good
 
 
