@@ -137,6 +137,30 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
     assert set(done) == {Position("104")}
 
 
+def test_renewals_go_on_while_a_handler_is_slow() -> None:
+    """Without it a batch that takes longer than a lease would be handled by two workers, each time."""
+    store, started, finish = FaultyStore(), Event(), Event()
+    config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
+
+    def handle(_delivery: Delivery) -> None:
+        started.set()
+        assert finish.wait(2 * WAIT)
+
+    runner = Runner(Worker(store=store, source=stream(), me="a-1", config=config), handle)
+    thread = Thread(target=runner.run)
+    thread.start()
+    assert started.wait(WAIT)
+    before = {lease.key: lease.epoch for lease in store.list().leases}
+    deadline = time.monotonic() + WAIT
+    while any(lease.epoch < before[lease.key] + 5 for lease in store.list().leases):
+        assert time.monotonic() < deadline, f"{store.list().leases} since {before}"
+        time.sleep(0.02)
+    finish.set()
+    runner.stop()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
 def test_a_signal_drains_and_gives_the_handlers_back() -> None:
     """Without it a container that is told to stop would be killed with its leases owned."""
     before = signal.getsignal(signal.SIGTERM)
