@@ -1,0 +1,127 @@
+"""Faults planted into the cadence: each shows in a simulated fleet, and a sound fleet stays within the bar."""
+
+import math
+import random
+import sys
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from attrs import evolve, frozen
+
+from adapters.simulator.fleets import balanced, group_of
+from adapters.simulator.judge import Limits, judge
+from adapters.simulator.ledger import unowned
+from adapters.simulator.run import run
+from adapters.simulator.scenario import Member, Scenario
+from adapters.simulator.told import History
+from balancer import cadence
+from balancer.actions import Release
+from balancer.cadence import Crew, crew
+from balancer.census import Census
+from balancer.config import Config, Minimal
+from balancer.model import Bulletin, Hearing, Lease, Me
+
+CONFIG = Config(Minimal())
+WORKERS = group_of(0, 12)
+LOOKOUT, *OTHERS = crew([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in WORKERS], CONFIG).ranks
+ORDINARY = OTHERS[5]
+CRASH, END = 44.0, 90.0
+
+OWNED_AGAIN_SECONDS = 18.0
+"""lease_seconds and 8 s: how long a lease may have no living owner after a death."""
+
+
+@frozen
+class Story:
+    """Somebody dies at CRASH; `joins` came four seconds earlier, the others were there."""
+
+    dies: str
+    joins: str = ""
+
+
+STORIES = {
+    "an ordinary worker dies": Story(ORDINARY),
+    "the lookout dies": Story(LOOKOUT),
+    "a new lookout comes, and somebody dies": Story(ORDINARY, joins=LOOKOUT),
+}
+
+
+def lived(story: Story) -> History:
+    """What became of 48 leases."""
+    draw = random.Random(1)  # noqa: S311  a seed is the point
+    present = tuple(name for name in WORKERS if name != story.joins)
+    members = [
+        Member(
+            name,
+            CONFIG,
+            starts=draw.uniform(0.0, 1.0),
+            ends=CRASH if name == story.dies else math.inf,
+            phase=draw.uniform(0.0, 20.0),
+        )
+        for name in present
+    ]
+    if story.joins:
+        members.append(Member(story.joins, CONFIG, starts=CRASH - 4.0))
+    return run(Scenario(1, balanced(48, present, draw), tuple(members), END, calm=END, full=True))
+
+
+def longest_unowned(history: History) -> float:
+    return max(unowned(history, END, CRASH).values())
+
+
+@cache
+def sound(name: str) -> History:
+    return lived(STORIES[name])
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
+    """Without it the planted faults would show nothing; and the bar is what users are told."""
+    assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
+    assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
+
+
+def test_a_lookout_that_never_abdicates_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3: readers of the old lookout's row would not hear what the new one has to say."""
+    monkeypatch.setattr(cadence, "_abdication", lambda *_: ())
+    assert longest_unowned(lived(STORIES["a new lookout comes, and somebody dies"])) > OWNED_AGAIN_SECONDS
+
+
+def test_a_lookout_without_deputies_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: its death would be noticed only when everybody stands in."""
+    monkeypatch.setattr(Crew, "deputy", lambda *_: False)
+    assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
+
+
+def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: what it freed would wait for C11."""
+    kept = cadence._kept  # noqa: SLF001  the fault is planted there
+
+    def mute(actions: object, census: Census, me: Me, config: Config, hearing: Hearing) -> Bulletin:
+        return evolve(kept(actions, census, me, config, hearing), acts=hearing.latest.acts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cadence, "_kept", mute)
+    assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
+
+
+def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: a lease freed before its time has been claimed while its owner still reads."""
+
+    def early(census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
+        first = min(lease.owner for lease in census.leases if lease.owner is not None)
+        return tuple(
+            Release(lease, "C6") for lease in leases if me.worker == first and lease.idle > 4.0 and not lease.ended
+        )
+
+    monkeypatch.setattr(sys.modules["balancer.plan"], "reaps", early)
+    history = lived(STORIES["an ordinary worker dies"])
+    said = judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END))
+    assert "two holders" in {breach.what for breach in said}
+
+
+def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3: if each took itself for the lookout all would be well but the bill."""
+    monkeypatch.setattr(Crew, "on_duty", lambda *_: True)
+    name = "an ordinary worker dies"
+    assert lived(STORIES[name]).scanned > 3 * sound(name).scanned
