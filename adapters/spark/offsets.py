@@ -72,17 +72,22 @@ class Held:
     begins: Position
 
 
-def advance(start: Offset, held: Mapping[str, Held], ends: Mapping[str, Position]) -> Offset:
+def advance(
+    start: Offset, held: Mapping[str, Held], ends: Mapping[str, Position], unwritten: Iterable[tuple[str, Range]] = ()
+) -> Offset:
     """The offset behind `start`: each held shard from where it stands up to its end, where one is given.
 
-    Released shards leave; a shard that has reached its end leaves with the batch after. Without `ends`
-    this is a flush: an offset that changes nothing but itself, which makes Spark commit its predecessor.
+    Released shards leave, and a shard that has reached its end with the batch after, unless they are among the
+    `unwritten`: no lease says yet how far they are done, so that a restart would know it from here alone.
+    Without `ends` this is a flush: an offset that changes nothing but itself, which makes Spark commit its
+    predecessor.
     Raises ValueError if an end lies before its beginning, or a shard would go on behind its end.
     """
     ranges = tuple((key, _range(key, each, ends.get(key))) for key, each in held.items() if not each.begins.ended)
     if unheld := ends.keys() - {key for key, _ in ranges}:
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    return Offset(start.number + 1, ranges)
+    named = {key for key, _ in ranges}
+    return Offset(start.number + 1, (*ranges, *(pair for pair in unwritten if pair[0] not in named)))
 
 
 def _range(key: str, held: Held, end: Position | None) -> Range:

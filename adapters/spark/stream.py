@@ -5,7 +5,6 @@ the executors, where only `read` is called. Nothing is opened before the first b
 """
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,9 +25,10 @@ from adapters.source import Source
 from adapters.spark.chunks import Columns
 from adapters.spark.feed import Pace
 from adapters.spark.lease_loop import LeaseLoop
-from adapters.spark.offsets import Offset, advance, decode, encode, owed, resumed
+from adapters.spark.offsets import Offset, Range, advance, decode, encode, owed, resumed
 from adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from adapters.spark.replay import replayed
+from adapters.spark.runner_process import end_on_signal, speak
 from adapters.spark.transport import Rows, Transport, read
 from adapters.spark.waiting import Waiting
 from adapters.worker import Worker
@@ -135,8 +135,8 @@ class Run:
     """One run of a query, in the runner process."""
 
     def __init__(self, stock: Feedstock, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
-        _end_on_signal()
-        _speak()
+        end_on_signal()
+        speak()
         self._stock, self._options, self._only_now = stock, options, only_now
         spool = options.transport == "spool" or (options.transport == "auto" and stock.spooled)
         most = options.trigger_bytes
@@ -162,9 +162,8 @@ class Run:
         self._joined, self._previous = True, start
         if not start.ranges:
             log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
-        ends = {key: done and self._delivered(key, start) for key, _ in start.ranges}
         # A row that was made anew is to say so before anybody else reads from it.
-        self._loop.commit({key: each.ends if ends[key] else each.begins for key, each in start.ranges})
+        self._loop.commit({key: self._done(key, start, each) if done else each.begins for key, each in start.ranges})
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
@@ -214,7 +213,7 @@ class Run:
             self._loop.check()
             held, taken = self._loop.take(*self._most(limit))
             if taken:
-                end = advance(start, held, {key: chunk.ends for key, chunk in taken.items()})
+                end = advance(start, held, {key: chunk.ends for key, chunk in taken.items()}, self._unwritten(start))
                 self._handed.update({key: chunk.ends for key, chunk in taken.items()})
                 self._planned = time.monotonic()
                 return Plan(start, end, {key: chunk.rows for key, chunk in taken.items() if chunk.count})
@@ -222,8 +221,17 @@ class Run:
                 self._waiting.go_on(left, self._loop.answers)
                 continue
             if self._flush_due and owed(start, self._committed):
-                return Plan(start, advance(start, held, {}), {})
+                return Plan(start, advance(start, held, {}, self._unwritten(start)), {})
             return None
+
+    def _unwritten(self, start: Offset) -> list[tuple[str, Range]]:
+        """How far shards of the last batch are done where their leases, perhaps not held any more, do not say so."""
+        done = [(key, self._handed.get(key) or self._done(key, start, each), each.epoch) for key, each in start.ranges]
+        return [(key, Range(end, end, epoch)) for key, end, epoch in done if not self._loop.says(key, end)]
+
+    def _done(self, key: str, offset: Offset, each: Range) -> Position:
+        """How far a shard of this offset is complete in the sink."""
+        return each.ends if self._delivered(key, offset) else each.begins
 
     @property
     def _flush_due(self) -> bool:
@@ -277,22 +285,3 @@ class Run:
         worker = Worker(store=self._store, source=self._source, me=options.worker_id, config=options.config)
         log.info("query joins as worker %s", worker.me)
         return LeaseLoop(worker, pace, self._resume)
-
-
-def _speak() -> None:
-    """Have warnings, and what befalls the query's part in its group, reach the driver's log."""
-    # The runner process is Spark's and sets up no logging; where somebody did, that stands.
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
-
-
-def _end_on_signal() -> None:
-    """Have the process stop its reader when Spark ends it, which is by a signal, sometimes twice."""
-
-    def end(_number: int, _frame: object) -> None:
-        # Before anything else: a second signal would interrupt the releasing.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, end)

@@ -143,6 +143,25 @@ def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> N
     assert crash.sink.rows == everything(place.stream)
 
 
+def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Place) -> None:
+    """Without it what Spark had of it and its lease did not know yet would come again under a new number."""
+    crash = crashed(place, sunk=True)
+    store = place.queries[0].store
+    assert isinstance(store.steal(store.get(["a"])[0], "asleep"), Done)
+    second = place.query(crash.planned)
+    place.stream.put("b", "meanwhile")
+    while ("b", len(place.stream.records["b"]), "meanwhile") not in crash.sink.rows:
+        before = len(second.rows)
+        second.batch()
+        crash.sink.take(second.offset["n"], second.rows[before:])
+    second.kill()
+    begins, ends, _ = second.offset["r"]["a"]
+    assert begins == ends == crash.planned["r"]["a"][1]
+    third = place.query(second.offset)
+    drained(third, crash.sink, place.stream)
+    assert crash.sink.rows == everything(place.stream)
+
+
 def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(place: Place) -> None:
     """Without it the last records of a shard, or all of its children, would stay unread for good."""
     crash = crashed(place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END")
