@@ -120,6 +120,15 @@ def measured(row: Row, rules: str, seeds: int, jobs: int, kept: Kept) -> Line:
     return Line(row, rules, tuple(kept.told[row.name, rules, seed] for seed in range(seeds)))
 
 
+def recalled(wanted: Iterable[Row], kept: Kept) -> Iterator[Line]:
+    """As much as is kept, and nothing asked."""
+    for row in wanted:
+        for rules in (row.question.rules, *row.others):
+            seeds = sorted(seed for name, whose, seed in kept.told if (name, whose) == (row.name, rules))
+            if seeds:
+                yield Line(row, rules, tuple(kept.told[row.name, rules, seed] for seed in seeds))
+
+
 def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: Kept) -> Iterator[Line]:
     """Ours first, then the peers."""
     for row in wanted:
@@ -129,17 +138,19 @@ def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: K
             yield measured(row, peer, peers, jobs, kept)
 
 
-def celled(done: Iterable[Line]) -> Iterator[tuple[str, ...]]:
-    """Each line in words; a row of a mixed fleet is held against its peer's own."""
+def celled(done: Iterable[Line]) -> Iterator[tuple[Line, tuple[str, ...]]]:
+    """Each line, and in words; a row of a mixed fleet is held against its peer's own."""
     seen: dict[tuple[str, str], Line] = {}
     for line in done:
         seen[line.row.name, line.rules] = line
-        yield line.cells(seen.get(line.row.against))
+        yield line, line.cells(seen.get(line.row.against))
 
 
 def main(
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of our own lines; huge fleets have fewer.")] = 20,
+    seeds: Annotated[
+        int, typer.Option(min=0, help="Seeds of our own lines, fewer of huge fleets; 0: only --keep.")
+    ] = 20,
     peer_seeds: Annotated[int, typer.Option(min=0, help="Seeds of the peers' lines; 0: none.")] = 5,
     only: Annotated[str, typer.Option(help="Rows whose name matches this expression.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
@@ -147,15 +158,21 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="Write benchmarks/results/convergence.md.")] = False,
 ) -> None:
     """Measure, print, and say which bars are not reached."""
-    wanted = [row for row in rows() if re.search(only, row.name)]
+    wanted, kept = [row for row in rows() if re.search(only, row.name)], Kept(keep)
+    found = lines(wanted, seeds, peer_seeds, jobs, kept) if seeds else recalled(wanted, kept)
     cells = [HEADS, ("---",) * len(HEADS)]
-    for line in celled(lines(wanted, seeds, peer_seeds, jobs, Kept(keep))):
-        cells.append(line)
-        print(" | ".join(line), flush=True)
+    reasons: list[str] = []
+    for line, told in celled(found):
+        cells.append(told)
+        print(" | ".join(told), flush=True)
+        if told[-1].startswith("misses") and line.row.why not in {"", *reasons}:
+            reasons.append(line.row.why)
     if write:
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        why = "\n".join(f"- {reason}" for reason in reasons)
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "convergence.md").write_text(f"{INTRODUCTION}{table}\n", encoding="utf-8")
+        page = f"{INTRODUCTION}{table}\n\n## Where a bar is missed\n\n{why}\n"
+        (RESULTS / "convergence.md").write_text(page, encoding="utf-8")
 
 
 INTRODUCTION = """# Convergence

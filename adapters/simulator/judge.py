@@ -162,7 +162,8 @@ class _Holds:
         until, checkpoint = self._rights.get((process, shard), (0.0, 0))
         asleep = any(who == process and begin <= t and end > t - NOTICE_SECONDS for who, begin, end in self._naps)
         if self._owners.get(shard) != worker and t > until + NOTICE_SECONDS and not asleep:
-            why = f"{process} handed over {first} of {shard}, which it held until {until:.3f}"
+            held = f"held until {until:.3f}" if until else "never held"
+            why = f"{process} handed over {first} of {shard}, which it {held}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {self._owners.get(shard)}")
         if first <= checkpoint:
             why = f"{process} handed over {first} of {shard} and took it when {checkpoint} was checkpointed"

@@ -1,6 +1,7 @@
 """Every breach, planted once into the history of a good run, is found and named."""
 
 import functools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -154,8 +155,11 @@ def test_a_good_run_has_no_breach() -> None:
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_breach_is_named(what: str) -> None:
     """Without it the judge could be silent because it is blind."""
-    breaches = judge(PLANTED[what](), LIMITS)
-    assert what in {breach.what for breach in breaches}
+    named = [breach for breach in judge(PLANTED[what](), LIMITS) if breach.what == what]
+    assert named
+    for breach in named:  # what and when, and of which lease or worker
+        assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
+        assert re.search(r"\b(s-\d|a-00\d)", breach.why)
 
 
 def test_records_nobody_reads_at_the_end_are_lost() -> None:
