@@ -4,7 +4,7 @@ Rule 1: nothing here decides who owns a lease; a wrong belief costs readings or 
 Rule 2: seconds are those of `lease_seconds` 10, and scale with it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 
 from attrs import evolve, frozen
@@ -121,7 +121,7 @@ def appointment(actions: Sequence[Action], leases: Sequence[Lease], me: Me, conf
     duty = ours.on_duty(me, hearing, config)
     scale = config.lease_seconds / 10
     census = take_census(leases, me, config)
-    notes = note_of(_kept(actions, census, me, config, hearing)) if duty else _abdication(leases, me, hearing)
+    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(leases, me, hearing)
     settle = settle_seconds(actions, config)
     if settle is None and gathering(census.mine, me, config):
         settle = until_gathered(me.history, config)
@@ -198,7 +198,7 @@ def still(leases: Iterable[Lease], me: Me, config: Config) -> tuple[str, ...]:
     )
 
 
-def _kept(actions: Iterable[Action], census: Census, me: Me, config: Config, hearing: Hearing) -> Bulletin:
+def _kept(actions: Iterable[Action], leases: Iterable[Lease], census: Census, me: Me, config: Config) -> Bulletin:
     """The bulletin after one more look: act where something is there for others, warn where somebody may be dead."""
     taken = {action.lease.key for action in actions if isinstance(action, Claim)}
     open_now = [lease for lease in census.available if lease.key not in taken and lease.owner != me.worker]
@@ -207,12 +207,22 @@ def _kept(actions: Iterable[Action], census: Census, me: Me, config: Config, hea
         lease.owner not in {None, me.worker} and _suspect(lease.idle, config) and lease.key not in dead
         for lease in census.leases
     )
+    hearing = me.history.hearing or Hearing()
     # What nobody wants, or nobody gets done, is called out once a cycle and no more often.
     lasting = hearing.acts_still >= config.cycle_seconds and (bool(open_now) or _uneven(census, me, config))
     joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
-    act = lasting or joined or any(lease.idle < 3 * config.lease_seconds for lease in open_now)
+    act = lasting or joined or _lately_open(open_now, leases, config)
     latest = hearing.latest
     return Bulletin(latest.looks + 1, latest.acts + act, latest.warns + warned)
+
+
+def _lately_open(open_now: Collection[Lease], leases: Iterable[Lease], config: Config) -> bool:
+    """Whether others have not had their time to take something: it was let go, or may be read only now (M1)."""
+    lately = 3 * config.lease_seconds
+    if not open_now or any(lease.idle < lately for lease in open_now):
+        return bool(open_now)
+    ended = {lease.key for lease in leases if lease.ended and lease.idle < lately}
+    return any(not ended.isdisjoint(lease.parents) for lease in open_now)
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:

@@ -68,10 +68,25 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     odd = [
         lease for lease in reading if lease.idle > limit or lease.owner is None or lease.ended or lease.heir is not None
     ]
+    waiting = _waiting(reading, odd) if isinstance(config.rules, Minimal) else frozenset()
+    if waiting:
+        reading = tuple(lease for lease in reading if lease.key not in waiting)
+        odd = [lease for lease in odd if lease.key not in waiting]
     if not isinstance(config.rules, Kcl) and any(lease.ended for lease in odd):
         reading = tuple(lease for lease in reading if not lease.ended)
         odd = [lease for lease in odd if not lease.ended]
     return _census(reading, odd, me, config)
+
+
+def _waiting(reading: Collection[Lease], odd: Collection[Lease]) -> frozenset[str]:
+    """M1: free leases that nobody may read yet (L12), for a parent is still being read.
+
+    Claimed early they would count for a share, and when that parent ends the counts would be uneven.
+    """
+    young = [lease for lease in odd if lease.owner is None and lease.parents]
+    names = {name for lease in young for name in lease.parents}
+    unread = {lease.key for lease in reading if lease.key in names and not lease.ended} if names else set()
+    return frozenset(lease.key for lease in young if not unread.isdisjoint(lease.parents))
 
 
 def _census(reading: tuple[Lease, ...], odd: list[Lease], me: Me, config: Config) -> Census:

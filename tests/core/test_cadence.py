@@ -9,7 +9,7 @@ from balancer.bulletins import Ear, bulletin_of, note_of
 from balancer.cadence import beat, bulletin_row, crew, settle_seconds, still, until_gathered
 from balancer.chance import order_under
 from balancer.config import Config, Minimal
-from balancer.model import Bulletin, Hearing, History, Lease, Me
+from balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, Hearing, History, Lease, Me
 from balancer.plan import look_again, plan
 from balancer.watch import Watch
 
@@ -118,6 +118,20 @@ def test_what_is_free_is_called_out_for_half_a_minute_and_then_once_a_cycle() ->
         free = (*TABLE, row("s-x", None, idle=idle))
         lately = evolve(FULL, hearing=evolve(HEARING, acts_still=acts_still))
         assert look(LOOKOUT, free, lately).notes == notes
+
+
+def test_what_may_be_read_only_now_is_called_out() -> None:
+    """C6, M1: a merge child that waited for its slower parent would wait for a cycle more for its reader."""
+    lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
+    child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
+    parents = (
+        evolve(row("p-0", None, idle=400.0), checkpoint=SHARD_END),
+        evolve(row("p-1", LAST), checkpoint=TRIM_HORIZON),
+    )
+    assert look(LOOKOUT, (*TABLE, *parents, child), lately).notes == note_of(Bulletin(8, 2, 1))
+    for idle, acts in ((1.0, 3), (31.0, 2)):
+        ended = (parents[0], evolve(parents[1], owner=None, checkpoint=SHARD_END, idle=idle))
+        assert look(LOOKOUT, (*TABLE, *ended, child), lately).notes == note_of(Bulletin(8, acts, 1))
 
 
 def test_everybody_lists_after_so_many_cycles_as_there_are_workers() -> None:

@@ -98,8 +98,9 @@ def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) ->
     """C6: what it freed would wait for C11."""
     kept = cadence._kept  # noqa: SLF001  the fault is planted there
 
-    def mute(actions: object, census: Census, me: Me, config: Config, hearing: Hearing) -> Bulletin:
-        return evolve(kept(actions, census, me, config, hearing), acts=hearing.latest.acts)  # type: ignore[arg-type]
+    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Bulletin:
+        heard = me.history.hearing or Hearing()
+        return evolve(kept(actions, leases, census, me, config), acts=heard.latest.acts)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cadence, "_kept", mute)
     assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
