@@ -123,7 +123,7 @@ def _main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--count", type=int, help="flights [all 336,776]")
     asked.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
-    asked.add_argument("--kcl", nargs="+", default=["2.7.2", "3.5.1"], help="versions")
+    asked.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
     options = asked.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import boto3
 import pytest
 from aggregates import keys, record, sealed
-from botocore.exceptions import ConnectionClosedError, NoCredentialsError
+from botocore.exceptions import ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
 from adapters.kinesis.faults import said_plainly
@@ -62,12 +62,20 @@ def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
     } | more
 
 
-def answer(stub: Stubber, at: str, then: str | None, *rows: dict[str, Any], behind: int = 0, **more: object) -> None:
-    """The next question is answered with these records."""
+def answer(
+    stub: Stubber,
+    at: str,
+    then: str | None,
+    *rows: dict[str, Any],
+    behind: int = 0,
+    limit: int = 10_000,
+    **more: object,
+) -> None:
+    """The next question, for at most so many records, is answered with these."""
     answered: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
     if then is not None:
         answered["NextShardIterator"] = then
-    stub.add_response("get_records", answered, {"ShardIterator": at, "Limit": 10_000})
+    stub.add_response("get_records", answered, {"ShardIterator": at, "Limit": limit})
 
 
 def refuse(stub: Stubber, code: str, status: int = 400) -> None:
@@ -189,6 +197,21 @@ def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
     assert reader.read().records == ()
     monkeypatch.undo()
     assert told(reader.read().records) == [("5", 0, b"data")]
+
+
+def test_what_does_not_come_in_time_is_asked_for_in_smaller_pieces_up_to_the_tip(
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a slow link would time out on the same megabytes for ever."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    reader = poller(stub)
+    monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
+    assert [reader.read().records for _ in range(2)] == [(), ()]
+    monkeypatch.undo()
+    answer(stub, "i-1", "i-2", row(5), behind=1000, limit=10_000 // 64)
+    answer(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
+    answer(stub, "i-3", "i-4", row(7), limit=10_000)
+    assert [told(reader.read().records) for _ in range(3)] == [[(number, 0, b"data")] for number in ("5", "6", "7")]
 
 
 def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
