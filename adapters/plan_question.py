@@ -122,7 +122,8 @@ def _history(value: Value) -> History:
         owners_still=fields.read("owners_still", Value.number, 0.0),
         fleet_still=fields.read("fleet_still", Value.number, 0.0),
         holes=fields.read("holes", lambda value: tuple(_hole(each) for each in value.items()), ()),
-        gaps=fields.read("gaps", _gaps, ()),
+        gaps=fields.read("gaps", _seconds_by_worker, ()),
+        led=fields.read("led", _seconds_by_worker, ()),
     )
     fields.done()
     return history
@@ -140,7 +141,7 @@ def _hole(value: Value) -> Hole:
     return hole
 
 
-def _gaps(value: Value) -> tuple[tuple[str, float], ...]:
+def _seconds_by_worker(value: Value) -> tuple[tuple[str, float], ...]:
     unread = value.fields()
     return tuple((owner, unread.need(owner).number()) for owner in sorted(unread.unread))
 

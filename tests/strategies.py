@@ -56,6 +56,7 @@ histories = st.builds(
     fleet_still=st.sampled_from((0.0, 30.0, 1000.0)),
     holes=st.lists(holes, max_size=2).map(tuple),
     gaps=gaps.map(lambda pairs: tuple(sorted(pairs))),
+    led=gaps.map(lambda pairs: tuple(sorted(pairs))),
 )
 workers = st.builds(Me, worker=st.sampled_from(WORKERS), turn=st.integers(0, 3), history=histories)
 

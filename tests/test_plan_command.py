@@ -177,6 +177,14 @@ def test_every_action_has_its_json(action: Action, said: dict[str, Any]) -> None
     assert action_json(action) == {"key": "s-0", "rule": action.rule} | said
 
 
+def test_who_is_led_is_let_have_its_part() -> None:
+    """A program that plans by the command line could not share with workers that take nothing themselves (M14)."""
+    leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
+    me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
+    answered = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
+    assert answered["actions"] == [{"do": "release", "key": "s-1", "rule": "M14"}]
+
+
 def test_what_stops_a_stream_is_said() -> None:
     """Otherwise nobody would know why no lease is created for it."""
     shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
