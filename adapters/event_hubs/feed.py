@@ -24,7 +24,7 @@ from adapters.source import Record
 class Feed:
     """Receives until it fails or is closed.
 
-    prefetch  events that the service may send ahead; about four times as many can be in memory
+    prefetch  events that the service may send ahead; about five times as many can be in memory
     epoch     the owner level; a reader with this or a higher one ends ours, and ours a lower one
     """
 
@@ -39,7 +39,7 @@ class Feed:
         self._room: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
-        self._closed = False
+        self._closed = self._stuck = False
         self._work: Future[None] = background.start(self._run())
 
     def take(self) -> list[Record]:
@@ -80,7 +80,7 @@ class Feed:
             partition_id=self._partition,
             owner_level=self._epoch,
             prefetch=self._prefetch,
-            max_batch_size=(self._prefetch + 1) // 2,
+            max_batch_size=self._prefetch,
             starting_position=self._start.at,
             starting_position_inclusive=self._start.inclusive,
             on_error=self._failed,
@@ -94,16 +94,19 @@ class Feed:
         # handler bounds what is in memory, and nothing but its own partition waits with it.
         while self._room is not None and self._full:
             self._room.clear()
-            if self._full:  # it may have been emptied just before the flag was cleared
+            self._stuck = True
+            if self._full:  # it may have been emptied just before the flag was raised
                 await self._room.wait()
+            self._stuck = False
 
     @property
     def _full(self) -> bool:
         # Once closed nobody empties it, and a link that broke meanwhile would leave its task waiting for ever.
-        return self._came - self._taken >= self._prefetch and not self._closed
+        return 2 * (self._came - self._taken) >= self._prefetch and not self._closed
 
     def _make_room(self) -> None:
-        if self._room is not None:
+        # Waking the loop for nothing would cost as much as the events of a small batch.
+        if self._room is not None and self._stuck:
             self._background.soon(self._room.set)
 
     async def _failed(self, _context: object, error: Exception) -> None:
