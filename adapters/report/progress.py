@@ -47,8 +47,7 @@ def told_of(progress: Mapping[str, Any]) -> Told:
     rows = progress["numInputRows"]
     if rows is None:  # on Spark Connect
         rows = sum(source["numInputRows"] for source in progress["sources"])
-    seen = progress["observedMetrics"].get(LANDED)
-    newest = seen["newest"] if seen is not None and "newest" in seen else None
+    newest = _seen(progress, "newest")
     watermark = progress["eventTime"].get("watermark")
     late = sum(state["numRowsDroppedByWatermark"] for state in progress["stateOperators"])
     return Told(
@@ -57,8 +56,14 @@ def told_of(progress: Mapping[str, Any]) -> Told:
         at=round(ended, 3),
         rows=rows,
         seconds=seconds,
-        unparsable=None if seen is None else seen["unparsable"],
+        unparsable=_seen(progress, "unparsable"),
         lag_seconds=None if newest is None else round(ended - newest, 3),
         watermark=watermark,
         late=None if watermark is None else late,
     )
+
+
+def _seen(progress: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  a number, as Spark has it
+    """What landed, by the batch's own count; a batch without rows may tell nothing, or not of each."""
+    seen = progress["observedMetrics"].get(LANDED)
+    return seen[name] if seen and name in seen else None

@@ -54,6 +54,7 @@ def test_progress_without_a_sum_is_summed_up() -> None:
     sources = [{"numInputRows": 4}, {"numInputRows": 5}]
     progress = PROGRESS | {"numInputRows": None, "sources": sources, "observedMetrics": {"landed": {"unparsable": 0}}}
     assert told_of(progress) == Told("rows-one", 3, 101.5, 9, 1.5, unparsable=0)
+    assert told_of(progress | {"observedMetrics": {"landed": {}}}) == Told("rows-one", 3, 101.5, 9, 1.5)
 
 
 ROWS = Told("rows-<b>", 0, 1000.0, 20, 0.5, unparsable=2, lag_seconds=1.5)
