@@ -1,0 +1,15 @@
+"""What tests of this folder need besides services."""
+
+import pytest
+
+from adapters.local.java import java_home
+from adapters.local.process import ServiceError
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """A Java for processes of their own."""
+    try:
+        java_home()
+    except ServiceError as missing:
+        pytest.skip(f"SPARK IS NOT TESTED: {missing}")

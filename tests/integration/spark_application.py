@@ -1,0 +1,101 @@
+"""An application of Spark as its operator has it: a process with a Java of its own that is killed or stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from adapters.demo.child import Child
+from adapters.demo.tail import Tail
+
+END_SECONDS = 30.0
+LOOK_SECONDS = 0.05
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java that starts soon rather than runs fast."""
+LATE = "Python worker failed to connect back"
+"""Java gives a Python process ten seconds to start, which a machine that is all too busy may not keep."""
+
+
+class Application(Child):
+    """`leasehold pipeline` in a process of its own, its Java and what Java started below it."""
+
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
+        # Read by the process that starts Java, which is this one's child.
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--master local[{cores}] --driver-java-options '{QUICK}' pyspark-shell"
+        super().__init__(name, ("-m", "adapters.cli.main", "pipeline", *arguments), folder)
+        self._told = Tail(self.out, json.loads)
+
+    def progress(self) -> list[dict[str, Any]]:
+        """What it has told of its batches since it was last asked."""
+        return self._told.more()
+
+    def kill_java(self) -> dict[str, float]:
+        """SIGKILL to its Java alone; by program, how many seconds what hung on it lived on.
+
+        Nobody tells them: each has to notice.
+        """
+        below = descendants(self._process.pid)
+        java = next(pid for pid, words in below.items() if "org.apache.spark.deploy.SparkSubmit" in words)
+        hung = {pid: _program(words) for pid, words in descendants(java).items()}
+        os.kill(java, signal.SIGKILL)
+        killed = time.monotonic()
+        lived: dict[str, float] = {}
+        while left := [pid for pid in hung if _lives(pid)]:
+            seconds = time.monotonic() - killed
+            lived |= {hung[pid]: round(seconds, 1) for pid in left}
+            assert seconds < END_SECONDS, f"still there after {seconds:.0f} s: {[hung[pid] for pid in left]}"
+            time.sleep(LOOK_SECONDS)
+        self.kill()
+        return lived
+
+    @property
+    def starved(self) -> bool:
+        """Whether it ended because the machine was too busy to start Python in time."""
+        return not self.running and LATE in self._log.read_text(errors="replace")
+
+    def stop(self) -> int:
+        """Ctrl-C: it calls `query.stop()` and ends; its exit status."""
+        for pid, words in descendants(self._process.pid).items():
+            if "adapters.cli.main" in words and "pipeline" in words:
+                os.kill(pid, signal.SIGINT)
+        return self._process.wait(END_SECONDS)
+
+
+def descendants(pid: int) -> Mapping[int, str]:
+    """What a process has started, and that in turn: the command line by process id."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    found: dict[int, str] = {}
+    parents = {pid}
+    while parents:
+        rest = [(int(row[0]), row[-1]) for row in rows if int(row[1]) in parents]
+        found |= dict(rest)
+        parents = {each for each, _ in rest}
+    return found
+
+
+def resident_mib(pid: int) -> int:
+    """How much memory a process has."""
+    listed = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return int(listed.stdout) // 1024
+
+
+def _program(words: str) -> str:
+    for name in ("python_streaming_source_runner", "pyspark.daemon", "pyspark"):
+        if name in words:
+            return name
+    return words.split(maxsplit=1)[0]
+
+
+def _lives(pid: int) -> bool:
+    """Whether it runs: one that has ended and that nobody has asked after is gone."""
+    with suppress(ProcessLookupError, FileNotFoundError):
+        return subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout[:1] not in {"", "Z"}
+    return False

@@ -1,0 +1,203 @@
+"""A sink that blocks for minutes, and what becomes of the query's leases meanwhile.
+
+    python tests/integration/spark_blocked.py --seconds 600
+
+A plain worker shares the stream and would take every lease that stands still. The rows that wait are far more
+than the query may read ahead.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, cast
+
+from attrs import asdict, define, field, frozen
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from spark_application import descendants, resident_mib
+from spark_flights import rows
+from spark_ground import SHARDS, Ground, a_ground, options
+
+from adapters.local.spark import spark_session
+from adapters.runner import Runner
+from adapters.urls import open_source
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import TRIM_HORIZON, Lease
+from stores.protocol import Done, Outcome, Store
+from stores.urls import open_store
+
+LEASE_SECONDS = 10.0
+WAIT_SECONDS = 300.0
+Sink = Callable[[DataFrame, int], None]
+EVEN = {"spark": SHARDS // 2, "rival": SHARDS // 2}
+SENT, AHEAD = 8_000, 1_000
+
+
+@frozen
+class Found:
+    """What a run came to.
+
+    blocked_seconds  for how long the sink stood still
+    held, left       leases of the query when it blocked, and in the end: some may be asked for and given
+    lost             of them taken by the other worker without being given: stolen, or left to expire
+    gap_seconds      longest time between two writes to one of them, as seen by reading the table
+    runner_mib       memory of the process that reads ahead, before and at the end
+    """
+
+    blocked_seconds: float
+    held: int
+    left: int
+    lost: int
+    gap_seconds: float
+    runner_mib: tuple[int, int]
+
+
+class Robber:
+    """A store as the other worker has it, that counts what is taken of the query and not given."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.taken = store, 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
+        found = getattr(self._store, name)
+        return partial(self._take, found) if name in {"claim", "steal"} else found
+
+    def _take(self, take: Callable[..., Outcome], lease: Lease, *more: Any) -> Outcome:  # noqa: ANN401  as the store's
+        outcome = take(lease, *more)
+        self.taken += isinstance(outcome, Done) and (lease.owner or "").startswith("spark")
+        return outcome
+
+
+@define
+class Observer:
+    """Looks at the table again and again."""
+
+    seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
+
+    def look(self, leases: tuple[Lease, ...], mine: frozenset[str]) -> None:
+        """Once."""
+        for lease in leases:
+            if lease.key in mine:
+                times = self.seen.setdefault(lease.key, [])
+                if not times or times[-1][1] != lease.version:
+                    times.append((time.monotonic(), str(lease.version)))
+
+    def gap(self) -> float:
+        """The longest between two changes of a row."""
+        return max(later[0] - earlier[0] for times in self.seen.values() for earlier, later in pairwise(times))
+
+
+def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
+    """Block a sink for so long."""
+    blocking, going_on = Event(), Event()
+
+    def sink(frame: DataFrame, _number: int) -> None:
+        if frame.count() and blocking.is_set():
+            going_on.wait()
+
+    robber = Robber(open_store(ground.store))
+    rival = Runner(
+        Worker(
+            store=cast("Store", robber),
+            source=open_source(ground.url),
+            me="rival-1",
+            config=Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON),
+        ),
+        lambda _delivery: None,
+    )
+    thread = Thread(target=rival.run)
+    with spark_session(1) as spark:
+        query = _Started(spark, ground, sink, folder)
+        thread.start()
+        try:
+            _until(lambda: query.runs() and _shares(ground) == EVEN, "an even split")
+            blocking.set()
+            sent = list(rows(SENT))
+            for at in range(0, SENT, 500):
+                ground.send(sent[at : at + 500])
+            return _watched(ground, spark, robber, seconds)
+        finally:
+            going_on.set()
+            query.running.stop()
+            rival.stop()
+            thread.join()
+
+
+class _Started:
+    """The query, started again where the machine is too busy to start Python in time."""
+
+    def __init__(self, spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> None:
+        self._spark, self._ground, self._sink, self._folder = spark, ground, sink, folder
+        self.running = self._start()
+
+    def _start(self) -> StreamingQuery:
+        stream = self._spark.readStream.format(self._ground.format).options(**_options(self._ground)).load()
+        writer = stream.writeStream.option("checkpointLocation", str(self._folder / "progress"))
+        return writer.foreachBatch(self._sink).start()
+
+    def runs(self) -> bool:
+        """Whether it does."""
+        if not self.running.isActive:
+            self.running = self._start()
+        return self.running.isActive
+
+
+def _options(ground: Ground) -> dict[str, str]:
+    given = {"lease.store": ground.store, "lease.workerId": "spark", "lease.bufferRows": str(AHEAD)}
+    given["lease.durationMs"] = f"{LEASE_SECONDS * 1000:g}"
+    return given | {name: value for name, _, value in (each.partition("=") for each in ground.options)}
+
+
+def _watched(ground: Ground, spark: SparkSession, robber: Robber, seconds: float) -> Found:
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
+    java = gateway.proc.pid
+    runner = next(pid for pid, words in descendants(java).items() if "python_streaming_source_runner" in words)
+    mine, taken = _mine(ground), robber.taken
+    observer, began, before = Observer(), time.monotonic(), resident_mib(runner)
+    while (passed := time.monotonic() - began) < seconds:
+        observer.look(ground.table.list().leases, mine)
+        time.sleep(0.5)
+    memory = before, resident_mib(runner)
+    left, lost = len(_mine(ground)), robber.taken - taken
+    return Found(round(passed, 1), len(mine), left, lost, round(observer.gap(), 2), memory)
+
+
+def _mine(ground: Ground) -> frozenset[str]:
+    return frozenset(lease.key for lease in ground.table.list().leases if (lease.owner or "").startswith("spark"))
+
+
+def _shares(ground: Ground) -> Mapping[str, int]:
+    owners = [(lease.owner or "").partition("-")[0] for lease in ground.table.list().leases]
+    return {owner: owners.count(owner) for owner in owners}
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
+        time.sleep(0.2)
+
+
+def main() -> int:
+    """Run it by hand."""
+    asked = options("Block a query's sink, and count the leases that it loses.")
+    asked.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
+    given = asked.parse_args()
+    with ExitStack() as stack:
+        ground = stack.enter_context(a_ground(given))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-blocked-")))
+        found = blocked(ground, folder, given.seconds)
+    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    return 0 if found.lost == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""Flights shared by two applications of Spark and a plain Python worker, and what befalls them.
+
+    python tests/integration/spark_flights.py --help
+
+All three land Parquet under one folder; one application also adds up what all have landed, in windows. On the
+way the Java of one application is killed, a shard is split, and the other application's query is stopped.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
+from attrs import asdict, define, evolve, field, frozen
+from flights import ROWS, Row, flights, to_stderr
+from spark_application import Application
+from spark_ground import MARK, SHARDS, Feed, Ground, a_ground, options
+
+from adapters.demo.child import Child
+
+SCHEMA = "number int, carrier string, tailnum string, distance double, at timestamp"
+LEASE_SECONDS = 6.0
+SETTLE_SECONDS, ARRIVE_SECONDS, LOOK_SECONDS = 600.0, 900.0, 0.25
+CLOSING = b"-1,XX,,0,2030-01-01T00:00:00Z"
+"""A flight so late that every window before it is complete."""
+
+LANDING = str(Path(__file__).with_name("landing.py"))
+
+
+def rows(count: int) -> Iterator[Row]:
+    """The first flights, each as one line of CSV."""
+    for number, row in enumerate(flights(count)):
+        _, *values = json.loads(row.data)
+        line = f"{number},{values[9]},{values[11]},{values[15]},{values[18]}"
+        yield evolve(row, data=line.encode())
+
+
+@frozen
+class Found:
+    """What a run came to.
+
+    sent, landed  rows, each once
+    lost          sent, and landed nowhere
+    strangers     landed, and never sent
+    duplicates    landed again
+    explained     of these, in a shard that the killed application held
+    by            rows landed, by member
+    outlived      seconds for which what hung on the killed Java lived on, by program
+    released      seconds from the kill until none of its leases was owned by it any more
+    windows       how many there are; `windows_differ` of them from the same added up in one go
+    at_tip        unfinished leases that stand at the last record of their shard, of how many
+    """
+
+    sent: int
+    landed: int
+    lost: int
+    strangers: int
+    duplicates: int
+    explained: int
+    by: Mapping[str, int]
+    shares: Mapping[str, Mapping[str, int]]
+    outlived: Mapping[str, float]
+    released: float
+    windows: int
+    windows_differ: int
+    at_tip: tuple[int, int]
+
+
+@define
+class Run:
+    """One run of the story."""
+
+    ground: Ground
+    folder: Path
+    feed: Feed
+    told: Callable[[str], None]
+    members: dict[str, Child] = field(factory=dict)
+    given: dict[str, tuple[str, ...]] = field(factory=dict)
+    shares: dict[str, Mapping[str, int]] = field(factory=dict)
+    held: frozenset[str] = frozenset()
+    outlived: Mapping[str, float] = field(factory=dict)
+    released: float = 0.0
+
+    def application(self, name: str, *more: str) -> None:
+        """Start one; a second time under a name it goes on where it was."""
+        self.given[name] = more
+        named = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
+        sets = [f"--set={each}" for each in (*named, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
+        recipe = (
+            "--format",
+            "csv",
+            "--schema",
+            SCHEMA,
+            "--time",
+            "at",
+            "--window",
+            "1 day",
+            "--watermark",
+            "400 days",
+            "--by",
+            "carrier",
+            "--value",
+            "distance",
+        )
+        words = (self.ground.format, *sets, *recipe, "--folder", str(self.folder), "--name", name, *more)
+        log = self.folder / f"{name}.log"
+        if log.exists():
+            log.rename(log.with_suffix(f".{time.monotonic():.0f}.log"))
+        self.members[name] = Application(name, words, self.folder)
+
+    def _again(self, name: str, starved: Application) -> None:
+        """What whoever runs an application would do."""
+        self.told(f"{name} could not start Python in time, starting it again")
+        starved.kill()
+        self.application(name, *self.given[name])
+
+    def plain(self, name: str) -> None:
+        """Start a plain worker."""
+        words = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
+        self.members[name] = Child(name, (*words, str(LEASE_SECONDS)), self.folder)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to an application's Java."""
+        application = self.members.pop(name)
+        assert isinstance(application, Application)
+        self.held = frozenset(lease.shard for lease in self.leases() if _group(lease.owner) == name)
+        began = time.monotonic()
+        self.outlived = application.kill_java()
+        self.until(lambda: name not in self.counts(), "the killed application's leases are free", LEASE_SECONDS * 3)
+        self.released = round(time.monotonic() - began, 1)
+
+    def stop(self, name: str) -> None:
+        """`query.stop()`."""
+        application = self.members.pop(name)
+        assert isinstance(application, Application)
+        assert application.stop() == 0, application.said
+        application.kill()
+
+    # What is seen
+
+    def leases(self) -> list[Any]:
+        """The unfinished ones."""
+        return [lease for lease in self.ground.table.list().leases if not lease.ended]
+
+    def counts(self) -> Counter[str]:
+        """How many each member holds."""
+        return Counter(_group(lease.owner) for lease in self.leases())
+
+    def balanced(self) -> bool:
+        """Whether the members hold everything, none more than one lease more than another, each under one name.
+
+        One lease more of what leases weigh, that is: the rules go by what is read of each.
+        """
+        leases = self.leases()
+        known = [lease.weight for lease in leases if lease.weight]
+        usual = sum(known) / len(known) if known else 1.0
+        loads = dict.fromkeys(self.members, 0.0)
+        for lease in leases:
+            loads[_group(lease.owner)] = loads.get(_group(lease.owner), 0.0) + (lease.weight or usual)
+        full = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
+        return full and max(loads.values()) - min(loads.values()) <= max(known, default=1.0)
+
+    def settle(self, after: str) -> None:
+        """Wait for balance, and note it."""
+        self.until(self.balanced, f"balance after {after}", SETTLE_SECONDS)
+        self.shares[after] = dict(self.counts())
+
+    def until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
+        """Look until something holds."""
+        deadline = time.monotonic() + seconds
+        said = 0.0
+        while not holds():
+            now = time.monotonic()
+            for name, member in list(self.members.items()):
+                if isinstance(member, Application) and member.starved:
+                    self._again(name, member)
+                    continue
+                assert member.running, f"{name} ended by itself; its last words:\n{member.said}"
+            assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
+            if now > said:
+                said = now + 10
+                self.told(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
+            time.sleep(LOOK_SECONDS)
+
+    def end(self) -> None:
+        """Leave nobody behind."""
+        for member in self.members.values():
+            member.kill()
+
+
+def _group(owner: str | None) -> str:
+    return "" if owner is None else owner.rpartition("-")[0]
+
+
+def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
+    """The story; in the end how many leases are at the last record of their shard, and how many there are."""
+    deeds: tuple[tuple[float, str, Callable[[], object]], ...] = (
+        (0.0, "one joined", partial(run.application, "one", "--also", "two", "--also", "plain")),
+        (0.05, "two joined", partial(run.application, "two", "--no-windows")),
+        (0.1, "plain joined", partial(run.plain, "plain")),
+        (0.3, "one killed", partial(run.kill, "one")),
+        (0.5, "one again", partial(run.application, "one", "--also", "two", "--also", "plain")),
+        (0.6, "split", run.ground.split),
+        (0.8, "two stopped", partial(run.stop, "two")),
+    )
+    for place, (share, what, deed) in enumerate(deeds):
+        following = deeds[place + 1][0] if place + 1 < len(deeds) else 1.0
+        run.feed.limit = int(following * count)
+        # A little beyond, so that rows are on their way when it happens.
+        run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
+        run.told(what)
+        deed()
+        run.settle(what)
+    run.until(fed.done, "the stream to have all rows", ARRIVE_SECONDS)
+    fed.result()
+    return _finish(run)
+
+
+def _finish(run: Run) -> tuple[int, int]:
+    marks = run.ground.put(MARK)
+
+    def at_tip() -> int:
+        # A shard that was split and is not read to its end yet has no mark, and never will be at it.
+        marked = [lease for lease in run.leases() if lease.key in marks and lease.checkpoint.numbered]
+        return sum(int(lease.checkpoint.sequence) >= marks[lease.key] for lease in marked)
+
+    run.until(lambda: at_tip() == len(run.leases()), "every lease to stand at the last record", ARRIVE_SECONDS)
+    reached = at_tip(), len(run.leases())
+    run.ground.put(CLOSING)
+    run.until(lambda: _windows(run.folder / "windows"), "the windows", ARRIVE_SECONDS)
+    return reached
+
+
+def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
+    """What the files say."""
+    landed = pd.concat([_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
+    identity = ["shardId", "sequenceNumber", "subSequenceNumber"]
+    flown = landed[landed["number"] >= 0]
+    once = flown.drop_duplicates(identity)
+    again = flown[flown.duplicated(identity)]
+    numbers = set(once["number"].astype(int))
+    windows = _windows(run.folder / "windows")
+    expected = _added_up(sent)
+    return Found(
+        sent=len(sent),
+        landed=len(once),
+        lost=len(set(range(len(sent))) - numbers),
+        strangers=len(numbers - set(range(len(sent)))) + len(once) - len(numbers),
+        duplicates=len(again),
+        explained=int(again["shardId"].isin(run.held).sum()),
+        by=dict(Counter(flown["member"])),
+        shares=run.shares,
+        outlived=run.outlived,
+        released=run.released,
+        windows=len(windows),
+        windows_differ=sum(windows.get(key) != expected.get(key) for key in windows.keys() | expected.keys()),
+        at_tip=at_tip,
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    """What counts: files that the sink's own log has, or, where there is none, all."""
+    logs = list((folder / "_spark_metadata").glob("[0-9]*"))
+    if not logs:
+        return sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
+    lines = {line for log in logs for line in log.read_text().splitlines()[1:]}
+    return sorted(Path(json.loads(line)["path"].removeprefix("file://")) for line in lines)
+
+
+def _landed(folder: Path, member: str) -> pd.DataFrame:
+    files = [pq.ParquetFile(path).read() for path in _files(folder)]
+    frames = [table.select(["shardId", "sequenceNumber", "subSequenceNumber", "row"]).flatten() for table in files]
+    found = pd.concat([frame.to_pandas() for frame in frames])
+    return found.rename(columns={"row.number": "number"}).assign(member=member)
+
+
+def _windows(folder: Path) -> Mapping[tuple[str, str], tuple[int, float, float]]:
+    """By day and carrier: records, and the sum and mean of their distances."""
+    if not (folder / "_spark_metadata").exists():
+        return {}
+    rows = [row for path in _files(folder) for row in pq.ParquetFile(path).read().to_pylist()]
+    return {
+        (f"{row['start']:%Y-%m-%d}", row["carrier"]): (row["records"], row["distance_sum"], row["distance_mean"])
+        for row in rows
+    }
+
+
+def _added_up(sent: Sequence[Row]) -> Mapping[tuple[str, str], tuple[int, float, float]]:
+    """The same of what was sent, in one go and without Spark."""
+    fields = [row.data.decode().split(",") for row in sent]
+    table = pd.DataFrame({"day": [each[4][:10] for each in fields], "carrier": [each[1] for each in fields]})
+    table["distance"] = [float(each[3]) for each in fields]
+    added = table.groupby(["day", "carrier"])["distance"].agg(["count", "sum"]).itertuples()
+    return {row.Index: (row.count, row.sum, row.sum / row.count) for row in added}
+
+
+def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told: Callable[[str], None]) -> Found:
+    """Play the story over this ground, its files in this folder; what came of it."""
+    with ExitStack() as stack:
+        for name in ("one", "two", "plain"):
+            (folder / "rows" / name).mkdir(parents=True)
+        run = Run(ground, folder, ground.feed(sent, rate), told)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        stack.callback(run.feed.end)
+        stack.callback(run.end)
+        fed = pool.submit(run.feed)
+        return verdict(run, sent, play(run, len(sent), fed))
+
+
+def printed(found: Found) -> str:
+    """As JSON."""
+    return json.dumps(asdict(found), indent=2) + "\n"
+
+
+def main() -> int:
+    """Run it by hand."""
+    asked = options("Share flights between Spark and plain Python; print what came of it.")
+    asked.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
+    asked.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")
+    asked.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
+    given = asked.parse_args()
+    with ExitStack() as stack:
+        ground = stack.enter_context(a_ground(given))
+        folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
+        found = tried(ground, list(rows(given.rows)), folder, rate=given.rate, told=to_stderr)
+    sys.stdout.write(printed(found))
+    return 0 if (found.lost, found.strangers, found.windows_differ) == (0, 0, 0) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""What the acceptance runs of Spark stand on: a stream that is fed flights, and the table its readers share."""
+
+import argparse
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
+from threading import Event
+from unittest.mock import patch
+from uuid import uuid4
+
+from attrs import define, field, frozen
+from flights import Feed as KinesisFeed
+from flights import Row
+
+from adapters.demo.child import ENVIRONMENT
+from adapters.demo.staging import services
+from adapters.demo.stream import Stream, client, put
+from adapters.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
+from adapters.local.dynamodb_local import dynamodb_local
+from adapters.local.event_hubs import EventHubs, event_hubs
+from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
+from stores.blob import CONNECTION_STRING as BLOB_CONNECTION
+from stores.protocol import Store
+from stores.urls import open_store
+
+SHARDS = 8
+MARK = b"no flight: all that was sent lies before this"
+
+
+@define
+class Kinesis:
+    """A stream of kinesis-local and a table of dynalite or DynamoDB Local.
+
+    format, options  the source, as Spark has it; `url` is the same for a plain worker
+    store, table     the leases: for readers, and opened
+    """
+
+    stream: Stream
+    endpoint: str
+    store: str
+    table: Store
+    format: str = "kinesis-leased"
+
+    @property
+    def url(self) -> str:
+        """For a plain worker."""
+        return self.stream.url
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """For Spark."""
+        return (
+            f"kinesis.streamName={self.stream.name}",
+            f"kinesis.endpointUrl={self.endpoint}",
+            f"kinesis.region={ENVIRONMENT['AWS_DEFAULT_REGION']}",
+            "kinesis.startingPosition=TRIM_HORIZON",
+        )
+
+    def feed(self, rows: Sequence[Row], rate: int) -> KinesisFeed:
+        """Most of them aggregated: the stand-in's work for a record grows with what its shard holds."""
+        return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """All of them, now."""
+        with closing(client(self.endpoint)) as to:
+            put(to, self.stream.name, [(row.sent.key, row.data) for row in rows])
+
+    def split(self) -> bool:
+        """The widest."""
+        self.stream.split()
+        return True
+
+    def put(self, data: bytes) -> Mapping[str, int]:
+        """Each by the first hash key of its shard."""
+        found = {}
+        with closing(client(self.endpoint)) as to:
+            for shard in self.stream.shards():
+                if shard.open and shard.hash_range:
+                    hash_key = str(shard.hash_range[0])
+                    placed = to.put_record(
+                        StreamName=self.stream.name, Data=data, PartitionKey="mark", ExplicitHashKey=hash_key
+                    )
+                    found[placed["ShardId"]] = int(placed["SequenceNumber"])
+        return found
+
+
+@contextmanager
+def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
+    """A stream and a table of their own at two services that are running."""
+    name = f"flights-{uuid4().hex[:8]}"
+    store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
+    with closing(Stream(kinesis, name, SHARDS)) as stream, closing(open_store(store)) as table:
+        yield Kinesis(stream, kinesis, store, table)
+
+
+@define
+class HubFeed:
+    """Rows on their way into a hub."""
+
+    ground: "Hub"
+    rows: Sequence[Row]
+    rate: int
+    limit: int = 0
+    sent: int = 0
+    _ended: Event = field(factory=Event)
+
+    def __call__(self) -> None:
+        """Five times a second."""
+        left = iter(self.rows)
+        while self.sent < len(self.rows) and not self._ended.wait(0.2):
+            rows = list(islice(left, min(self.rate // 5, self.limit - self.sent)))
+            self.ground.send(rows)
+            self.sent += len(rows)
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self._ended.set()
+
+
+@frozen
+class Hub:
+    """A local hub, and blobs of azurite in the layout of the Azure SDKs."""
+
+    hubs: EventHubs
+    hub: str
+    store: str
+    table: Store
+    format: str = "eventhubs-leased"
+    options: tuple[str, ...] = ("eventhubs.startingPosition=-1",)
+
+    @property
+    def url(self) -> str:
+        """For a plain worker."""
+        return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
+
+    def feed(self, rows: Sequence[Row], rate: int) -> HubFeed:
+        """A few at a time."""
+        return HubFeed(self, rows, rate)
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """All of them, now, each to the partition of its key."""
+        for partition in range(SHARDS):
+            bodies = [row.data.decode() for row in rows if zlib.crc32(row.sent.key.encode()) % SHARDS == partition]
+            if bodies:
+                self.hubs.put(self.hub, str(partition), bodies)
+
+    def split(self) -> bool:
+        """Partitions stay as they are."""
+        return False
+
+    def put(self, data: bytes) -> Mapping[str, int]:
+        """The number of an event is its place."""
+        for partition in range(SHARDS):
+            self.hubs.put(self.hub, str(partition), [data.decode()])
+        return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
+
+    def _last(self, partition: str) -> int:
+        return int(self.hubs.look(self.hub)[int(partition)]["events"]) - 1
+
+
+@contextmanager
+def hub_ground(blobs: str) -> Iterator[Hub]:
+    """A hub and a container of their own; how to reach them stands in the environment, which children inherit.
+
+    blobs  the connection string of the blob service that is running
+    """
+    name = f"flights-{uuid4().hex[:8]}"
+    with event_hubs({name: SHARDS}) as hubs, patch.dict(os.environ, {BLOB_CONNECTION: blobs}):
+        os.environ[HUB_CONNECTION] = hubs.connection_string(name)
+        store = f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={hubs.namespace}/{name}&group=$Default"
+        with closing(open_store(store)) as table:
+            yield Hub(hubs, name, store, table)
+
+
+Ground = Kinesis | Hub
+Feed = KinesisFeed | HubFeed
+
+
+@contextmanager
+def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
+    """The ground that a command's options ask for, services and all."""
+    with ExitStack() as stack:
+        if asked.source == "event-hubs":
+            blobs = azurite_connection_string(stack.enter_context(azurite()))
+            yield stack.enter_context(hub_ground(blobs))
+            return
+        kinesis, dynamodb = stack.enter_context(services())
+        if asked.source == "dynamodb-local":
+            dynamodb = stack.enter_context(dynamodb_local()).url
+        yield stack.enter_context(kinesis_ground(kinesis, dynamodb))
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """Of a command that stands on such ground."""
+    parser = argparse.ArgumentParser(description=description)
+    what = "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
+    parser.add_argument("--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=what)
+    return parser
