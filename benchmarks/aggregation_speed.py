@@ -157,7 +157,7 @@ def lines(shape: Shape, figures: dict[str, float], bars: Iterable[Bar]) -> Itera
         asked = [bar for bar in bars if (bar.shape, bar.contender) == (shape.name, name)]
         met = all(figures[bar.of] / micros >= bar.least for bar in asked)
         ceiling = f"{figures['ceiling'] / micros:.0%}" if "ceiling" in figures else ""
-        wanted = " ".join(f"{bar.least:.0%}" if bar.of == "ceiling" else f"{bar.least} x" for bar in asked)
+        wanted = ", ".join(f"{bar.least:.0%}" if bar.of == "ceiling" else f"{bar.least} x" for bar in asked)
         verdict = ("pass" if met else "FAIL") if asked else ""
         rate, ratio = f"{shape.count / micros:.2f}", f"{figures['peer'] / micros:.2f} x"
         yield name, f"{micros:.1f}", rate, ratio, ceiling, wanted, verdict
