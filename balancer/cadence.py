@@ -174,7 +174,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
         return 5.0 * scale
-    return 1.0 * scale if kinds & {Claim, Create} else None
+    return 0.5 * scale if kinds & {Claim, Create} else None
 
 
 def _until_judged(census: Census, me: Me, config: Config) -> float:

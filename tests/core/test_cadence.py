@@ -178,9 +178,9 @@ def test_a_lone_worker_seldom_looks() -> None:
 def test_after_taking_one_looks_soon() -> None:
     """C10: a fleet that waits a cycle after each announcement needs forty seconds to start."""
     assert settle_seconds((), CONFIG) is None
-    assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 1.0
+    assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.5
     assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
-    assert look(READER, TABLE, QUIET, Claim(TABLE[0], "M5")) == Look(1.0)
+    assert look(READER, TABLE, QUIET, Claim(TABLE[0], "M5")) == Look(0.5)
 
 
 def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member, together
+from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
 
 from adapters.simulator.stream import ListSource, even_shards
 from balancer.actions import Steal
@@ -101,6 +101,20 @@ def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
     rows = {row.key: bulletin_of(row) for row in store.list().leases}
     latest = rows[board(store, lookout).key].looks
     assert all(latest - 3 <= rows[key].looks <= latest for key in lookout.held)
+
+
+def test_a_checkpoint_is_a_renewal() -> None:
+    """C2: a lease that is checkpointed every 5 s would be written twice as often as need be."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    together([lookout, reader], 6.0)
+    store.writes.clear()
+    for number in range(12):
+        for holding in reader.worker.holdings:
+            holding.checkpoint(Position(str(number)))
+        together([lookout, reader], 5.0)
+    assert {store.writes.count(key) for key in reader.held} == {12}
 
 
 def test_what_the_lookout_finds_is_written_at_once() -> None:
@@ -208,8 +222,9 @@ def test_a_gift_is_taken_up_without_a_listing() -> None:
     reader.worker.hurry()
     reader.worker.turn(clock.now)
     store.readings.clear()
-    together([lookout, reader], 6.0)
-    assert wanted in reader.held
+    together([lookout, reader], 8.0)
+    assert isinstance(reader.worker.consumer, Kept)
+    assert wanted in {holding.key for holding in reader.worker.consumer.begun}
     assert ((wanted,), False) in store.readings
 
 
