@@ -44,7 +44,7 @@ class Delivery:
 
     @property
     def stream(self) -> str:
-        """The stream's name, as leases carry it; "" where the worker reads but one."""
+        """The stream's name, as leases carry it: of a hub with namespace and group, "" of a single Kinesis stream."""
         return self._holding.lease.stream
 
     @property
