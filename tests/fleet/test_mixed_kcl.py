@@ -149,8 +149,12 @@ def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, d
             number = to.get_records(ShardIterator=first["ShardIterator"])["Records"][0]["SequenceNumber"]
         stage.store.create(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range))
         # It handles four records, checkpoints the fourth, and hangs in the middle of its batch.
-        place = {"kinesis": kinesis_url, "dynamodb": dynamodb_local_url}
-        stage.admit(java_kcl.java_worker(stage, "java-1", "2.7.2", **place, properties=("-Dhold.after=4",)))
+        hold = ("-Dhold.after=4",)
+        stage.admit(
+            java_kcl.java_worker(
+                stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url, properties=hold
+            )
+        )
 
         def held() -> bool:
             return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
