@@ -19,7 +19,7 @@ def lived(folder: Path, how: str) -> int:
     return done.returncode
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.more)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=(pytest.mark.more, pytest.mark.timeout(1500)))])
 def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path: Path, kills: int) -> None:
     """Without it a sink that runs a batch and skips it when it knows it would lose what only the repetition had."""
     for kind in ("offsets", "commits", "sink", "repeated"):
