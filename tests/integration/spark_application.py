@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from adapters.demo.child import Child
 from adapters.demo.tail import Tail
@@ -26,8 +27,9 @@ class Application(Child):
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
         # Read by the process that starts Java, which is this one's child.
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--master local[{cores}] --driver-java-options '{QUICK}' pyspark-shell"
-        super().__init__(name, ("-m", "adapters.cli.main", "pipeline", *arguments), folder)
+        submit = f"--master local[{cores}] --driver-java-options '{QUICK}' pyspark-shell"
+        with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
+            super().__init__(name, ("-m", "adapters.cli.main", "pipeline", *arguments), folder)
         self._told = Tail(self.out, json.loads)
 
     def progress(self) -> list[dict[str, Any]]:
