@@ -42,7 +42,7 @@ from adapters.spark.chunks import Chunk, Larder, chunk_of
 from adapters.spark.feed import Pace
 from adapters.spark.kinesis_poller import ArrowPoller
 from adapters.spark.lease_loop import LeaseLoop
-from adapters.spark.offsets import Held
+from adapters.spark.offsets import Held, shares
 from adapters.spark.options import Given, lease_options
 from adapters.spark.stream import Feedstock, LeasedReader, Run
 from balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
@@ -154,6 +154,10 @@ class Unshared:
     def commit(self, _ends: Mapping[str, Position]) -> None:
         """Nobody is told."""
 
+    def says(self, _key: str, _end: Position) -> bool:
+        """Nobody has to be told."""
+        return True
+
     def wait(self, seconds: float) -> None:
         """Until there is something, or so long."""
         with self._changed:
@@ -163,7 +167,8 @@ class Unshared:
         """All that waits."""
         with self._changed:
             held = {key: Held(0, begins) for key, begins in self._begins.items()}
-            found = {key: larder.take(shard_rows, size // SHARDS) for key, larder in self._larders.items()}
+            sizes = shares({key: larder.bytes for key, larder in self._larders.items()}, size)
+            found = {key: self._larders[key].take(shard_rows, most) for key, most in sizes.items()}
             taken = {key: chunk for key, chunk in found.items() if chunk is not None}
             self._begins.update({key: chunk.ends for key, chunk in taken.items()})
             self._changed.notify_all()
