@@ -137,7 +137,7 @@ class _Scale:
 
     def _best(self, donor: str, gap: float) -> Lease | None:
         """The lease whose move evens the two out best, unless that is too little to be worth it."""
-        most = gap * (1 - BAND / 2)
+        most = gap - BAND * self.mean
         if self.spare[donor] <= 0:
             most = min(most, self.loads[donor] - self.mean)
         gains = [

@@ -108,3 +108,10 @@ def test_a_taker_asks_where_the_owner_answers() -> None:
     assert [(type(action), action.lease.key) for action in stolen] == [(Steal, stolen[0].lease.key)]
     (asked,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
     assert (asked.rule, asked.lease.key) == ("H2", stolen[0].lease.key)
+
+
+def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:
+    """Eight leases on three workers went to and fro for as long as their loads wandered."""
+    weights = {"a": (1.0, 1.0, 1.0), "b": (1.1, 1.05, 0.85), "c": (1.0, 1.0)}
+    held = {worker: [Lease(f"{worker}-{each}", weight=each) for each in mine] for worker, mine in weights.items()}
+    assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}

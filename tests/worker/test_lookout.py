@@ -228,6 +228,21 @@ def test_a_gift_is_taken_up_without_a_listing() -> None:
     assert ((wanted,), False) in store.readings
 
 
+def test_what_was_taken_back_is_looked_at_again() -> None:
+    """C7: its owner believes that it has nothing to spare, and would not see that it is asked for once more."""
+    clock = Clock()
+    store = Listened(clock)
+    lookout, reader = fleet(store, clock, "a-1", "b-1")
+    key = reader.held[0]
+    store.request_handoff(store.row(key), "gone")
+    while key in reader.held:
+        together([lookout, reader], 0.5)
+    store.readings.clear()
+    while key not in reader.held:
+        reader.run(0.5)
+    assert (None, True) in store.readings
+
+
 def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     """C14: a bulletin would look like a renewal; nobody may believe in one, nor write one."""
     clock, store = Clock(), Dumb()
