@@ -214,7 +214,7 @@ def _seconds() -> tuple[Row, ...]:
     join = evolve(own(100, 10, 1), kind="scale-out")
     return (
         Row("seconds: alone, 100 leases", own(100, 1), (most("seconds", 3),), ("kcl",)),
-        Row("seconds: alone, 500 leases", own(500, 1), (most("seconds", 3),), ("kcl",)),
+        Row("seconds: alone, 1000 leases", own(1000, 1), (most("seconds", 3),), ("kcl",)),
         Row("seconds: 10 starters, 100 leases", own(100, 10), (most("seconds", 6),), ("kcl",)),
         Row("seconds: 60 starters, 1000 leases", own(1000, 60), (most("seconds", 6),), ("kcl",)),
         Row("seconds: 10+1, 100 leases", join, (most("seconds", 15), moves(more=0)), ("kcl",)),
