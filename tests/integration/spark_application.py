@@ -70,7 +70,7 @@ class Application(Child):
 
 def descendants(pid: int) -> Mapping[int, str]:
     """What a process has started, and that in turn: the command line by process id."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-Aww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
     found: dict[int, str] = {}
     parents = {pid}
