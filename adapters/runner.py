@@ -21,7 +21,7 @@ from adapters.handling import Handler, Handling
 from adapters.holding import Holding
 from adapters.holdings import WorkerError
 from adapters.reading import Reading
-from adapters.source import SourceError
+from adapters.source import Batch, SourceError
 from adapters.worker import RETRY_SECONDS, Worker
 from stores.protocol import StoreError
 
@@ -151,7 +151,13 @@ def _metered(worker: Worker, handling: Handling, meter: "Meter | None") -> Handl
         from adapters.metrics import Metrics  # noqa: PLC0415  OpenTelemetry is an extra
     except ModuleNotFoundError:
         return handling
-    return evolve(handling, measure=Metrics(worker, meter).read)
+    metrics = Metrics(worker, meter)
+
+    def measure(holding: Holding, batch: Batch) -> None:
+        metrics.read(holding, batch)
+        handling.measure(holding, batch)
+
+    return evolve(handling, measure=measure)
 
 
 def run(

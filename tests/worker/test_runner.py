@@ -11,9 +11,10 @@ from virtual_fleet import FaultyStore, four_shards
 
 from adapters.appointments import Appointments
 from adapters.handling import Delivery, Handling
+from adapters.holding import Holding
 from adapters.runner import Runner, run
 from adapters.simulator.stream import ListSource, Shelf, records
-from adapters.source import SourceError
+from adapters.source import Batch, SourceError
 from adapters.worker import Worker
 from balancer.config import Config
 from balancer.model import Position, Shard
@@ -175,6 +176,25 @@ def test_a_signal_drains_and_gives_the_handlers_back() -> None:
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert signal.getsignal(signal.SIGTERM) is before
     assert happened.count("initialize") == happened.count("stopped") > 0
+
+
+def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
+    """Without it what a program counts for itself would be silent wherever OpenTelemetry is installed."""
+    measured: list[int] = []
+    seen = Event()
+
+    def measure(_holding: Holding, batch: Batch) -> None:
+        measured.append(len(batch.records))
+        if sum(measured) == 20:
+            seen.set()
+
+    runner = Runner(joined(FaultyStore(), stream()), Handling(lambda _delivery: None, measure=measure))
+    thread = Thread(target=runner.run)
+    thread.start()
+    assert seen.wait(WAIT)
+    runner.stop()
+    thread.join(WAIT)
+    assert not thread.is_alive()
 
 
 def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
