@@ -25,6 +25,11 @@ class Throughput:
                 self._measuring, self._began = True, now
             self._bytes += size
 
+    def rest(self, now: float) -> None:
+        """Nothing may be read at present, which says nothing of how much there is: this interval does not count."""
+        with self._lock:
+            self._bytes, self._began = 0, now
+
     def average(self, now: float) -> float | None:
         """KB/s as of the last folding; None before the first, where nobody measured earlier."""
         with self._lock:

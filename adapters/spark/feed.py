@@ -161,7 +161,7 @@ class Feed:
             return self._part(now)
         if self._begins is None:
             return self._open(now)
-        if self._reader is None or self._ended or not self._room():
+        if self._reader is None or self._ended or self._blocked(now):
             return now + ROOM_SECONDS
         return self._read(self._reader, now)
 
@@ -229,9 +229,13 @@ class Feed:
             log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
             self._at_tip = True
 
-    def _room(self) -> bool:
+    def _blocked(self, now: float) -> bool:
+        """Whether what was read ahead must go before more is read."""
         pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)
-        return self._larder.count < pace.rows // feeds and self._larder.bytes < pace.bytes // feeds
+        if self._larder.count < pace.rows // feeds and self._larder.bytes < pace.bytes // feeds:
+            return False
+        self.holding.throughput.rest(now)  # or a blocked query would seem to have little to do, and be given more
+        return True
 
     # Checkpoints, and leaving
 

@@ -119,3 +119,19 @@ def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None
         now = max(feed.step(now), now)
     # Not sooner than what was there when it began must have been read, which is ten seconds more than it is behind.
     assert 13.0 < now < 16.0
+
+
+def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
+    """Without it a blocked query would seem to have little to do, and the rules would give it more."""
+    shelf = a_shelf()
+    shelf.feeds = 1000  # ten rows fill its part of the buffer
+    _, feed = a_feed(Stream({"a": ["x" * 1000] * 1000}), shelf)
+    for now in range(65):
+        feed.take(10, 1 << 20)
+        feed.step(float(now))
+    before = feed.holding.throughput.average(65.0)
+    for now in range(65, 300):
+        feed.step(float(now))
+    assert before is not None
+    assert before > 5
+    assert feed.holding.throughput.average(300.0) == before
