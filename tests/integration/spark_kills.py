@@ -30,7 +30,7 @@ from adapters.demo.child import Child
 from adapters.local.spark import spark_session
 
 LEASE_SECONDS = 6.0
-ROUND_SECONDS = 240.0
+ROUND_SECONDS, LEAVE_SECONDS = 240.0, 20.0
 KILLED = 256 - signal.SIGKILL
 COLUMNS = {
     "kinesis-leased": ("shardId", "sequenceNumber", "subSequenceNumber", "data"),
@@ -105,6 +105,20 @@ class Found:
     owned: int
 
 
+class Victim(Child):
+    """One application, whose reading process outlives it for a moment."""
+
+    def leave(self) -> None:
+        """Let what hung on it end by itself: cut off in the middle of a request, it would take dynalite with it."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)
+
+
 def tried(ground: Ground, folder: Path, *, kills: int, told: Callable[[str], None]) -> Found:
     """Kill so often; what came of it."""
     sent = list(rows(200 * (kills + 1)))
@@ -121,7 +135,7 @@ def tried(ground: Ground, folder: Path, *, kills: int, told: Callable[[str], Non
 def _lived(folder: Path, source: str, given: Sequence[str], *, dies: bool) -> bool:
     """Whether a life ended as it was to: by its own hand, or having read everything."""
     words = (__file__, "--victim", "dies" if dies else "lives", str(folder), source, *given)
-    child = Child("victim", words, folder)
+    child = Victim("victim", words, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
         while child.running:
@@ -132,6 +146,7 @@ def _lived(folder: Path, source: str, given: Sequence[str], *, dies: bool) -> bo
         assert as_meant or LATE in (folder / "victim.log").read_text(), child.said
         return as_meant
     finally:
+        child.leave()
         child.kill()
 
 
