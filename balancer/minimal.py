@@ -37,7 +37,9 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
     counts = {**dict.fromkeys(names, 0), **counts} if names else counts
     floor, extras = divmod(len(census.leases), max(len(counts), size))
     tolerance = slack(census.leases, floor)
-    if counts[me.worker] > floor and not (census.available or tolerance or rules.release or census.led):
+    above, stuck = counts[me.worker] > floor, me.history.owners_still > patience_seconds(config, rules)
+    robs = stuck and max(counts.values()) >= counts[me.worker] + 2  # M9: beside a zombie's share, ours is too small
+    if above and not (census.available or tolerance or rules.release or census.led or robs):
         return ()  # M3: no share is larger than the floor + 1
     fleet = _Fleet(census, me, config, rules, counts, floor, extras, tolerance)
     joined = () if me.worker in names else fleet.join(free)

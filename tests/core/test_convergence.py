@@ -8,7 +8,7 @@ from attrs import evolve
 
 from balancer.actions import Claim, RequestHandoff, Steal
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal, Rules
-from balancer.model import Lease, Me
+from balancer.model import History, Lease, Me
 from balancer.plan import plan
 
 FLEET = ("a", "b", "c", "d")
@@ -91,3 +91,12 @@ def test_whatever_is_free_is_taken(rules: Rules) -> None:
             leases = {f"s-{place}": Lease(f"s-{place}") for place in range(free)}
             counts, _ = settle(leases, FLEET[:size], rules)
             assert counts[""] == 0
+
+
+def test_who_holds_more_than_the_floor_does_a_zombies_part_too() -> None:
+    """M9 before M3: of 6, 4 and a zombie's 1 the second would rest at 4 for ever, for the floor is 3."""
+    owners = "aaaaaabbbbz"
+    leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]
+    taken = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))
+    assert [(action.rule, action.lease.owner) for action in taken] == [("M9", "a")]
+    assert plan(leases, None, Me("b", history=History(owners_still=60.0)), Config(rules=Minimal())) == ()
