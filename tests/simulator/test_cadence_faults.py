@@ -122,6 +122,7 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """C3: if each took itself for the lookout all would be well but the bill."""
-    monkeypatch.setattr(Crew, "on_duty", lambda *_: True)
     name = "an ordinary worker dies"
-    assert lived(STORIES[name]).scanned > 3 * sound(name).scanned
+    bill = sound(name).scanned  # before the fault is planted: it may be the first to ask
+    monkeypatch.setattr(Crew, "on_duty", lambda *_: True)
+    assert lived(STORIES[name]).scanned > 3 * bill
