@@ -1,7 +1,8 @@
 """ferrokinesis: Kinesis with enhanced fan-out, which no other stand-in has; built from its crate, once per machine.
 
-What it cannot prove: it names no children in an answer of GetRecords and names them early in a subscription, ignores
-shard filters, allows a second subscription at any time, and always says that a reader is at the tip.
+What it cannot prove: it names no children in an answer of GetRecords and names them early in a subscription, a merged
+one to its second parent as if it had no other; ignores shard filters, allows a second subscription at any time, and
+always says that a reader is at the tip.
 """
 
 import hashlib
