@@ -11,14 +11,11 @@ from attrs import evolve, frozen
 
 from balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
 from balancer.bulletins import bulletin_of, note_of
-from balancer.census import Census, expires_above, take_census
+from balancer.census import Census, expires_above, signers, take_census
 from balancer.chance import digest_under, order_under
 from balancer.config import Config, Minimal
 from balancer.loads import slack, takers
 from balancer.model import Bulletin, Hearing, History, Lease, Me, Notes
-
-OURS = "process"
-"""Our attribute that says "process/worker"; void unless that worker is the owner, for Java's takings keep it."""
 
 DEPUTIES = 3
 
@@ -55,11 +52,7 @@ class Crew:
 def crew(leases: Sequence[Lease], config: Config) -> Crew:
     """Who is there: the first is the lookout, the next three are its deputies (C3)."""
     limit = expires_above(config)
-    ours = {
-        lease.owner
-        for lease in leases
-        if lease.owner is not None and lease.idle <= limit and (lease.note(OURS) or "").partition("/")[2] == lease.owner
-    }
+    ours = signers(lease for lease in leases if lease.idle <= limit)
     ranks = tuple(sorted(ours, key=lambda worker: (_digest(worker), worker)))
     return Crew(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 

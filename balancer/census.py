@@ -15,6 +15,9 @@ from attrs import frozen
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
 from balancer.model import Lease, Me
 
+OURS = "process"
+"""Our attribute that says "process/worker"; void unless that worker is the owner, for Java's takings keep it."""
+
 
 @frozen
 class Census:
@@ -135,6 +138,20 @@ def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
 def overdue_seconds(config: Config, rules: Minimal) -> float:
     """A lease free for longer is not taken by who should take it (M9)."""
     return config.lease_seconds + rules.grace_seconds + rules.patience * config.cycle_seconds
+
+
+def signers(leases: Iterable[Lease]) -> frozenset[str]:
+    """Whose leases say that one of ours holds them."""
+    found: set[str] = set()
+    for lease in leases:
+        if lease.owner is not None and lease.owner not in found and signed(lease):
+            found.add(lease.owner)
+    return frozenset(found)
+
+
+def signed(lease: Lease) -> bool:
+    """Whether its owner is one of ours."""
+    return (lease.note(OURS) or "").partition("/")[2] == lease.owner
 
 
 def expires_above(config: Config) -> float:

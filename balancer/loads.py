@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
 
-from balancer.census import Census
+from balancer.census import Census, signers
 from balancer.model import Lease
 
 BAND = 0.1
@@ -19,13 +19,22 @@ UNKNOWN = 10
 def slack(leases: Sequence[Lease], floor: int) -> int:
     """How far counts may differ for the sake of loads: half a share where nearly every weight is known, else 0.
 
-    Where nothing flows, loads have nothing to say: only counts can be brought in order.
+    Where nothing flows, loads have nothing to say: only counts can be brought in order. Beside a KCL 3.x worker,
+    which measures too, counts are all that both go by; what one evened out by load the other would take back.
     """
     most = len(leases) // UNKNOWN
     if all(lease.weight is None for lease in leases[: most + 1]):
         return 0  # where nobody measures, without a look at the rest
     weights = [lease.weight for lease in leases]
-    return (floor + 1) // 2 if weights.count(None) <= most and any(weights) else 0
+    if weights.count(None) > most or not any(weights) or _mixed(leases):
+        return 0
+    return (floor + 1) // 2
+
+
+def _mixed(leases: Sequence[Lease]) -> bool:
+    """Whether some workers sign their leases, and others do not."""
+    ours = signers(leases)
+    return bool(ours) and not ours >= {lease.owner for lease in leases if lease.owner is not None}
 
 
 def average(leases: Iterable[Lease]) -> float:

@@ -115,3 +115,14 @@ def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:
     weights = {"a": (1.0, 1.0, 1.0), "b": (1.1, 1.05, 0.85), "c": (1.0, 1.0)}
     held = {worker: [Lease(f"{worker}-{each}", weight=each) for each in mine] for worker, mine in weights.items()}
     assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
+
+
+def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
+    """M13: a KCL 3.x worker measures too, but shares by counts; what we evened out by load it would take back."""
+    notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
+    leases = [evolve(lease, notes=notes["a"]) for lease in fleet(1).values()]
+    ours = [evolve(lease, owner="a") for lease in leases]
+    assert slack(ours, 20) == 10
+    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the attribute of the one before
+    assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
+    assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", notes=notes["b"]), *ours[2:]], 20) == 10
