@@ -52,7 +52,7 @@ class Found:
     lost          sent, and landed nowhere
     strangers     landed, and never sent
     duplicates    landed again
-    explained     of these, in a shard that the killed application held
+    explained     of these, in a shard that the killed or the stopped application held
     by            rows landed, by member
     outlived      seconds for which what hung on the killed Java lived on, by program
     released      seconds from the kill until none of its leases was owned by it any more
@@ -132,7 +132,7 @@ class Run:
         """SIGKILL to an application's Java."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self.held = frozenset(lease.shard for lease in self.leases() if _group(lease.owner) == name)
+        self._note_held(name)
         began = time.monotonic()
         self.outlived = application.kill_java()
         self.until(lambda: name not in self.counts(), "the killed application's leases are free", LEASE_SECONDS * 3)
@@ -142,8 +142,13 @@ class Run:
         """`query.stop()`."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
+        self._note_held(name)
         assert application.stop() == 0, application.said
         application.kill()
+
+    def _note_held(self, name: str) -> None:
+        """Its last batch may be in the sink and not committed: others do it again."""
+        self.held |= {lease.shard for lease in self.leases() if _group(lease.owner) == name}
 
     # What is seen
 
