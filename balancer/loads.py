@@ -11,7 +11,6 @@ from balancer.model import Lease
 BAND = 0.1
 """How far above the mean a worker's load may be before anything moves."""
 
-
 UNKNOWN = 10
 """One in so many leases may be unmeasured: a shard that was just split must not end the balance of loads."""
 
@@ -59,8 +58,10 @@ def takers(
     most_leases  of one worker; None: no limit
     """
     tolerance = slack(census.leases, floor)
+    if not tolerance or census.available:
+        return {}
     unknown = average(census.leases)
-    if not tolerance or census.available or not (census.moving or _overloaded(census.leases, len(counts), unknown)):
+    if not (census.moving or _overloaded(census.leases, len(counts), unknown)):
         return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
