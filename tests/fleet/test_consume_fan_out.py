@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import boto3
 import pytest
-from test_consume_kinesis import STREAM, WAIT, Producer, a_fleet, digests, out_of_order, until
+from test_consume_kinesis import STREAM, Producer, a_fleet, out_of_order, outlive
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -36,24 +36,7 @@ def test_a_fleet_on_fan_out_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_ki
     settings = ["--store", f"sqlite:///{tmp_path / 'leases.db'}", "--events", "--lease-seconds", "3"]
     start = [sys.executable, "-c", "from adapters.cli.main import run; run()", "consume", source]
     with a_fleet([*start, *settings, "--initial-position", "TRIM_HORIZON"], tmp_path) as fleet:
-        producer.put(500)
-        fleet.start("a-1")
-        fleet.start("b-1")
-        until(lambda: fleet.reading("a-1") != set() != fleet.reading("b-1"), "both read")
-        fleet.start("c-1")
-        producer.split()
-        producer.put(500)
-        producer.merge()
-        producer.put(500)
-        until(lambda: all(fleet.reading(worker) for worker in fleet.processes), "all three read")
-        fleet.processes["b-1"].kill()
-        producer.put(500)
-        until(lambda: digests(producer.sent) <= fleet.seen(), "every record handed over")
-        until(lambda: len(fleet.reading("a-1") | fleet.reading("c-1")) == 4, "the living read all open shards")
-        for worker in ("a-1", "c-1"):
-            fleet.processes[worker].terminate()
-        assert [fleet.processes[worker].wait(WAIT) for worker in ("a-1", "c-1")] == [0, 0]
-        assert digests(producer.sent) == fleet.seen()
+        outlive(fleet, producer)
         merged = producer.open_shards()[-1]["ShardId"]
         assert "AdjacentParentShardId" in producer.open_shards()[-1]
         # The stand-in may name one parent of two, so that the other's records come later than the child's.

@@ -136,6 +136,28 @@ def a_fleet(command: list[str], folder: Path) -> Iterator[Fleet]:
             process.wait()
 
 
+def outlive(fleet: Fleet, producer: Producer) -> None:
+    """The story: a newcomer, a split, a merge, the death of b-1, and an end in good order; nothing is lost."""
+    producer.put(500)
+    fleet.start("a-1")
+    fleet.start("b-1")
+    until(lambda: fleet.reading("a-1") != set() != fleet.reading("b-1"), "both read")
+    fleet.start("c-1")
+    producer.split()
+    producer.put(500)
+    producer.merge()
+    producer.put(500)
+    until(lambda: all(fleet.reading(worker) for worker in fleet.processes), "all three read")
+    fleet.processes["b-1"].kill()
+    producer.put(500)
+    until(lambda: digests(producer.sent) <= fleet.seen(), "every record handed over")
+    until(lambda: len(fleet.reading("a-1") | fleet.reading("c-1")) == 4, "the living read all open shards")
+    for worker in ("a-1", "c-1"):
+        fleet.processes[worker].terminate()
+    assert [fleet.processes[worker].wait(WAIT) for worker in ("a-1", "c-1")] == [0, 0]
+    assert digests(producer.sent) == fleet.seen()
+
+
 def digests(rows: list[str]) -> set[str]:
     """As the event lines name them."""
     return {hashlib.sha1(row.encode(), usedforsecurity=False).hexdigest() for row in rows}
@@ -174,24 +196,7 @@ def test_a_fleet_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_kill(
         *settings,
     ]
     with a_fleet(command, tmp_path) as fleet:
-        producer.put(500)
-        fleet.start("a-1")
-        fleet.start("b-1")
-        until(lambda: fleet.reading("a-1") != set() != fleet.reading("b-1"), "both read")
-        fleet.start("c-1")
-        producer.split()
-        producer.put(500)
-        producer.merge()
-        producer.put(500)
-        until(lambda: all(fleet.reading(worker) for worker in fleet.processes), "all three read")
-        fleet.processes["b-1"].kill()
-        producer.put(500)
-        until(lambda: digests(producer.sent) <= fleet.seen(), "every record handed over")
-        until(lambda: len(fleet.reading("a-1") | fleet.reading("c-1")) == 4, "the living read all open shards")
-        for worker in ("a-1", "c-1"):
-            fleet.processes[worker].terminate()
-        assert [fleet.processes[worker].wait(WAIT) for worker in ("a-1", "c-1")] == [0, 0]
-        assert digests(producer.sent) == fleet.seen()
+        outlive(fleet, producer)
         assert out_of_order(fleet.records(), producer.sent) == []
         leases = open_store(store).list().leases
         assert [lease.owner for lease in leases] == [None] * len(leases)
