@@ -2,11 +2,17 @@
 
 import asyncio
 import threading
+from asyncio import new_event_loop
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from adapters.source import SourceUnavailable
+
+with suppress(ModuleNotFoundError):  # there is none for Windows
+    # The client takes a turn of the loop for each event, and here a turn costs less.
+    from uvloop import new_event_loop
 
 ASK_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -18,7 +24,7 @@ class Background:
     """Runs coroutines away from its callers. Close it, or the thread ends with the process."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="leasehold-event-hubs", daemon=True)
         self._thread.start()
 
