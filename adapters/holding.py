@@ -102,15 +102,23 @@ class Holding:
         self.renewed = self._clock()
         return self._write(lambda lease: self._store.renew(self._weighed(lease), self._signed(lease, notes)))
 
-    def checkpoint(self, position: Position, *, children: tuple[str, ...] = (), keep_owner: bool = False) -> bool:
+    def checkpoint(
+        self,
+        position: Position,
+        *,
+        children: tuple[str, ...] = (),
+        keep_owner: bool = False,
+        unless_parting: bool = False,
+    ) -> bool:
         """Move the checkpoint forward; False if the lease is lost, and with it the right to say so.
 
         A position that is already behind the checkpoint changes nothing. SHARD_END drops the owner
-        unless `keep_owner`. Raises OutcomeUnknown; the next call finds out what happened.
+        unless `keep_owner`. With `unless_parting` nothing more is written once the owner should `part`,
+        which stores the position too. Raises OutcomeUnknown; the next call finds out what happened.
         """
 
         def write(lease: Lease) -> Outcome:
-            if position.order <= lease.checkpoint.order:
+            if position.order <= lease.checkpoint.order or (unless_parting and self.parting):
                 return Done(lease)
             return self._store.checkpoint(self._weighed(lease), position, children=children, keep_owner=keep_owner)
 

@@ -141,7 +141,8 @@ class Reading:
             return self._leave("lease-lost")
         if self._handled is not None and now >= self._checkpoint_due:
             self._checkpoint_due = now + self._handling.checkpoint_seconds
-            if not self.holding.checkpoint(self._handled):
+            # An heir that waits is given the lease with its position in the same write.
+            if not self.holding.checkpoint(self._handled, unless_parting=True):
                 return self._leave("lease-lost")
         return now if batch.ended or self.holding.parting else now + batch.wait_seconds
 

@@ -65,7 +65,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         # C10: who joins waits for its first lease and for other joiners at the same time.
         most = config.cycle_seconds if history.hearing is None else until_gathered(history, config)
         whole = history.full_still >= most
-        return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)))
+        return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)), stale_ok=not whole)
     if history.hearing is not None and isinstance(rules, Minimal):
         return appointment(did, reading, me, config, history.hearing)
     if history.full_still > 0:

@@ -8,7 +8,8 @@ lease next starts where the last one stopped. Rule 3: a taken lease is answered 
 checkpoint read after the taking.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from attrs import evolve
 
@@ -22,6 +23,9 @@ from stores.transacted import Change, TransactedStore
 _ATTEMPTS = 64
 """Each needs a competing write in between; more than so many in a row is no competition but a fault."""
 
+_READS = 8
+"""Objects read at a time."""
+
 
 class EtagStore(TransactedStore):
     """Leases of one layout in one container or bucket; safe under threads.
@@ -34,6 +38,7 @@ class EtagStore(TransactedStore):
         self._objects = objects
         self._layout = layout
         self._seen: dict[str, Parts] = {}
+        self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-objects")
 
     @property
     def promises(self) -> Promises:
@@ -51,13 +56,17 @@ class EtagStore(TransactedStore):
         self._seen = dict(found)
         return _listing(self._layout, found)
 
-    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
-        """These leases, in the order asked. Raises StoreError for one that cannot be read as a lease."""
-        leases = (self._lease(key, self._read(key)) for key in keys)
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """These leases, in the order asked. Raises StoreError for one that cannot be read as a lease.
+
+        Where `stale_ok`, one whose ownership has not changed is otherwise as remembered: one request each.
+        """
+        leases = [self._lease(key, parts) for key, parts in self._read(keys, stale_ok=stale_ok).items()]
         return tuple(lease for lease in leases if lease)
 
     def close(self) -> None:
         """Let connections go."""
+        self._pool.shutdown()
         self._objects.close()
 
     def _insert(self, lease: Lease) -> Outcome:
@@ -77,7 +86,7 @@ class EtagStore(TransactedStore):
         if remembered and (outcome := self._attempt(key, remembered, change, fresh=False)):
             return outcome
         for _ in range(_ATTEMPTS):
-            parts = self._read(key)
+            parts = self._read_one(key)
             before = self._lease(key, parts)
             if before is None or change(before) is None:
                 return Lost(key, before)
@@ -96,8 +105,8 @@ class EtagStore(TransactedStore):
             self._layout.checkpoint(parts.fields("checkpoint"), after)
         if _owned_anew(before, after) and not _closing(before, after):
             return self._renewed_then_moved(key, parts, before, after)
-        # Its first write does not depend on the ownership's ETag, so the memory is not enough.
-        return self._moved_then_noted(key, parts, before, after) if fresh else None
+        # Its first write does not depend on the ownership's ETag, so the memory of that is not enough.
+        return self._moved_then_noted(key, parts, before, after) if fresh or self._still(key, parts) else None
 
     def _renewed_then_moved(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
         fields = self._layout.ownership(parts.fields("ownership"), before, after)
@@ -144,7 +153,7 @@ class EtagStore(TransactedStore):
 
     def _remove(self, key: str, fits: Callable[[Lease], bool]) -> Lost | None:
         for _ in range(_ATTEMPTS):
-            parts = self._read(key)
+            parts = self._read_one(key)
             lease = self._lease(key, parts)
             if lease is None:
                 return None
@@ -163,13 +172,33 @@ class EtagStore(TransactedStore):
         etag = objects.put_over(name, fields, over.etag) if over else objects.put_new(name, fields)
         return None if etag is None else parts.having(part, Stored(name, etag, fields))
 
-    def _read(self, key: str) -> Parts:
+    def _read_one(self, key: str) -> Parts:
+        return self._read([key])[key]
+
+    def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
         """The ownership before the checkpoint: an heir then sees what its giver wrote before giving."""
-        parts = Parts()
-        for part in self._layout.parts:
-            parts = parts.having(part, self._objects.get(self._layout.name(key, part)))
-        self._seen[key] = parts
-        return parts
+        first, *rest = self._layout.parts
+        before = {key: self._seen.get(key, Parts()) for key in keys}
+        found = self._fetched(before, (first,))
+        same = {key for key, parts in found.items() if parts.ownership and parts.version == before[key].version}
+        found |= self._fetched({key: found[key] for key in found if not (stale_ok and key in same)}, rest)
+        self._seen.update(found)
+        return found
+
+    def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
+        """The same with these parts as stored now, read side by side."""
+        wanted = [(key, part) for part in which for key in found]
+        names = [self._layout.name(key, part) for key, part in wanted]
+        each = self._pool.map if len(names) > 1 else map  # one alone needs no thread
+        anew = dict(found)
+        for (key, part), stored in zip(wanted, each(self._objects.get, names), strict=True):
+            anew[key] = anew[key].having(part, stored)
+        return anew
+
+    def _still(self, key: str, parts: Parts) -> bool:
+        """Whether the ownership is still this one."""
+        now = self._objects.get(self._layout.name(key, "ownership"))
+        return now is not None and now.etag == parts.version
 
     def _lease(self, key: str, parts: Parts) -> Lease | None:
         row = _read(self._layout, key, parts)
@@ -181,7 +210,7 @@ class EtagStore(TransactedStore):
         return Done(lease) if lease else Lost(key, None)
 
     def _lost(self, key: str) -> Lost:
-        return Lost(key, self._lease(key, self._read(key)))
+        return Lost(key, self._lease(key, self._read_one(key)))
 
 
 def _owned_anew(before: Lease, after: Lease) -> bool:

@@ -107,6 +107,38 @@ def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
 
 
 @LAYOUTS
+def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout) -> None:
+    """The shard stands still for each request between the giver's last record and its heir's first."""
+    objects, store = opened(layout)
+    lease = done(store.request_handoff(owned(objects, store), "bob"))
+    objects.log.clear()
+    done(store.give(lease, AT_9))
+    assert objects.log == ["get ownership/0", "over checkpoint/0", "over ownership/0"]
+
+
+@LAYOUTS
+def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -> None:
+    """Each look would be three requests, one after the other; and an heir must begin where its giver stopped."""
+    objects, store = opened(layout)
+    heir = EtagStore(objects, layout)
+    lease = done(heir.request_handoff(owned(objects, store), "bob"))
+    objects.log.clear()
+    assert heir.get(["0"], stale_ok=True) == (lease,)
+    assert objects.log == ["get ownership/0"]
+    given = done(store.give(store.get(["0"])[0], AT_9))
+    assert heir.get(["0"], stale_ok=True) == (given,)
+    assert given.checkpoint == AT_9
+
+
+@LAYOUTS
+def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
+    """There is nothing to remember of it, and it would be taken for gone."""
+    objects, store = opened(layout)
+    free = done(store.create(Lease("0", checkpoint=AT_9)))
+    assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
+
+
+@LAYOUTS
 def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
     """Rule 3: what the victim checkpointed since the listing would be read twice."""
     objects, store = opened(layout)

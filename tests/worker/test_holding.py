@@ -69,6 +69,19 @@ def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
     assert len(store.writes) == count
 
 
+def test_a_checkpoint_may_be_left_to_the_gift() -> None:
+    """Without it an heir would wait for a checkpoint and then for a gift that stores the same position again."""
+    store = FaultyStore()
+    holding = held(store)
+    store.request_handoff(store.row("s-0"), "b-1")
+    assert holding.renew()
+    count = len(store.writes)
+    assert holding.checkpoint(Position("5"), unless_parting=True)
+    assert len(store.writes) == count
+    assert holding.part(Position("5"))
+    assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("b-1", Position("5"))
+
+
 def test_a_note_is_no_sign_of_life() -> None:
     """Without it a worker would trust a lease whose version others see standing still."""
     store, clock = FaultyStore(), Clock()
