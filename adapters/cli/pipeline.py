@@ -19,6 +19,8 @@ from adapters.exporting import exporting
 from adapters.local.process import ServiceError
 from adapters.report.progress import Told
 from adapters.report.progress_page import ProgressPage
+from adapters.spark.event_hubs_options import refuse_secrets
+from adapters.spark.options import Given
 from adapters.spark.pipeline import Recipe
 from adapters.spark.pipeline_run import Place, aggregate, aggregated, begun, finished, land
 
@@ -87,6 +89,7 @@ def command(  # noqa: PLR0917  one for each option
     recipe = Recipe(form.value, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
     try:
         given = _options(options or ())
+        refuse_secrets(Given(given))  # here, since what is sent to a Connect server stands on its page, refused or not
         _end_on_signal()
         spark = session(f"leasehold pipeline {name}", delta=tables is Tables.DELTA)
         records = spark.readStream.format(source).options(**given).load()

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
@@ -11,6 +12,7 @@ from attrs import field, frozen
 from adapters.spark.options import Given, LeaseOptions, lease_options, start_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
+FILE = "eventhubs.connectionStringFile"
 
 WITHOUT_EFFECT = {
     "eventhubs.useExclusiveReceiver": "the lease's owner always reads exclusively",
@@ -38,8 +40,8 @@ class EventHubsOptions:
 def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     """Raises ValueError, naming the option and never repeating a secret."""
     given = Given(options)
-    secret = given.text("eventhubs.connectionString") or os.environ.get(CONNECTION_STRING, "")
-    parts = _parts(secret)
+    secret, said = _secret(given)
+    parts = _parts(secret, said)
     namespace = given.text("eventhubs.namespace", parts.get("endpoint", ""))
     hub = given.text("eventhubs.name", parts.get("entitypath", ""))
     if not namespace:
@@ -55,11 +57,31 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     return EventHubsOptions(namespace, hub, group, secret, prefetch, lease)
 
 
-def _parts(secret: str) -> dict[str, str]:
+def refuse_secrets(given: Given) -> None:
+    """Raises ValueError for a secret given as an option: Spark shows those in plans and on its pages."""
+    if given.text("eventhubs.connectionString"):
+        raise ValueError(
+            "option eventhubs.connectionString: Spark would show it in plans and on its pages; give it to the driver "
+            f"by {CONNECTION_STRING} of its environment, or in a file there that {FILE} names"
+        )
+
+
+def _secret(given: Given) -> tuple[str, str]:
+    """The connection string, or "", and where it was said."""
+    refuse_secrets(given)
+    if not (path := given.text(FILE)):
+        return os.environ.get(CONNECTION_STRING, ""), CONNECTION_STRING
+    try:
+        return Path(path).read_text().strip(), f"option {FILE}"
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ValueError(f"option {FILE}: {path!r} cannot be read on the driver ({type(fault).__name__})") from None
+
+
+def _parts(secret: str, said: str) -> dict[str, str]:
     pairs = (part.partition("=") for part in secret.split(";") if part)
     found = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if secret and "endpoint" not in found:
-        raise ValueError("option eventhubs.connectionString: it is no Event Hubs connection string")
+        raise ValueError(f"{said}: it is no Event Hubs connection string")
     return found | {"endpoint": found["endpoint"].partition("://")[2].strip("/")} if secret else found
 
 

@@ -1,5 +1,8 @@
 """What users of other connectors write, and what they are told when it cannot be."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from adapters.spark.event_hubs_options import event_hubs_options
@@ -71,14 +74,32 @@ def test_a_bad_option_is_named(name: str, value: str, said: str) -> None:
     assert said in told
 
 
-def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a secret would reach logs and error messages."""
-    monkeypatch.delenv("EVENTHUBS_CONNECTION_STRING", raising=False)
-    asked = event_hubs_options(
-        {"eventhubs.connectionString": CONNECTION, "lease.store": "azblob://account/leases?x=hush"}
-    )
+def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without it a secret would reach logs and error messages, or one that stands in a file could not be used."""
+    store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
+    monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
+    asked = event_hubs_options(store)
     assert (asked.namespace, asked.hub, asked.group) == ("contoso.servicebus.windows.net", "h", "$Default")
     assert "hush" not in repr(asked)
-    with pytest.raises(ValueError, match=r"option eventhubs\.connectionString: it is no") as caught:
-        event_hubs_options({"eventhubs.connectionString": "hush", "lease.store": "sqlite://x"})
+    file.write_text(CONNECTION.replace("EntityPath=h", "EntityPath=another") + "\n")
+    found = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
+    assert (found.hub, found.secret) == ("another", file.read_text().strip())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"eventhubs.connectionString": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
+        ({"EVENTHUBS.CONNECTIONSTRING": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
+        ({"eventhubs.connectionStringFile": "nowhere"}, "option eventhubs.connectionStringFile: 'nowhere' cannot be"),
+        ({}, "EVENTHUBS_CONNECTION_STRING: it is no Event Hubs connection string"),
+    ],
+)
+def test_a_secret_is_refused_where_spark_would_show_it(
+    given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a signature would stand in plans, and any secret on the page of a Connect server."""
+    monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
+    with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
+        event_hubs_options({**given, "lease.store": "sqlite://x"})
     assert "hush" not in str(caught.value)

@@ -149,8 +149,10 @@ def test_from_a_stream_to_files(
 
 
 def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
-    """A user would see a traceback of Java."""
+    """A user would see a traceback of Java, or Spark be told a secret to show on its pages."""
     assert spark.version
     ends = ["--folder", "x", "--schema", "a int", "--time", "a"]
+    refused = CliRunner().invoke(app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *ends])
+    assert (refused.exit_code, "Spark would show it" in refused.stderr, "hush" in refused.stderr) == (2, True, False)
     done = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
     assert (done.exit_code, done.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")

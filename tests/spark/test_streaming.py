@@ -242,8 +242,10 @@ def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: P
             raise OSError("the sink had it all, and fails")
 
     with event_hubs({"flights": 2}) as hubs:
+        secret = tmp_path.with_suffix(".secret")
+        secret.write_text(hubs.connection_string("flights"))
         options = {
-            "eventhubs.connectionString": hubs.connection_string("flights"),
+            "eventhubs.connectionStringFile": str(secret),
             "eventhubs.startingPosition": json.dumps({"offset": "-1"}),
         }
         hubs.put("flights", "0", [f"a{each}" for each in range(50)])
