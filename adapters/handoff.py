@@ -7,13 +7,15 @@ own, and what no heir takes up is taken back here.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
 
 from balancer.model import Lease
 from stores.protocol import Done, Store, StoreError
 
 log = logging.getLogger("leasehold.handoff")
+
+Each = Callable[[Callable[[Lease], None], Iterable[Lease]], Iterable[None]]
 
 RETRY_SECONDS = 0.25
 ACCEPT_SECONDS = 2.0
@@ -55,12 +57,11 @@ class Handoffs:
         with self._lock:
             self._given[lease.key] = (lease, now + self._accept_seconds)
 
-    def tend(self, now: float) -> float:
-        """Take back what nobody accepted; when to call again."""
+    def tend(self, now: float, each: Each = map) -> float:
+        """Take back what nobody accepted, `each` of it; when to call again."""
         with self._lock:
             late = tuple(lease for lease, due in self._given.values() if due <= now)
-        for lease in late:
-            self._take_back(lease)
+        list(each(self._take_back, late))
         with self._lock:
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 

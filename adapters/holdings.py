@@ -42,6 +42,7 @@ class Holdings:
         self._lock = Lock()
         self._twin = False
         self._ever: set[str] = set()
+        self._loose: dict[str, Lease] = {}
         self._ousted: dict[str, Version] = {}
 
     @property
@@ -94,6 +95,12 @@ class Holdings:
         mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
         return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
 
+    @property
+    def loose(self) -> tuple[Lease, ...]:
+        """What may have become ours by an `adopt` that was not answered: nobody reads it until it is taken up."""
+        with self._lock:
+            return tuple(lease for key, lease in self._loose.items() if key not in self._held)
+
     def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
         """What we hold although a reading just made says it is another's, or that it stands still (C9)."""
         foreign = (lease.key for lease in read if lease.owner != self._identity.worker)
@@ -117,6 +124,8 @@ class Holdings:
 
     def adopt(self, seen: Lease) -> None:
         """Take up a stray: a lease given to us, or held before a restart, expired or not, without a move."""
+        with self._lock:
+            self._loose.pop(seen.key, None)
         try:
             stored = self._adopt_as(seen)
             if stored is None:
@@ -126,6 +135,8 @@ class Holdings:
             self._twin = self._twin or (again is not None and self._identity.predecessor(again) is not None)
         except StoreError as fault:
             log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
+            with self._lock:
+                self._loose[seen.key] = seen
 
     def _adopt_as(self, lease: Lease) -> Lease | None:
         """None once it is held, or is not ours any more; else the lease as it really is.

@@ -147,8 +147,8 @@ class Worker:
         due_now = due_renewals(self.holdings, now, self._asking(), self.config, self._look)
         renewed = list(self.each_renewal(self._renew, due_now))
         self._holdings.check_identity()
-        for holding in self.holdings:
-            self._tend(holding)
+        # A worker asked for all it holds would give for seconds, one by one, and not renew the rest meanwhile.
+        list(self.each_renewal(self._tend, [held for held in self.holdings if held.expired or held.parting]))
         due = min((h.confirmed + self.config.renew_seconds for h in self.holdings), default=math.inf)
         soonest = now + (SOON_SECONDS if all(renewed) else RETRY_SECONDS)
         return max(soonest, min(due, now + renew_pause(self.watch, self.config)))
@@ -159,14 +159,17 @@ class Worker:
         Raises StoreError or SourceError if the first look shows that they cannot be used at all,
         and WorkerError if another living process uses this worker's id.
         """
-        attend = self._handoffs.tend(now)
+        attend = self._handoffs.tend(now, self.each_action)
         if self._closing:
             return attend
+        list(self.each_action(self._holdings.adopt, self._holdings.loose))  # H4
         if self._hurry.is_set() or now >= self._look_due:
             whole = self._hurry.is_set()
             self._hurry.clear()
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys)
         self._holdings.check_identity()
+        if self._holdings.loose:
+            attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
     def hurry(self) -> None:

@@ -130,6 +130,21 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
     assert (holding.key in one.held, store.row(holding.key).owner) == (False, "b-1")
 
 
+def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() -> None:
+    """Without it nobody would read the lease until its heir's next look at the whole table, or it expired."""
+    clock, store = Clock(), FaultyStore()
+    one, two = pair(clock, store)
+    two.run(1.0)
+    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
+    one.run(MINIMAL.renew_seconds + 0.1)
+    assert store.row(wanted).owner == "b-1"
+    store.lose_replies = 1
+    two.step()
+    assert two.held == []
+    two.run(1.0)
+    assert two.held == [wanted]
+
+
 def test_a_request_taken_back_leaves_the_lease_where_it_is() -> None:
     """Without it an owner would stop working for an heir that has changed its mind."""
     clock, store = Clock(), FaultyStore()
