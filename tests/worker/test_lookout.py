@@ -225,7 +225,7 @@ def test_a_gift_is_taken_up_without_a_listing() -> None:
     together([lookout, reader], 8.0)
     assert isinstance(reader.worker.consumer, Kept)
     assert wanted in {holding.key for holding in reader.worker.consumer.begun}
-    assert ((wanted,), False) in store.readings
+    assert ((wanted,), True) in store.readings
 
 
 def test_what_was_taken_back_is_looked_at_again() -> None:
