@@ -47,7 +47,7 @@ def _more_json(action: Action) -> dict[str, Any]:
         case Claim():
             return _alternates_json(action.alternates)
         case RequestHandoff():
-            return {"from": action.victim} | _if("stale_heir", action.stale_heir)
+            return {"from": action.victim} | _if("stale_heir", action.stale_heir) | _alternates_json(action.alternates)
         case Release():
             return _if("to", action.heir)
         case Renew() | Withdraw() | Delete():

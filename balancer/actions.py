@@ -34,7 +34,7 @@ class Claim:
 
     lease: Lease
     rule: str
-    alternates: tuple["Claim | Steal", ...] = ()
+    alternates: tuple["Taking", ...] = ()
 
 
 @frozen
@@ -44,17 +44,21 @@ class Steal:
     lease: Lease
     victim: str
     rule: str
-    alternates: tuple["Claim | Steal", ...] = ()
+    alternates: tuple["Taking", ...] = ()
 
 
 @frozen
 class RequestHandoff:
-    """Ask the living owner to drain and hand over (H2); replaces a stale heir if one is named."""
+    """Ask the living owner to drain and hand over (H2); replaces a stale heir if one is named.
+
+    If somebody else was faster, the alternates are asked for in turn.
+    """
 
     lease: Lease
     victim: str
     rule: str
     stale_heir: str | None = None
+    alternates: tuple["Taking", ...] = ()
 
 
 @frozen
@@ -81,6 +85,9 @@ class Delete:
     lease: Lease
     rule: str
 
+
+Taking = Claim | Steal | RequestHandoff
+"""Each a way to come by a lease; where one is refused, another may follow."""
 
 Action = Create | Renew | Claim | Steal | RequestHandoff | Withdraw | Release | Delete
 

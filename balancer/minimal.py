@@ -12,7 +12,7 @@ from heapq import nsmallest
 
 from attrs import evolve, frozen
 
-from balancer.actions import Action, Claim, Release, RequestHandoff, Steal
+from balancer.actions import Action, Claim, Release, RequestHandoff, Steal, Taking
 from balancer.cadence import gathering
 from balancer.census import Census, overdue_seconds
 from balancer.chance import digest_under, drawn, order_under
@@ -272,9 +272,9 @@ def _rob(lease: Lease, rule: str) -> Steal | RequestHandoff:
     return Steal(lease, victim, rule)
 
 
-def _one_of(ways: Sequence[Claim | Steal | RequestHandoff]) -> tuple[Action, ...]:
-    """The first of these; the others stand by, but a request is answered too late to have any."""
-    if not ways or isinstance(ways[0], RequestHandoff):
-        return tuple(ways[:1])
-    others = tuple(way for way in ways[1:] if not isinstance(way, RequestHandoff))
-    return (evolve(ways[0], alternates=others),)
+def _one_of(ways: Sequence[Taking]) -> tuple[Action, ...]:
+    """The first of these; the others stand by, requests beside requests, for only those are waited for."""
+    if not ways:
+        return ()
+    asks = isinstance(ways[0], RequestHandoff)
+    return (evolve(ways[0], alternates=tuple(way for way in ways[1:] if isinstance(way, RequestHandoff) == asks)),)

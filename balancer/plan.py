@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from balancer import event_hubs, kcl, kcl_rust, minimal
-from balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal
+from balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal, Taking
 from balancer.ancestry import families, faults
 from balancer.cadence import appointment, reaps, settle_seconds, until_gathered
 from balancer.census import Census, take_census
@@ -60,7 +60,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     """
     did, reading, history, rules = tuple(actions), tuple(leases), me.history, config.rules
     asked = {lease.key for lease in reading if lease.heir == me.worker and lease.owner not in {None, me.worker}}
-    asked |= {action.lease.key for action in did if isinstance(action, RequestHandoff)}
+    asked |= _keys([action for action in did if isinstance(action, RequestHandoff)])
     if asked:
         # C10: who joins waits for its first lease and for other joiners at the same time.
         most = config.cycle_seconds if history.hearing is None else until_gathered(history, config)
@@ -122,7 +122,7 @@ def _reaps(
 
 def _keys(actions: Collection[Action]) -> set[str]:
     """Every key spoken of, alternates included."""
-    several = (action for action in actions if isinstance(action, Claim | Steal) and action.alternates)
+    several = (action for action in actions if isinstance(action, Taking) and action.alternates)
     others = {other.lease.key for action in several for other in action.alternates}
     return others | {action.lease.key for action in actions}
 

@@ -6,7 +6,7 @@ lease as it really is.
 
 from typing import assert_never
 
-from balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal, Withdraw
+from balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal, Taking, Withdraw
 from balancer.model import Notes, Position
 from stores.protocol import Done, Outcome, Store
 
@@ -18,19 +18,17 @@ def execute(  # noqa: PLR0911  one line per verb is the point
 
     `notes` travel with every Claim and Steal (a Renew brings its own). `drained` is how far a
     lease about to be handed to its heir has been processed (its checkpoint as seen, if left
-    out). Alternates of a refused Claim or Steal are tried in turn; the last refusal is the
+    out). Alternates of a refused Claim, Steal or RequestHandoff are tried in turn; the last refusal is the
     answer. Raises OutcomeUnknown or StoreError as the store does; after an unknown outcome no
     alternate is tried, or two leases could be taken for one.
     """
     match action:
-        case Claim() | Steal():
+        case Claim() | Steal() | RequestHandoff():
             return _take(store, action, me, notes)
         case Create(lease):
             return store.create(lease)
         case Renew(lease, notes=own):
             return store.renew(lease, own)
-        case RequestHandoff(lease):
-            return store.request_handoff(lease, me)
         case Withdraw(lease):
             return store.withdraw(lease, me)
         case Release(lease, heir=None):
@@ -43,9 +41,14 @@ def execute(  # noqa: PLR0911  one line per verb is the point
             assert_never(action)
 
 
-def _take(store: Store, action: Claim | Steal, me: str, notes: Notes) -> Outcome:
-    take = store.claim if isinstance(action, Claim) else store.steal
-    outcome = take(action.lease, me, notes)
+def _take(store: Store, action: Taking, me: str, notes: Notes) -> Outcome:
+    match action:
+        case Claim(lease):
+            outcome = store.claim(lease, me, notes)
+        case Steal(lease):
+            outcome = store.steal(lease, me, notes)
+        case RequestHandoff(lease):
+            outcome = store.request_handoff(lease, me)
     for alternate in action.alternates:
         if isinstance(outcome, Done):
             break

@@ -30,7 +30,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from adapters.plan_question import question
-from balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal
+from balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal, Taking
 from balancer.ancestry import problems
 from balancer.config import Config
 from balancer.lineage import first_leases
@@ -208,7 +208,7 @@ def rewritten(text: str) -> str:
 
 def _told(action: Action) -> str:
     said = _said(action)
-    if isinstance(action, Claim | Steal):
+    if isinstance(action, Taking):
         said = " or ".join([said, *(_said(other) for other in action.alternates)])
     return f"{said} ({action.rule})"
 

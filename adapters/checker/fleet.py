@@ -38,6 +38,8 @@ class Write(NamedTuple):
     heir: int = NOBODY
 
 
+_TAKES: dict[type[Action], Verb] = {Claim: "claim", Steal: "steal", RequestHandoff: "ask"}
+
 Attempt = tuple[Write, ...]
 """A write and the alternates that follow when it is refused."""
 
@@ -185,12 +187,9 @@ class Fleet:
         lease = action.lease
         seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.heir))
         match action:
-            case Claim():
-                return (Write("claim", *seen), *(other for way in action.alternates for other in self._attempt(way)))
-            case Steal():
-                return (Write("steal", *seen), *(other for way in action.alternates for other in self._attempt(way)))
-            case RequestHandoff():
-                return (Write("ask", *seen),)
+            case Claim() | Steal() | RequestHandoff():
+                others = (other for way in action.alternates for other in self._attempt(way))
+                return (Write(_TAKES[type(action)], *seen), *others)
             case Withdraw():
                 return (Write("withdraw", *seen),)
             case Release():

@@ -50,6 +50,15 @@ def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
     assert [lease.owner for lease in store.list().leases] == ["cat", "cat", "ann"]
 
 
+def test_who_was_asked_by_somebody_else_is_not_waited_for(store: MemoryStore) -> None:
+    """A newcomer whose only request is refused stays unseen until its next look, and shares are computed without it."""
+    first, second = (owned(store, "ann", key) for key in ("s-0", "s-1"))
+    done(store.request_handoff(first, "cat"))
+    action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
+    assert done(execute(store, action, "bob")).key == "s-1"
+    assert [lease.heir for lease in store.list().leases] == ["cat", "bob"]
+
+
 def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two leases would be taken for one."""
     first, second = unowned(store, "s-0"), unowned(store, "s-1")

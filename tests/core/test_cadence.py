@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import evolve
 
-from balancer.actions import Action, Claim, Look, Release, Renew, Steal
+from balancer.actions import Action, Claim, Look, Release, Renew, RequestHandoff, Steal
 from balancer.bulletins import Ear, bulletin_of, note_of
 from balancer.cadence import beat, bulletin_row, crew, settle_seconds, still, until_gathered
 from balancer.chance import order_under
@@ -281,3 +281,10 @@ def test_readings_are_folded_by_our_own_clock() -> None:
         assert turned.history.hearing.turned
     assert Watch().look(TABLE, began=0.0, ended=1.0)[0].history.hearing is None
     assert bulletin_of(evolve(TABLE[0], notes=(("bulletin", "7 x 1"),))) == Bulletin()
+
+
+def test_whoever_asked_for_one_of_several_polls_them_all() -> None:
+    """Without it an heir whose first choice another had asked for would not see that its second was given to it."""
+    first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
+    polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))
+    assert (polled.seconds, polled.keys) == (0.25, ("s-00", "s-01"))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import WORKERS, configs, leases, listings, rules, workers
 
-from balancer.actions import Action, Claim, Delete, Renew, RequestHandoff, Steal, Withdraw
+from balancer.actions import Action, Claim, Delete, Renew, RequestHandoff, Steal, Taking, Withdraw
 from balancer.census import take_census
 from balancer.config import Config, Minimal, Rules
 from balancer.model import Lease, Me, Shard
@@ -110,8 +110,8 @@ def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
     assert told.stdout == here.stdout != ""
 
 
-def _alternates(action: Action) -> tuple[Claim | Steal, ...]:
-    return action.alternates if isinstance(action, Claim | Steal) else ()
+def _alternates(action: Action) -> tuple[Taking, ...]:
+    return action.alternates if isinstance(action, Taking) else ()
 
 
 def _spoken(action: Action) -> list[Lease]:
