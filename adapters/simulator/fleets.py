@@ -12,6 +12,7 @@ from balancer.config import Config, Minimal
 Start = Literal["spread", "together"]
 TOGETHER_SECONDS = 0.1
 SETTLE_CYCLES = 2
+READY_SECONDS = 1.0
 
 
 @frozen
@@ -74,14 +75,20 @@ def shrink(
 
 
 def rolling(leases: int, workers: tuple[str, ...], config: Config, *, gap: float, seed: int, cycles: float) -> Fleet:
-    """Each worker leaves in turn, and a new one comes in its place after `gap` seconds."""
+    """Each worker leaves in turn, and a new one comes in its place a moment before the next leaves.
+
+    As whoever restarts a fleet in turn waits until the new process runs before the next is told to go.
+    """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     old = tuple(
         evolve(member, ends=since + gap * place, ending="leave")
         for place, member in enumerate(_present(workers, config, draw))
     )
-    new = tuple(Member(f"{worker}x", config, starts=since + gap * (place + 1)) for place, worker in enumerate(workers))
+    new = tuple(
+        Member(f"{worker}x", config, starts=since + gap * (place + 1) - READY_SECONDS)
+        for place, worker in enumerate(workers)
+    )
     seconds = cycles * config.cycle_seconds + gap * len(workers)
     return _fleet(seed, balanced(leases, workers, draw), (*old, *new), since=since, seconds=seconds)
 

@@ -65,6 +65,18 @@ def changes(writes: Iterable[Wrote]) -> Iterator[Change]:
             yield Change(write.t, write.key, before, after, write.verb)
 
 
+def settled(passed: Iterable[Change]) -> tuple[Change, ...]:
+    """Without the gifts that were taken back: nobody but the giver ever read the lease (H3)."""
+    kept: dict[str, list[Change]] = {}
+    for change in passed:
+        of_one = kept.setdefault(change.key, [])
+        if change.verb == "take-back" and of_one and of_one[-1].verb == "give":
+            of_one.pop()
+        else:
+            of_one.append(change)
+    return tuple(sorted((change for of_one in kept.values() for change in of_one), key=lambda change: change.t))
+
+
 def owners_at(history: History, t: float) -> dict[str, str | None]:
     """Who owns each unended lease then."""
     owners = {row.key: row.owner for row in history.first}
@@ -153,8 +165,11 @@ def least_moves(owners: Mapping[str, str | None], workers: Iterable[str], groups
 
 
 def refused(writes: Iterable[Wrote]) -> int:
-    """Writes for which somebody else was faster."""
-    return sum(not write.done and write.verb in REFUSABLE for write in writes)
+    """Writes for which somebody else was faster; not those that one's own unanswered write had done already."""
+    return sum(
+        not write.done and write.verb in REFUSABLE and (write.before is None or write.before.owner != write.worker)
+        for write in writes
+    )
 
 
 def _apply(owners: dict[str, str | None], write: Wrote) -> None:

@@ -12,6 +12,7 @@ from adapters.simulator.ledger import (
     lives,
     owners_at,
     refused,
+    settled,
     unowned,
 )
 from adapters.simulator.told import History
@@ -46,6 +47,7 @@ class Outcome:
     seconds        the same in seconds
     moves          leases that left a living worker, moves_minimum: how few would have done
     moved_again    leases that changed hands more than once
+    taken_back     gifts that their heir did not accept in time: no moves, but nobody read meanwhile
     claims         leases taken from nobody, or from a dead worker
     failed_writes  claims, thefts and requests that were refused because somebody was faster
     spread         leases of the fullest living worker less those of the emptiest
@@ -61,6 +63,7 @@ class Outcome:
     moves: int
     moves_minimum: int
     moved_again: int
+    taken_back: int
     claims: int
     failed_writes: int
     spread: int
@@ -78,7 +81,8 @@ class Outcome:
 def outcome(history: History, *, since: float, cycle_seconds: float, groups: Groups = None) -> Outcome:
     """The figures of a finished run."""
     all_lives = lives(history.deeds)
-    passed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    passed = settled(changed)
     moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in passed)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)
@@ -95,6 +99,7 @@ def outcome(history: History, *, since: float, cycle_seconds: float, groups: Gro
         moves=moves,
         moves_minimum=least_moves(owners_at(history, since), workers, groups),
         moved_again=sum(times > 1 for times in Counter(change.key for change in passed).values()),
+        taken_back=(len(changed) - len(passed)) // 2,
         claims=len(passed) - moves,
         failed_writes=refused(write for write in history.writes if write.t >= since),
         spread=max(held, default=0) - min(held, default=0),

@@ -20,6 +20,7 @@ FIGURES = (
     "moves",
     "moves_minimum",
     "moved_again",
+    "taken_back",
     "claims",
     "failed_writes",
     "spread",

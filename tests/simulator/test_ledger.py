@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.simulator.ledger import least_moves, unowned
+from adapters.simulator.ledger import Change, least_moves, refused, settled, unowned
 from adapters.simulator.told import Deed, History, Wrote
 from balancer.model import Lease
 
@@ -60,3 +60,22 @@ def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
     assert unowned(history, 29.0) == {"s-0": 15.0}
     assert unowned(history, 50.0) == {"s-0": 20.0}
     assert unowned(history, 50.0, since=40.0) == {"s-0": 10.0}
+
+
+def test_a_gift_that_was_taken_back_is_no_move() -> None:
+    """Without it an heir whose request stalled would make three moves of one, though nobody else ever read."""
+    first = Change(1.0, "s-0", "a", "b", "give")
+    back = Change(3.0, "s-0", "b", "a", "take-back")
+    again = Change(5.0, "s-0", "a", "b", "give")
+    other = Change(2.0, "s-1", "a", "b", "give")
+    assert settled([first, other, back, again]) == (other, again)
+
+
+def test_only_what_somebody_else_had_done_before_is_refused() -> None:
+    """Without it a lost answer, which makes a worker write twice, would look like a race for the lease."""
+
+    def claim(owner: str) -> Wrote:
+        row = Lease("s-0", owner=owner)
+        return Wrote(1.0, 0.9, "a", "a#0", "claim", "s-0", row, row, done=False)
+
+    assert (refused([claim("a")]), refused([claim("b")])) == (0, 1)
