@@ -84,6 +84,10 @@ ASKED = (
     " what the victim had read and not checkpointed would be read twice. A gift whose heir waits for a stalled request"
     " is taken back after 2 s and given again at a further renewal."
 )
+UNSEEN = (
+    "Of two hundred that join at once one or two find that others have asked for all four leases they drew. Nobody sees"
+    " them, so that shares are computed without them: a few leases move a second time, a cycle or two later."
+)
 CHANCE = (
     "Forty newcomers draw their first lease out of a hundred without knowing of each other: by arithmetic fourteen meet"
     " somebody at their first choice. Three alternates and the time between two writes leave six. The hint leaves none."
@@ -115,7 +119,7 @@ def _scale_out(leases: int, *workers: int) -> tuple[Row, Row]:
     together = evolve(question, start="together")
     return (
         Row(f"{name}, spread", question, (moves(), most("cycles", 2.2), EVEN, QUIET), why=ASKED),
-        Row(f"{name}, together", together, (moves(factor=1.02, more=2), most("cycles", 3.2), EVEN, QUIET)),
+        Row(f"{name}, together", together, (moves(factor=1.02, more=2), most("cycles", 3.2), EVEN, QUIET), why=UNSEEN),
     )
 
 
