@@ -1,15 +1,16 @@
 """User records of many Kinesis records as Arrow columns, mostly without a Python object for each.
 
-Aggregates in the form that producers write are only measured: Arrow copies their data and keys
-straight out of the records. Everything else goes the way of `deaggregate`.
+Aggregates in the form that producers write are only measured: Arrow copies their data straight out of
+the records. Everything else goes the way of `deaggregate`.
 
-Beyond the digests, most of the time goes into moving bytes twice: into one buffer, and out of it. To have a second
-thread check half of the digests gained nothing that could be measured, and costs a core that a Spark task has not got.
+Beyond the digests most of the time goes into moving bytes, so each is moved once. To have a second thread check half
+of the digests gained nothing that could be measured, and costs a core that a Spark task has not got.
 """
 
 import hashlib
 from collections.abc import Sequence
 from itertools import chain
+from struct import iter_unpack
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -38,6 +39,9 @@ SCHEMA = pa.schema(
 )
 """`record` is the place of the Kinesis record among those given."""
 
+_FLAT = pc.get_function("cast")
+_TO_BINARY = pc.CastOptions.safe(pa.binary())
+
 
 def user_record_batch(
     records: Sequence[bytes],
@@ -47,7 +51,7 @@ def user_record_batch(
     """The user records of all these Kinesis records, in order, decided as `deaggregate` decides.
 
     `partition_keys` are the Kinesis records' own, for those passed on as they came.
-    Raises ValueError above 2 GiB of records, which Arrow's offsets cannot tell apart.
+    Raises ValueError above 2 GiB of records or of their keys, which Arrow's offsets cannot tell apart.
     """
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
@@ -65,18 +69,16 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     everything = range(len(records))
     if Spans is None:
         return None, everything
-    spans, base = Spans(), 0
-    others: list[int] = []
-    for place, data in enumerate(records):
-        begin, end = len(MAGIC), len(data) - _DIGEST_BYTES
-        if not (_sealed(data) and spans.add(data, begin, end, base + begin, place)):
-            others.append(place)
-        base += len(data)
-    if len(others) == len(records):
-        return None, everything
-    buffer = records[0] if len(records) == 1 else b"".join(records)
+    spans = Spans()
+    others = [
+        place
+        for place, data in enumerate(records)
+        if not (_sealed(data) and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, place))
+    ]
     # A key outside the range is rare: then all are taken apart one by one.
-    return (_columns(spans, buffer), others) if _inside(spans, buffer, hash_range) else (None, everything)
+    if len(others) == len(records) or not _inside(spans, records, hash_range):
+        return None, everything
+    return _columns(spans, records), others
 
 
 def _sealed(data: bytes) -> bool:
@@ -86,37 +88,36 @@ def _sealed(data: bytes) -> bool:
     return hashlib.md5(body, usedforsecurity=False).digest() == data[-_DIGEST_BYTES:]
 
 
-def _inside(spans: "Spans", buffer: bytes, hash_range: HashRange | None) -> bool:
+def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    entries = np.frombuffer(spans.entries.getvalue(), "<i4").tolist()
-    keys = zip(entries[::2], entries[1::2], strict=True)
-    return all(first <= digest_of(buffer[begin:end]) <= last for begin, end in keys)
+    return all(
+        first <= digest_of(records[place][begin:end]) <= last
+        for place, table in spans.tables.items()
+        for begin, end in iter_unpack("<ii", table)
+    )
 
 
-def _columns(spans: "Spans", buffer: bytes) -> pa.RecordBatch:
+def _columns(spans: "Spans", records: Sequence[bytes]) -> pa.RecordBatch:
     """The columns of what was measured."""
-    rows = len(spans.keys) >> 2
+    if (size := len(spans.keys)) >= _LIMIT:
+        raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_LIMIT - 1} fit")
+    rows = len(spans.places) >> 2
+    key_ends, keys = pa.py_buffer(spans.key_ends.getvalue()), pa.py_buffer(spans.keys.getvalue())
+    views = [pa.py_buffer(spans.data.getvalue()), *map(pa.py_buffer, records)]
     columns = [
-        _numbers(spans.places.getvalue()),
-        _numbers(spans.subs.getvalue()),
-        _cut(pa.string(), spans.entries.getvalue(), buffer, _numbers(spans.keys.getvalue())),
+        _column(pa.int32(), rows, pa.py_buffer(spans.places.getvalue())),
+        _column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
+        _column(pa.string(), rows, key_ends, keys),
         pa.nulls(rows, pa.string()),
-        _cut(pa.binary(), spans.data.getvalue(), buffer, pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32))),
+        _FLAT.call([_column(pa.binary_view(), rows, *views)], _TO_BINARY),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _numbers(column: bytes) -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), len(column) >> 2, [None, pa.py_buffer(column)])
-
-
-def _cut(kind: pa.DataType, spans: bytes, buffer: bytes, wanted: pa.Array) -> pa.Array:
-    """Some of the spans of the buffer, which is read as spans and gaps in turn."""
-    turns = (len(spans) >> 2) - 1
-    pieces = pa.Array.from_buffers(kind, turns, [None, pa.py_buffer(spans), pa.py_buffer(buffer)])
-    return pc.take(pieces, wanted, boundscheck=False)
+def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [None, *buffers])
 
 
 def _unpacked(

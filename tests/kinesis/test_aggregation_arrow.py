@@ -7,7 +7,7 @@ from crafted import Case, cases
 from fuzz_aggregation import mutated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_aggregation import KEYS, packed
+from test_aggregation import KEYS, Rows, packed
 
 from adapters.kinesis import aggregation_arrow
 from adapters.kinesis.aggregation import deaggregate
@@ -67,7 +67,22 @@ def test_mutated_records_read_alike() -> None:
         assert together(records, ["a", "b"], None) == one_by_one(records, ["a", "b"], None)
 
 
+def test_every_small_size_reads_alike() -> None:
+    """Bytes are copied several at a time, and short data lies elsewhere than long: ends would be cut or filled."""
+    rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
+    record = packed(rows)[0].sealed()
+    assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
+
+
 def test_more_than_arrow_can_address_is_refused() -> None:
     """Offsets would wrap around, and rows hold other rows' bytes."""
     with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
         user_record_batch([bytes(1 << 20)] * 2048)
+
+
+def test_keys_beyond_what_arrow_can_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long key of many small user records takes more bytes than the records do: its offsets would wrap around."""
+    record = packed([("k" * 100, None, b"")] * 50)[0].sealed()
+    monkeypatch.setattr(aggregation_arrow, "_LIMIT", 5000)
+    with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):
+        user_record_batch([record])
