@@ -26,6 +26,7 @@ LOOK_SECONDS = 0.2
 
 WINDOWS = "windows"
 ROWS_BY = ("kind", "date")
+NOT_THERE = {"PATH_NOT_FOUND", "DELTA_SCHEMA_NOT_SET"}
 
 
 @frozen
@@ -52,6 +53,9 @@ class Place:
 
 def land(records: DataFrame, recipe: Recipe, place: Place, *, once: bool) -> StreamingQuery:
     """Start writing what arrives; `once`: only what is there now."""
+    if place.tables == "delta":  # by its one writer and before it writes: two makers of a table fail each other
+        nothing = records.sparkSession.createDataFrame([], recipe.landed_schema)
+        nothing.write.format("delta").mode("ignore").partitionBy(*ROWS_BY).save(place.rows())
     return _started(landed(records, recipe), f"rows-{place.name}", place.rows(), place, ROWS_BY, once=once)
 
 
@@ -79,11 +83,11 @@ def aggregate(
 
 
 def aggregated(spark: SparkSession, recipe: Recipe, place: Place, others: Sequence[str]) -> tuple[StreamingQuery, ...]:
-    """The same, if all of them have begun to land; Spark reads no folder that is not there."""
+    """The same, if all of them have begun to land; Spark reads nothing that is not there."""
     try:
         return (aggregate(spark, recipe, place, others, once=False),)
     except AnalysisException as fault:
-        if fault.getCondition() != "PATH_NOT_FOUND":
+        if fault.getCondition() not in NOT_THERE:
             raise
         return ()
 
@@ -91,10 +95,6 @@ def aggregated(spark: SparkSession, recipe: Recipe, place: Place, others: Sequen
 def rows(spark: SparkSession, recipe: Recipe, place: Place, others: Sequence[str]) -> DataFrame:
     """What has landed and will land, as a stream; each folder by itself, for its log says which files count."""
     folders = [place.rows(name) for name in (place.name, *others)]
-    if place.tables == "delta":
-        for folder in folders:  # one that is not there yet could not be read
-            empty = spark.createDataFrame([], recipe.landed_schema).write.format("delta").mode("append")
-            empty.partitionBy(*ROWS_BY).save(folder)
     reader = spark.readStream.format(place.tables)
     reader = reader.schema(recipe.landed_schema) if place.tables == "parquet" else reader
     return reduce(DataFrame.unionByName, map(reader.load, folders))
@@ -120,7 +120,8 @@ def finished(
         active = not any(query.awaitTermination(seconds) for query in queries)
         for query in queries:
             for progress in query.recentProgress:
-                if progress.batchId > told.get(query.id, -1):
+                # While a query is idle Spark tells of the batch that it has not begun, by the number it will have.
+                if "addBatch" in progress.durationMs and progress.batchId > told.get(query.id, -1):
                     told[query.id] = progress.batchId
                     yield told_of(progress)
         look()

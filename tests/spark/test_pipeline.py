@@ -4,15 +4,20 @@ import json
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
 from adapters.cli.pipeline import app, run
+from adapters.report.progress import Told
+from adapters.spark import pipeline_run
 from adapters.spark.event_hubs_rows import DDL as EVENT_HUBS
 from adapters.spark.kinesis_rows import DDL as KINESIS
 from adapters.spark.pipeline import Recipe, landed, windowed
@@ -105,6 +110,32 @@ def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark:
     assert sorted(query.name for query in spark.streams.active) == ["rows-one", "windows"]
     one.close()
     assert spark.streams.active == []
+
+
+@frozen
+class Idler:
+    """A query that waited before its batch and after it, as Spark tells of it; it has ended."""
+
+    id = "q"
+    recentProgress = tuple(  # noqa: N815  Spark's name
+        SimpleNamespace(batchId=number, durationMs=durations, told=Told("q", number, 0.0, rows, 0.1))
+        for number, durations, rows in (
+            (3, {"latestOffset": 5}, 0),
+            (3, {"addBatch": 5}, 9),
+            (4, {"latestOffset": 5}, 0),
+        )
+    )
+
+    def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
+        """At once."""
+        return True
+
+
+def test_a_batch_is_told_though_the_query_idled_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it what a pipeline tells would lack rows: Spark numbers an idle turn like the batch it waits for."""
+    monkeypatch.setattr(pipeline_run, "told_of", lambda progress: progress.told)
+    told = list(pipeline_run.finished([cast("StreamingQuery", Idler())], 1))
+    assert told == [Told("q", 3, 0.0, 9, 0.1)]
 
 
 def _sorted(windows: DataFrame) -> list[Any]:
