@@ -17,6 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
 from adapters.kinesis.aggregation import MAGIC, deaggregate
+from adapters.kinesis.aggregation_wire import COMPILED
 from adapters.kinesis.hash_keys import digest_of
 from balancer.model import HASH_KEYS, HashRange
 
@@ -27,6 +28,7 @@ except ImportError:  # without librt, or with another than it was compiled for
 
 _DIGEST_BYTES = 16
 _LIMIT = 1 << 31
+_MEASURING = COMPILED and Spans is not None  # uncompiled it takes twice as long as objects do
 
 SCHEMA = pa.schema(
     [
@@ -67,7 +69,7 @@ def user_record_batch(
 def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
     """The rows of all aggregates in the common form, and the places of all other records."""
     everything = range(len(records))
-    if Spans is None:
+    if not _MEASURING:
         return None, everything
     # All digests first: in turns with them the measuring would begin each time with cold caches.
     sealed = [_sealed(data) for data in records]

@@ -1,5 +1,6 @@
 """Arrow columns hold what the records hold, however they were read."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,14 @@ from balancer.model import HASH_KEYS, HashRange
 COMMON = st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=300)), min_size=1, max_size=40)
 RANGES = st.none() | st.just(HASH_KEYS) | st.tuples(st.integers(0, 2**126), st.integers(2**127, HASH_KEYS[1]))
 Row = tuple[int, int, str | None, str | None, bytes]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def measuring() -> Iterator[None]:
+    """The measuring code, though it is not compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregation_arrow, "_MEASURING", True)
+        yield
 
 
 def one_by_one(records: list[bytes], keys: list[str], hash_range: HashRange | None) -> list[Row]:
@@ -43,11 +52,10 @@ def test_the_columns_hold_the_same_rows(
     assert together(records, keys, hash_range) == one_by_one(records, keys, hash_range)
 
 
-@pytest.mark.parametrize("measuring", [True, False])
-def test_odd_records_among_common_ones_are_not_lost_or_moved(measuring: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("measured", [True, False])
+def test_odd_records_among_common_ones_are_not_lost_or_moved(measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One odd record, or a machine without the measuring code, would change a whole batch."""
-    if not measuring:
-        monkeypatch.setattr(aggregation_arrow, "Spans", None)
+    monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)
     common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].sealed()
     odd = [case for case in cases() if len(case.data) < 10_000]
     for case in odd:
