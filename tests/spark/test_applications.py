@@ -1,27 +1,20 @@
 """`leasehold pipeline` as its users start it: by itself, on a cluster of two workers, and against a Connect server."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from pathlib import Path
 
-import pyspark
 import pytest
-from attrs import define
+from pipeline_process import SECRET, SPARK, WAIT, freed, started
 from types_boto3_kinesis import KinesisClient
 
 from adapters.cli import pipeline
-from adapters.local.java import java_home
-from adapters.local.process import Command, ServiceError, free_port, serving
-from stores.urls import open_store
+from adapters.local.process import Command, free_port, serving
 
 pytestmark = [
     pytest.mark.spark,
@@ -30,119 +23,6 @@ pytestmark = [
     pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(600),  # a busy machine is given time: some of these start five processes of Java
 ]
-
-WAIT = 240
-SHARDS = 2
-SECRET = "hush-hush-hush"  # noqa: S105  of a stand-in that takes any
-SPARK = Path(pyspark.__file__).parent
-
-_names = count()
-
-
-@pytest.fixture
-def environment() -> dict[str, str]:
-    """Java, and one Python for driver and executors."""
-    try:
-        home = java_home()
-    except ServiceError as missing:
-        pytest.skip(f"SPARK IS NOT TESTED: {missing}")
-    return {
-        "JAVA_HOME": str(home),
-        "SPARK_HOME": str(SPARK),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-    }
-
-
-@define
-class Application:
-    """A pipeline in a process of its own, and what it has told so far."""
-
-    process: "subprocess.Popen[str]"
-    folder: Path
-    client: KinesisClient
-    stream: str
-    sent: int = 0
-    landed: int = 0
-
-    def put(self, minutes: Sequence[int]) -> None:
-        """One record for each, and one that cannot be read."""
-        texts = [json.dumps({"at": f"2026-01-01T00:{minute:02}:00Z", "delay": minute}) for minute in minutes]
-        for text in (*texts, "bad"):
-            self.client.put_record(StreamName=self.stream, Data=text.encode(), PartitionKey=text)
-        self.sent += len(texts) + 1
-
-    def until_landed(self) -> None:
-        """Read what it tells until everything has come."""
-        lines = iter(self.process.stdout or ())
-        while self.landed < self.sent:
-            line = next(lines, None)
-            assert line is not None, f"it ended: {self.words}"
-            told = json.loads(line)
-            self.landed += told["rows"] if told["query"] == "rows-main" else 0
-
-    def end(self, number: signal.Signals) -> int:
-        """What it ends with; as from a terminal, its whole group hears of it."""
-        os.killpg(self.process.pid, number)
-        return self.process.wait(WAIT)
-
-    def owners(self) -> list[str | None]:
-        """Who holds the leases."""
-        return [lease.owner for lease in open_store(f"sqlite:///{self.folder}/leases.db").list().leases]
-
-    @property
-    def words(self) -> str:
-        """What it said on standard error."""
-        return (self.folder / "words").read_text()
-
-
-@pytest.fixture
-def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[KinesisClient, str, Path]]:
-    """A stream, and a folder for everything else."""
-    name = f"applications-{next(_names)}"
-    kinesis_client.create_stream(StreamName=name, ShardCount=SHARDS)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
-    yield kinesis_client, name, tmp_path
-    kinesis_client.delete_stream(StreamName=name)
-
-
-@contextmanager
-def started(
-    place: tuple[KinesisClient, str, Path], command: Sequence[str], environment: dict[str, str], url: str
-) -> Iterator[Application]:
-    """The pipeline, begun by this command; it does not outlive the block."""
-    client, stream, folder = place
-    sets = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
-    sets |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}
-    arguments = ["kinesis-leased", *(f"--set={name}={value}" for name, value in sets.items())]
-    arguments += ["--folder", str(folder / "out"), "--schema", "at timestamp, delay int", "--time", "at"]
-    with (folder / "words").open("w") as words:
-        process = subprocess.Popen(
-            [*command, *arguments, "--value", "delay", "--page", str(folder / "page.html")],
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=words,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield Application(process, folder, client, stream)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.stdout:
-            process.stdout.close()
-
-
-def freed(application: Application) -> None:
-    """Wait until nobody holds a lease, which is long before they would expire."""
-    deadline = time.monotonic() + 8
-    while any(application.owners()):
-        assert time.monotonic() < deadline, (application.owners(), application.words)
-        time.sleep(0.1)
-    assert len(application.owners()) == SHARDS
 
 
 def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(

@@ -1,0 +1,41 @@
+"""What pipelines in processes of their own are given: Java and Python, and a stream."""
+
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from pipeline_process import SECRET, SHARDS, SPARK
+from types_boto3_kinesis import KinesisClient
+
+from adapters.local.java import java_home
+from adapters.local.process import ServiceError
+
+_names = count()
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """Java, and one Python for driver and executors."""
+    try:
+        home = java_home()
+    except ServiceError as missing:
+        pytest.skip(f"SPARK IS NOT TESTED: {missing}")
+    return {
+        "JAVA_HOME": str(home),
+        "SPARK_HOME": str(SPARK),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+
+
+@pytest.fixture
+def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[KinesisClient, str, Path]]:
+    """A stream, and a folder for everything else."""
+    name = f"applications-{next(_names)}"
+    kinesis_client.create_stream(StreamName=name, ShardCount=SHARDS)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    yield kinesis_client, name, tmp_path
+    kinesis_client.delete_stream(StreamName=name)

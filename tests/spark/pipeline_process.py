@@ -1,0 +1,101 @@
+"""`leasehold pipeline` as a process, watched from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+from attrs import define
+from types_boto3_kinesis import KinesisClient
+
+from stores.urls import open_store
+
+WAIT = 240
+SHARDS = 2
+SECRET = "hush-hush-hush"  # noqa: S105  of a stand-in that takes any
+SPARK = Path(pyspark.__file__).parent
+
+
+@define
+class Application:
+    """A pipeline in a process of its own, and what it has told so far."""
+
+    process: "subprocess.Popen[str]"
+    folder: Path
+    client: KinesisClient
+    stream: str
+    sent: int = 0
+    landed: int = 0
+
+    def put(self, minutes: Sequence[int]) -> None:
+        """One record for each, and one that cannot be read."""
+        texts = [json.dumps({"at": f"2026-01-01T00:{minute:02}:00Z", "delay": minute}) for minute in minutes]
+        for text in (*texts, "bad"):
+            self.client.put_record(StreamName=self.stream, Data=text.encode(), PartitionKey=text)
+        self.sent += len(texts) + 1
+
+    def until_landed(self) -> None:
+        """Read what it tells until everything has come."""
+        lines = iter(self.process.stdout or ())
+        while self.landed < self.sent:
+            line = next(lines, None)
+            assert line is not None, f"it ended: {self.words}"
+            told = json.loads(line)
+            self.landed += told["rows"] if told["query"] == "rows-main" else 0
+
+    def end(self, number: signal.Signals) -> int:
+        """What it ends with; as from a terminal, its whole group hears of it."""
+        os.killpg(self.process.pid, number)
+        return self.process.wait(WAIT)
+
+    def owners(self) -> list[str | None]:
+        """Who holds the leases."""
+        return [lease.owner for lease in open_store(f"sqlite:///{self.folder}/leases.db").list().leases]
+
+    @property
+    def words(self) -> str:
+        """What it said on standard error."""
+        return (self.folder / "words").read_text()
+
+
+@contextmanager
+def started(
+    place: tuple[KinesisClient, str, Path], command: Sequence[str], environment: dict[str, str], url: str, *more: str
+) -> Iterator[Application]:
+    """The pipeline, begun by this command, with `more` arguments; it does not outlive the block."""
+    client, stream, folder = place
+    sets = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
+    sets |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}
+    arguments = ["kinesis-leased", *(f"--set={name}={value}" for name, value in sets.items())]
+    arguments += ["--folder", str(folder / "out"), "--schema", "at timestamp, delay int", "--time", "at", *more]
+    with (folder / "words").open("w") as words:
+        process = subprocess.Popen(
+            [*command, *arguments, "--value", "delay", "--page", str(folder / "page.html")],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield Application(process, folder, client, stream)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def freed(application: Application) -> None:
+    """Wait until nobody holds a lease, which is long before they would expire."""
+    deadline = time.monotonic() + 8
+    while any(application.owners()):
+        assert time.monotonic() < deadline, (application.owners(), application.words)
+        time.sleep(0.1)
+    assert len(application.owners()) == SHARDS
