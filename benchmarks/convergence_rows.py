@@ -79,7 +79,7 @@ def moves(*, factor: float = 1.0, more: float = 1.0) -> Bar:
 
 
 ASKED = (
-    "An owner that answers requests hands over at its next renewal, up to 5.6 s or 0.28 cycles after it was asked: the"
+    "An owner that answers requests hands over at its next renewal, up to 3.3 s or 0.17 cycles after it was asked: the"
     " last newcomer comes after 0.9 cycles, asks for its share a cycle later, and waits. A theft would not wait, and"
     " what the victim had read and not checkpointed would be read twice. A gift whose heir waits for a stalled request"
     " is taken back after 2 s and given again at a further renewal."

@@ -37,7 +37,7 @@ fullest and the emptiest worker; `unowned_lease_cycles_max` the longest time a l
 A sweep runs on all cores of this machine, which is fastest for up to some thousand fleets; with `--master` it runs
 on a Spark cluster that has leasehold installed, and answers the same.
 
-`--pace cycle` lets every worker scan the table once in 20.05 s, whatever its rules, so that cycles compare;
+`--pace cycle` has every worker scan the table once in 20.05 s and renew every 3.3 s, whatever its rules;
 `--pace own` has each rule set's own default cadence.
 """
 

@@ -15,7 +15,7 @@ Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "ste
 Pace = Literal["cycle", "own"]
 
 CYCLE = Config(Kcl())
-"""The pace at which rule sets are compared: KCL 2.x's lease_seconds and cycle_seconds."""
+"""The pace at which rule sets are compared: KCL 2.x's, of scans and of renewals."""
 
 RULES: dict[str, Rules] = {
     "minimal": Minimal(),
@@ -44,7 +44,8 @@ class Question:
              workers end; rolling: every worker is replaced in turn; reshard: every shard splits; steady: nothing
              happens; weights: even counts, but throughputs that differ (log-normal, sigma 1)
     start    whether workers start spread over a cycle or together
-    pace     cycle: everybody scans once per 20.05 s; own: as each rule set's library does by default
+    pace     cycle: everybody scans once per 20.05 s and renews every 3.3 s; own: as each rule set's library does by
+             default
     hint     whether `minimal` is told which workers are coming
     grouped  whether `minimal` balances the groups too
     peer     the rules of the others where only `share` of the workers have ours
@@ -109,7 +110,7 @@ def config_of(question: Question, name: str | None = None) -> Config:
         rules = evolve(rules, max_steals=question.max_steals)
     if question.pace == "own":
         return Config(rules)
-    return Config(rules, lease_seconds=CYCLE.lease_seconds, cycle_seconds=CYCLE.cycle_seconds)
+    return evolve(CYCLE, rules=rules)
 
 
 def fleet_of(question: Question) -> Fleet:
