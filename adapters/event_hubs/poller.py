@@ -3,6 +3,7 @@
 import logging
 import random
 import time
+from itertools import dropwhile
 
 from adapters.backoff import Backoff
 from adapters.event_hubs.access import Access
@@ -60,12 +61,16 @@ class PartitionReader:
         return Feed(self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch)
 
     def _batch(self, came: list[Record]) -> Batch:
-        records = tuple(record for record in came if int(record.sequence_number) > self._last)
+        # What was done can only come first: a partition's numbers rise.
+        records = tuple(dropwhile(self._done, came))
         if records:
             self._last, self._position = int(records[-1].sequence_number), records[-1].position
         self._idle, self._behind = IDLE_SECONDS, _behind(came[-1])
         self._backoff.reset()
         return Batch(records, self._position, self._behind, wait_seconds=0.0)
+
+    def _done(self, record: Record) -> bool:
+        return int(record.sequence_number) <= self._last
 
     def _waiting(self) -> Batch:
         wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
