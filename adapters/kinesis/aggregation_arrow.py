@@ -27,6 +27,8 @@ except ImportError:  # without librt, or with another than it was compiled for
     Spans = None  # type: ignore[assignment,misc]  # then nothing is measured
 
 _DIGEST_BYTES = 16
+_FRAME = len(MAGIC) + _DIGEST_BYTES
+_BODY = slice(len(MAGIC), -_DIGEST_BYTES)
 _LIMIT = 1 << 31
 _MEASURING = COMPILED and Spans is not None  # uncompiled it takes twice as long as objects do
 
@@ -42,6 +44,7 @@ SCHEMA = pa.schema(
 """`record` is the place of the Kinesis record among those given."""
 
 _FLAT = pc.get_function("cast")
+_NULLS = pa.nulls(1 << 16, pa.string())  # as many rows as a batch mostly has, made once
 _TO_BINARY = pc.CastOptions.safe(pa.binary())
 
 
@@ -86,10 +89,9 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
 
 
 def _sealed(data: bytes) -> bool:
-    if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
+    if not data.startswith(MAGIC) or len(data) <= _FRAME:
         return False
-    body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
-    return hashlib.md5(body, usedforsecurity=False).digest() == data[-_DIGEST_BYTES:]
+    return data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
 
 
 def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
@@ -114,7 +116,7 @@ def _columns(spans: "Spans", records: Sequence[bytes]) -> pa.RecordBatch:
         _column(pa.int32(), rows, pa.py_buffer(spans.places.getvalue())),
         _column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
         _column(pa.string(), rows, key_ends, keys),
-        pa.nulls(rows, pa.string()),
+        _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
         _FLAT.call([_column(pa.binary_view(), rows, *views)], _TO_BINARY),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
