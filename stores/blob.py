@@ -88,7 +88,7 @@ def _layout(options: Mapping[str, str]) -> Layout:
 
 
 def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
-    """Namespace, hub and group of a URL's options; `contoso` is short for its full name. Raises ValueError."""
+    """Namespace, hub and group of a URL's options; `namespace` is short for its full name. Raises ValueError."""
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
         raise ValueError(

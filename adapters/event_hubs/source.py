@@ -90,7 +90,7 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
 
 
 def _full(namespace: str) -> str:
-    """`contoso` is short for `contoso.servicebus.windows.net`."""
+    """`namespace` is short for `namespace.servicebus.windows.net`."""
     return namespace if "." in namespace or ":" in namespace else f"{namespace}.{DOMAIN}"
 
 

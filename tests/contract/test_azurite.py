@@ -170,15 +170,15 @@ def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> N
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("azblob://acme", "azblob:// wants account/container"),
-        ("azblob://acme/a/b", "azblob:// wants account/container"),
-        ("azblob://acme/a?eventhub=hub", "option 'eventhub' wants"),
-        ("azblob://acme/a?eventhub=ns/hub&prefix=p", "option 'eventhub' wants"),
-        ("azblob://acme/a?group=g", "option 'group' goes with"),
-        ("azblob://acme/a?prefix=p&start=LATEST", "option 'start' goes with"),
-        ("azblob://acme/a?eventhub=ns/hub&start=NOW", "option 'start' wants one of TRIM_HORIZON, LATEST"),
-        ("azblob://acme/a?endpoint=http://h", "option 'endpoint' goes with an identity"),
-        ("azblob://acme/leases", "AZURE_STORAGE_CONNECTION_STRING is for account 'devstoreaccount1', not 'acme'"),
+        ("azblob://other", "azblob:// wants account/container"),
+        ("azblob://other/a/b", "azblob:// wants account/container"),
+        ("azblob://other/a?eventhub=hub", "option 'eventhub' wants"),
+        ("azblob://other/a?eventhub=ns/hub&prefix=p", "option 'eventhub' wants"),
+        ("azblob://other/a?group=g", "option 'group' goes with"),
+        ("azblob://other/a?prefix=p&start=LATEST", "option 'start' goes with"),
+        ("azblob://other/a?eventhub=ns/hub&start=NOW", "option 'start' wants one of TRIM_HORIZON, LATEST"),
+        ("azblob://other/a?endpoint=http://h", "option 'endpoint' goes with an identity"),
+        ("azblob://other/leases", "AZURE_STORAGE_CONNECTION_STRING is for account 'devstoreaccount1', not 'other'"),
     ],
 )
 def test_a_bad_url_is_named_by_its_part(connection: str, url: str, says: str) -> None:

@@ -10,7 +10,7 @@ from adapters.spark.kinesis_options import kinesis_options
 from balancer.config import Kcl, Minimal
 from balancer.model import TRIM_HORIZON, at_timestamp
 
-CONNECTION = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=hush=;EntityPath=h"
+CONNECTION = "Endpoint=sb://namespace.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=hush=;EntityPath=h"
 KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
 
 
@@ -79,7 +79,7 @@ def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.M
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
     asked = event_hubs_options(store)
-    assert (asked.namespace, asked.hub, asked.group) == ("contoso.servicebus.windows.net", "h", "$Default")
+    assert (asked.namespace, asked.hub, asked.group) == ("namespace.servicebus.windows.net", "h", "$Default")
     assert "hush" not in repr(asked)
     file.write_text(CONNECTION.replace("EntityPath=h", "EntityPath=another") + "\n")
     found = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
