@@ -38,10 +38,12 @@ class Tasks:
         self._current: Task | None = None
         self._dues: list[tuple[float, int, int, Task]] = []
         self._number = 0
+        self._alive: dict[Task, None] = {}
 
     def start(self, work: Callable[[], None], at: float | None = None) -> Task:
         """Begin this at that time, now if left out."""
         task = Task(work, self._hub)
+        self._alive[task] = None
         self._wake(task, self.now if at is None else at)
         return task
 
@@ -80,11 +82,12 @@ class Tasks:
         self.now = max(self.now, until)
 
     def close(self) -> None:
-        """End what still waits, so that nothing of it runs when memory is cleared."""
-        for _, _, _, task in self._dues:
+        """End what still waits, for ever too: it would run when memory is cleared, or keep all it knows in memory."""
+        for task in tuple(self._alive):
             if task.greenlet:  # begun and not over
                 task.greenlet.throw(Killed)
         self._dues.clear()
+        self._alive.clear()
 
     def _wake(self, task: Task, due: float) -> None:
         task.naps += 1
@@ -96,6 +99,8 @@ class Tasks:
         self._current = task
         task.greenlet.switch()
         self._current = None
+        if task.greenlet.dead:
+            del self._alive[task]
 
 
 class Lock:
