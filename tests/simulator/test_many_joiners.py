@@ -7,7 +7,7 @@ from adapters.simulator.run import run
 from adapters.simulator.scenario import Network
 from balancer.config import Config
 
-SLOW = Network(latency=(0.5, 0.6), stall=0.0, unanswered=0.0)
+SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
 
 
 def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
