@@ -67,7 +67,7 @@ def test_a_killed_pipeline_has_each_row_once_in_its_delta_tables(
     """Without it rows of Delta tables could come twice or never after a kill, and nobody would know."""
     if find_spec("delta") is None:
         reason = "delta-spark is not installed; its 4.4.1 takes PySpark up to 4.2.0"
-        pytest.skip(f"DELTA IS NOT TESTED: {reason}, and here is {pyspark.__version__} (see docs/spark.md)")
+        pytest.skip(f"DELTA IS NOT TESTED: {reason}, and here is {pyspark.__version__} (see docs/reports.md)")
     out, environment = place[2] / "out", environment | {"PYSPARK_SUBMIT_ARGS": QUICK}
     with started(place, COMMAND, environment, kinesis_url, "--tables", "delta") as application:
         application.put(range(20))
