@@ -9,16 +9,26 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from threading import Lock
+from typing import Protocol, TypeVar
 
 from balancer.model import Lease
 from stores.protocol import Done, Store, StoreError
 
 log = logging.getLogger("leasehold.handoff")
 
-Each = Callable[[Callable[[Lease], None], Iterable[Lease]], Iterable[None]]
-
 RETRY_SECONDS = 0.25
 ACCEPT_SECONDS = 2.0
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Each(Protocol):
+    """Applies a function to each item: `map`, or a pool's, so that writes need not queue."""
+
+    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
+        """The answers, in the order of the items."""
+        ...
 
 
 class Handoffs:

@@ -10,14 +10,14 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import Event, Lock
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from adapters.backoff import Backoff
 from adapters.discovery import Discovery
-from adapters.handoff import Handoffs
+from adapters.handoff import Each, Handoffs
 from adapters.holding import Holding
 from adapters.holdings import Holdings
 from adapters.identity import Identity
@@ -35,19 +35,9 @@ from stores.writes import merged
 
 log = logging.getLogger("leasehold.worker")
 
-T = TypeVar("T")
-R = TypeVar("R")
 
 RETRY_SECONDS = 1.0
 SOON_SECONDS = 0.05
-
-
-class Each(Protocol):
-    """Applies a function to each item: `map`, or a pool's, so that writes need not queue."""
-
-    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
-        """The answers, in the order of the items."""
-        ...
 
 
 class Consumer(Protocol):
