@@ -83,7 +83,8 @@ def _open_parents(family: Family) -> list[Problem]:
 
 def _cycle(family: Family) -> list[Problem]:
     try:
-        TopologicalSorter({shard.id: shard.parents for shard in family.shards.values()}).prepare()
+        # Who has no parents stands in no ring: of ten thousand shards that were never split, nothing is sorted.
+        TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
     except CycleError as error:
         ring = sorted(set(error.args[1]))
         return [Problem(family.stream, ring[0], f"is its own ancestor, by way of {', '.join(ring)}")]
