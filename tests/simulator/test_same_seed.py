@@ -1,8 +1,11 @@
 """A run is told by its scenario alone."""
 
+import gc
 import os
 import subprocess
 import sys
+
+import pytest
 
 from adapters.simulator.chaos import trial
 from adapters.simulator.digest import digest
@@ -37,3 +40,15 @@ def test_another_seed_leaves_another_trace() -> None:
     """Without it the seed would not be what chooses."""
     scenario = trial(SEEDS[0]).scenario
     assert digest(run(scenario)) != digest(run(scenario.with_seed(12345)))
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
+    """Left off, a process that sweeps ten thousand fleets would keep the dead rings of all."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        run(trial(SEEDS[0]).scenario)
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
