@@ -108,8 +108,7 @@ class Watch:
         version_at = before.version_at if still else ended
         owner_at = before.owner_at if kept else ended
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended
-        # How long a lease waits for the first renewal by whom it was given to says nothing of the second. Nor does
-        # a request: on stores of objects it moves the version as well, and its owner may be dead.
+        # How long a lease waits for the first renewal by whom it was given to says nothing of the second.
         renewed = before.lease.idle < before.lease.held
         moved = before.lease.idle if renewed and math.isfinite(before.lease.idle) else 0.0
         return Sighting(
@@ -121,7 +120,7 @@ class Watch:
             version_at=version_at,
             owner_at=owner_at,
             heir_at=heir_at,
-            gap=(before.gap if still or before.lease.heir != lease.heir else moved) if kept else 0.0,
+            gap=(before.gap if still else moved) if kept else 0.0,
         )
 
     def _first_sight(self, lease: Lease, ended: float) -> Sighting:

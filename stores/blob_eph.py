@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import ContainerClient
 
-from balancer.model import TRIM_HORIZON, Lease
+from balancer.model import TRIM_HORIZON, Lease, Version
 from stores.blob import BlobObjects, asking, one_hub, open_container
 from stores.blob_names import read_position, stream_of
 from stores.etags import EtagStore
@@ -48,7 +48,7 @@ class HostLayout:
     @property
     def promises(self) -> Promises:
         """Nothing, for nothing is written."""
-        return Promises(owner_checked_checkpoint=False, free_notes=False, free_requests=False, claims_on_create=False)
+        return Promises(owner_checked_checkpoint=False, free_notes=False, claims_on_create=False)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -81,7 +81,9 @@ class HostLayout:
         if "offset" not in fields or "sequencenumber" not in fields:
             raise BadField("Offset", "the blob is no lease of an Event Processor Host")
         at = read_position(fields, TRIM_HORIZON) if fields["offset"] else TRIM_HORIZON
-        return Lease(key, stream=self.stream, owner=fields.get("owner") or None, version=parts.version, checkpoint=at)
+        return Lease(
+            key, stream=self.stream, owner=fields.get("owner") or None, version=Version(parts.etag), checkpoint=at
+        )
 
     def ownership(self, stored: Fields, before: Lease, after: Lease) -> Fields:
         """Refused."""

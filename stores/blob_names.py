@@ -3,8 +3,8 @@
 `<namespace>/<hub>/<group>/ownership/<partition>` holds `ownerid`; an owner absent or empty has let
 go. `<namespace>/<hub>/<group>/checkpoint/<partition>` holds `offset` and `sequencenumber`. All
 names are lower case, all blobs empty. What the SDKs have no word for stands in metadata of our
-own beside theirs (`handoffowner`, `handoffto`, `throughputkbps`, `notes`, `position`); their workers leave it out
-when they write, and every reader treats it as void then.
+own beside theirs (`handoffowner`, `handoffto`, `handoffversion`, `throughputkbps`, `notes`, `position`); their workers
+leave it out when they write, and every reader treats it as void then.
 """
 
 import json
@@ -13,7 +13,7 @@ from attrs import frozen
 
 from balancer.model import LATEST, TRIM_HORIZON, Lease, Notes, Position
 from stores.fields import BadField, position
-from stores.layouts import Part, Parts
+from stores.layouts import Part, Parts, handoff_version, version_of
 from stores.objects import Fields
 from stores.protocol import Promises, StoreError
 
@@ -48,7 +48,7 @@ class EventHubLayout:
     @property
     def promises(self) -> Promises:
         """Checkpoint and ownership are two blobs, and notes stand on the second."""
-        return Promises(owner_checked_checkpoint=False, free_notes=False, free_requests=False)
+        return Promises(owner_checked_checkpoint=False, free_notes=False)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -86,7 +86,7 @@ class EventHubLayout:
             key,
             stream=self._stream,
             owner=owner,
-            version=parts.version,
+            version=version_of(parts, yields=yields),
             idle=parts.ownership.age if parts.ownership else 0.0,
             checkpoint=read_position(parts.fields("checkpoint"), self.start) if parts.checkpoint else self.start,
             heir=(fields.get("handoffto") or None) if yields else None,
@@ -95,12 +95,13 @@ class EventHubLayout:
             notes=read_notes(fields.get("notes", "")),
         )
 
-    def ownership(self, stored: Fields, before: Lease, after: Lease) -> Fields:  # noqa: ARG002  no note has a stamp here
+    def ownership(self, stored: Fields, before: Lease, after: Lease) -> Fields:
         """`ownerid` always, even empty: the Python SDK's listing fails on a blob without it."""
         ours = {
             "ownerid": _plain("owner", after.owner or ""),
             "handoffowner": _plain("owner", after.owner or "") if after.yields else "",
             "handoffto": _plain("heir", after.heir or ""),
+            "handoffversion": handoff_version(before, after),
             "throughputkbps": "" if after.weight is None else repr(after.weight),
             "notes": json.dumps(dict(after.notes)) if after.notes else "",
         }

@@ -21,9 +21,9 @@ class Parts:
     notes: Stored | None = None
 
     @property
-    def version(self) -> Version:
-        """The ownership's ETag; empty where nobody has ever owned the lease."""
-        return Version(self.ownership.etag if self.ownership else "")
+    def etag(self) -> str:
+        """The ownership's; empty where nobody has ever owned the lease."""
+        return self.ownership.etag if self.ownership else ""
 
     @property
     def existing(self) -> tuple[Stored, ...]:
@@ -43,6 +43,24 @@ class Parts:
     def having(self, part: Part, stored: Stored | None) -> "Parts":
         """The same with this one in its place."""
         return evolve(self, **{part: stored})
+
+
+def handoff_version(before: Lease, after: Lease) -> str:
+    """What an ownership must say so that a request, or its withdrawal, leaves the version alone; else nothing.
+
+    It is no sign of its owner's life: whoever watches would take a dead owner for alive, and the
+    owner would find its own next write refused.
+    """
+    return before.version if before.heir != after.heir and before.epoch == after.epoch else ""
+
+
+def version_of(parts: Parts, *, yields: bool) -> Version:
+    """The ownership's ETag, or what it was before somebody asked for the lease; that only of an owner that answers.
+
+    Others may keep metadata that they do not know when they renew.
+    """
+    said = parts.fields("ownership").get("handoffversion") if yields else None
+    return Version(said or parts.etag)
 
 
 class Layout(Protocol):

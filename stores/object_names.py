@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from balancer.model import Lease, Notes
 from stores.fields import BadField, hash_range, position
-from stores.layouts import Part, Parts
+from stores.layouts import Part, Parts, handoff_version, version_of
 from stores.objects import Fields
 from stores.protocol import Promises
 from stores.writes import counted
@@ -39,8 +39,8 @@ class ObjectLayout:
 
     @property
     def promises(self) -> Promises:
-        """Checkpoint and ownership are two objects; a request stands on the ownership."""
-        return Promises(owner_checked_checkpoint=False, free_requests=False)
+        """Checkpoint and ownership are two objects."""
+        return Promises(owner_checked_checkpoint=False)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -83,7 +83,8 @@ class ObjectLayout:
         )
         if "weight" in fields:  # measured since it was made
             owned = evolve(owned, weight=_weight(fields["weight"]))
-        return evolve(counted(owned, _whole("counter", fields.get("counter", "0"))), version=parts.version)
+        counter = _whole("counter", fields.get("counter", "0"))
+        return evolve(counted(owned, counter), version=version_of(parts, yields=yields))
 
     def ownership(self, stored: Fields, before: Lease, after: Lease) -> Fields:
         """With the notes that travel in this write, stamped with its counter."""
@@ -93,6 +94,7 @@ class ObjectLayout:
             "counter": str(counter),
             "handoffowner": _said(after.owner or "") if after.yields else "",
             "handoffto": _said(after.heir or ""),
+            "handoffversion": handoff_version(before, after),
             "weight": "" if after.weight is None else repr(after.weight),
             "notes": _stamp(stored, before, after, counter),
         }

@@ -71,13 +71,11 @@ class Promises:
 
     owner_checked_checkpoint  a checkpoint and the ownership check are one atomic write
     free_notes                `annotate` leaves the version alone
-    free_requests             `request_handoff` and `withdraw` leave the version alone
     claims_on_create          `create` with an owner creates and claims in one write
     """
 
     owner_checked_checkpoint: bool = True
     free_notes: bool = True
-    free_requests: bool = True
     claims_on_create: bool = True
 
 
@@ -149,7 +147,7 @@ class Store(Protocol):
         ...
 
     def request_handoff(self, lease: Lease, me: str) -> Outcome:
-        """Name me as heir; version untouched where `promises.free_requests`.
+        """Name me as heir; version untouched.
 
         Condition: the owner as seen still owns it and answers requests, it is not ended, no
         KCL 3.x hand-off runs, and no other heir is named than the (stale) one as seen.
@@ -169,7 +167,7 @@ class Store(Protocol):
         ...
 
     def withdraw(self, lease: Lease, me: str) -> Outcome:
-        """Remove me as heir; version untouched where `promises.free_requests`.
+        """Remove me as heir; version untouched.
 
         Condition: the owner as seen and heir me.
         """

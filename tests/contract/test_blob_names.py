@@ -76,6 +76,25 @@ def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> 
     )
 
 
+def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
+    """A dead owner that is asked would pass for alive, and wait for another `lease_seconds`."""
+    owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
+    asked, renewed = evolve(owned, heir="bob"), evolve(owned, heir="bob", epoch=1)
+    request = HUB.ownership({}, owned, asked)
+    withdrawal = HUB.ownership(request, asked, owned)
+    renewal = HUB.ownership(request, asked, renewed)
+    written = [Parts(Stored("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
+    assert [HUB.lease("0", parts).version for parts in written] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
+
+
+def test_a_version_that_a_stranger_kept_does_not_count() -> None:
+    """A worker that renews and keeps metadata it does not know would look dead."""
+    kept = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
+    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", kept)))
+    assert lease is not None
+    assert lease.version == "0x8E"
+
+
 @pytest.mark.parametrize(
     ("fields", "owner", "heir", "yields"),
     [

@@ -131,6 +131,39 @@ def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -
 
 
 @LAYOUTS
+def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> None:
+    """Requests of no use, just while the giver is busy giving ten leases."""
+    objects, store = opened(layout)
+    heir = EtagStore(objects, layout)
+    lease = done(store.renew(done(heir.request_handoff(owned(objects, store), "bob"))))
+    objects.log.clear()
+    assert heir.get(["0"], stale_ok=True) == (lease,)
+    assert objects.log == ["get ownership/0"]
+
+
+@LAYOUTS
+def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
+    """Ten requests at every look, from every newcomer, and the giver waits behind them."""
+    objects, store = opened(layout)
+    leases = tuple(done(store.create(Lease(str(number), owner="ann"))) for number in range(5))
+    objects.log.clear()
+    assert store.get([lease.key for lease in leases], stale_ok=True) == leases
+    assert objects.log == ["list group/ownership" if layout is HUB else "list ownership"]
+
+
+@LAYOUTS
+def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout: Layout) -> None:
+    """The shard stands still meanwhile: the gift that follows renews the lease, so the checkpoint need not."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    done(EtagStore(objects, layout).request_handoff(lease, "bob"))
+    objects.log.clear()
+    now = done(store.checkpoint(lease, AT_9))
+    assert now == evolve(lease, heir="bob", checkpoint=AT_9, epoch=now.epoch)
+    assert objects.log == ["over ownership/0", "get ownership/0", "over checkpoint/0"]
+
+
+@LAYOUTS
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
     """There is nothing to remember of it, and it would be taken for gone."""
     objects, store = opened(layout)

@@ -90,7 +90,8 @@ def test_ownership_counts_every_write() -> None:
     free = Lease("s-0")
     owned = evolve(free, owner="ann", yields=True, notes=(("n", "7"),))
     first = FLEET.ownership({}, free, owned)
-    second = FLEET.ownership({**first, "theirs": "kept"}, owned, evolve(owned, heir="bob"))
+    held = evolve(owned, version=Version("e-1"))
+    second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, heir="bob"))
     assert (first, second) == (
         {"ownerid": "ann", "counter": "1", "handoffowner": "ann", "notes": '{"n": ["7", 1]}'},
         {
@@ -98,12 +99,13 @@ def test_ownership_counts_every_write() -> None:
             "counter": "2",
             "handoffowner": "ann",
             "handoffto": "bob",
+            "handoffversion": "e-1",
             "notes": '{"n": ["7", 1]}',
             "theirs": "kept",
         },
     )
     lease = FLEET.lease("s-0", Parts(stored(second, "e-2"), stored({"sequence": "TRIM_HORIZON"})))
-    seen = evolve(owned, heir="bob", version=Version("e-2"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON)
+    seen = evolve(owned, heir="bob", version=Version("e-1"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON)
     assert lease == seen
 
 

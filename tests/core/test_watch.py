@@ -146,14 +146,6 @@ def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None
     assert dict(watch.history.gaps) == {}
 
 
-def test_a_request_is_no_renewal_of_a_slow_owner() -> None:
-    """On stores of objects it moves the version too: an owner that died as it was asked would be given three gaps."""
-    watch, _ = Watch().look([ROW], began=0, ended=1)
-    watch, _ = watch.look([ROW], began=9, ended=9)
-    watch, _ = watch.look([evolve(ROW, version=Version("2"), heir="b")], began=10, ended=10)
-    assert dict(watch.history.gaps) == {}
-
-
 def test_holes_are_counted_on_full_readings_alone() -> None:
     """Three looks at a few rows would else pass for three looks at the stream (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
