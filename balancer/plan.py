@@ -37,7 +37,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     if going:
         reading = tuple(lease for lease in reading if lease.key not in going)
         census = take_census(reading, me, config)
-    taken = _take(census, me, config)
+    # What others hold may have changed since all was read: a reading of a few rows serves the moves under way (H2).
+    taken = _take(census, me, config) if me.history.full_still <= 0 else ()
     spoken = going | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in spoken)
     spoken |= {move.lease.key for move in moves}

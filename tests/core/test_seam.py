@@ -3,9 +3,10 @@
 from hashlib import blake2b
 
 import pytest
+from attrs import evolve
 
 from balancer import births, readable, slow_owners
-from balancer.actions import Claim, Create, Look, RequestHandoff
+from balancer.actions import Claim, Create, Look, Release, RequestHandoff
 from balancer.census import take_census
 from balancer.chance import drawn, drawn_owner, order_under
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal, Rules
@@ -52,6 +53,16 @@ def test_leases_asked_for_are_polled_alone() -> None:
     asked = Lease("s-1", owner="b", heir="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
     assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.25, keys=("s-1", "s-2"), stale_ok=True)
+
+
+def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
+    """A newcomer would ask for what stood by when it asked for its first lease (M5), its share of a fleet of two."""
+    others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
+    given = Lease("s-9", owner="b", yields=True, heir="a")
+    later = Me("a", history=History(full_still=0.25))
+    assert plan([*others, given], None, later, Config()) == ()
+    assert len(plan([*others, given], None, Me("a"), Config())) == 4
+    assert plan([*others, given], None, evolve(later, worker="b"), Config()) == (Release(given, "H3", heir="a"),)
 
 
 def test_the_draw_is_specified_to_the_byte() -> None:
