@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Protocol, TypeVar
 
+from balancer.actions import RequestHandoff
+from balancer.handoff import asked_again
 from balancer.model import Lease
 from stores.protocol import Done, Store, StoreError
 
@@ -61,6 +63,13 @@ class Handoffs:
         """It stands no longer."""
         with self._lock:
             self._asked.pop(key, None)
+
+    def again(self, found: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
+        """What to ask for once more, of leases as they are now (H4)."""
+        with self._lock:
+            pairs = [(self._asked[lease.key], lease) for lease in found if lease.key in self._asked]
+        requests = (asked_again(asked, lease) for asked, lease in pairs)
+        return tuple(request for request in requests if request is not None)
 
     def gave(self, lease: Lease, now: float) -> None:
         """I gave this lease away, as stored now; the heir should accept it soon."""

@@ -122,24 +122,32 @@ class Holdings:
         self._twin = self._twin or before != lease.version
         return True
 
-    def adopt(self, seen: Lease) -> None:
-        """Take up a stray: a lease given to us, or held before a restart, expired or not, without a move."""
+    def adopt(self, seen: Lease) -> Lease | None:
+        """Take up a stray: a lease given to us, or held before a restart, expired or not, without a move.
+
+        Answers the lease as it is, where it is another's by now.
+        """
         with self._lock:
             self._loose.pop(seen.key, None)
         try:
             stored = self._adopt_as(seen)
-            if stored is None:
-                return
+            if stored is None or not self._ours(stored):
+                return stored
             # The listing may have been stale; what moves between a consistent reading and our write lives.
             again = self._adopt_as(stored)
-            self._twin = self._twin or (again is not None and self._identity.predecessor(again) is not None)
+            alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
+            self._twin = self._twin or alive
         except StoreError as fault:
             log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
             with self._lock:
                 self._loose[seen.key] = seen
+        return None
+
+    def _ours(self, lease: Lease) -> bool:
+        return lease.owner == self._identity.worker and not lease.ended
 
     def _adopt_as(self, lease: Lease) -> Lease | None:
-        """None once it is held, or is not ours any more; else the lease as it really is.
+        """None once it is held, or gone; else the lease as it really is.
 
         A write, not a mere reading: otherwise the giver of a lease and its heir could both own it.
         """
@@ -148,9 +156,7 @@ class Holdings:
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
             return None
-        stored = outcome.lease
-        ours = stored is not None and stored.owner == self._identity.worker and not stored.ended
-        return stored if ours else None
+        return outcome.lease
 
     def _let_go(self, holding: Holding) -> None:
         # Given and stolen are daily business; that nothing answered for so long is for somebody to look into.

@@ -212,7 +212,7 @@ class Worker:
         # What was not read now may be another's by now. KCL 2.x renews finished leases too.
         fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
         strays = self._holdings.strays(fresh, ended=isinstance(self.config.rules, Kcl))
-        list(self.each_action(self._holdings.adopt, strays))
+        adopted = list(self.each_action(self._holdings.adopt, strays))
         me = self._asking()
         doubted = self._holdings.doubted(listing.leases, still(fresh, me, self.config))
         list(self.each_action(self._holdings.settle, doubted))
@@ -222,6 +222,7 @@ class Worker:
         if asked is not None:
             # What was not read now may have changed since: leave it to those who look, or to our own next look.
             actions = tuple(action for action in actions if action.lease.key in asked)
+            actions += self._handoffs.again((*fresh, *filter(None, adopted)))
         list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
         self._look = look_again(actions, leases, me, self.config)
         self._turns += 1
@@ -262,7 +263,6 @@ class Worker:
     def _learn(self, action: Action, outcome: Outcome, begun: float) -> None:
         match action, outcome:
             case ((Claim() | Steal() | Create()), Done(lease)) if lease.owner == self.me:
-                self._handoffs.settled(lease.key)
                 self._hold(lease, begun)
             case RequestHandoff(), Done(lease):
                 self._handoffs.asked(lease)
@@ -274,6 +274,7 @@ class Worker:
                 pass
 
     def _began(self, holding: Holding) -> None:
+        self._handoffs.settled(holding.key)
         self.consumer.begin(holding)
 
     def _hold(self, lease: Lease, begun: float) -> None:

@@ -4,7 +4,7 @@ These belong to every rule set, for a fleet may change rules while a move is und
 (H1, H2, H5) is `minimal`'s own.
 """
 
-from balancer.actions import Claim, Release, Steal
+from balancer.actions import Claim, Release, RequestHandoff, Steal
 from balancer.census import Census
 from balancer.config import Config
 from balancer.model import Lease
@@ -18,6 +18,16 @@ def handoffs(census: Census, config: Config) -> tuple[Claim | Release | Steal, .
     expired = {lease.key for lease in census.expired}
     moves = (_move(lease, census.worker, config, dead=lease.key in expired) for lease in census.moving)
     return tuple(sorted((move for move in moves if move is not None), key=lambda move: move.lease.key))
+
+
+def asked_again(asked: Lease, found: Lease) -> RequestHandoff | None:
+    """H4: the request anew, for what its owner gave and took back because the heir was late to accept it.
+
+    asked  the lease as the request left it
+    found  as it is now
+    """
+    taken_back = found.owner == asked.owner and found.heir is None and found.yields and not found.ended
+    return RequestHandoff(found, found.owner or "", "H4") if taken_back else None
 
 
 def _move(lease: Lease, worker: str, config: Config, *, dead: bool) -> Claim | Release | Steal | None:

@@ -7,9 +7,18 @@ from adapters.identity import Identity
 from adapters.simulator.stream import ListSource
 from balancer.config import Config
 from balancer.model import Lease, Position
-from stores.protocol import Done, OutcomeUnknown
+from stores.protocol import Done, OutcomeUnknown, Promises
 
 MINIMAL = Config(lease_seconds=10.0)
+
+
+class Listed(FaultyStore):
+    """A store where everybody lists the table once a cycle and no more often (C14), as of Azure Blob."""
+
+    @property
+    def promises(self) -> Promises:
+        """A note would look like a renewal."""
+        return Promises(free_notes=False)
 
 
 def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
@@ -82,6 +91,44 @@ def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     one.turn_due = clock.now
     one.run(2.1)
     assert ("s-0" in one.held, store.row("s-0").owner) == (True, "a-1")
+
+
+def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
+    """The giver takes back what it gave, as nobody accepted it in time."""
+    assert store.row(wanted).owner == "b-1"
+    one.turn_due = one.clock.now
+    one.run(2.1)
+    assert (store.row(wanted).owner, store.row(wanted).heir) == ("a-1", None)
+
+
+def test_who_finds_a_gift_taken_back_asks_for_it_again_at_once() -> None:
+    """Without it an heir that was late would wait for its next look at the whole table, a newcomer unseen by others."""
+    clock, store = Clock(), Listed()
+    one, two = pair(clock, store)
+    two.run(1.0)
+    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
+    one.run(MINIMAL.renew_seconds + 0.1)
+    taken_back(one, store, wanted)
+    two.step()
+    assert [lease.key for lease in store.list().leases if lease.heir == "b-1"] == [wanted]
+
+
+def test_who_accepts_a_gift_too_late_asks_for_it_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an heir whose acceptance came a moment late would wait as long, and not look at the lease again."""
+    clock, store = Clock(), Listed()
+    one, two = pair(clock, store)
+    two.run(1.0)
+    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
+    one.run(MINIMAL.renew_seconds + 0.1)
+    seen = store.get([wanted])
+    taken_back(one, store, wanted)
+    with monkeypatch.context() as late:
+        late.setattr(store, "get", lambda _keys, *, stale_ok=False: seen if stale_ok else ())
+        two.step()
+    assert [lease.key for lease in store.list().leases if lease.heir == "b-1"] == [wanted]
+    one.run(MINIMAL.renew_seconds + 0.1)
+    two.run(0.5)
+    assert two.held == [wanted]
 
 
 def test_what_was_accepted_is_not_taken_back() -> None:
