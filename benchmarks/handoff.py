@@ -2,24 +2,27 @@
 
     python benchmarks/handoff.py [--store dynalite|azurite] [--checkpoint-seconds N] [--lease-seconds N]
 
-One worker holds every lease; another joins, is given its half, leaves, and joins again. The records are made
-up as time passes, so that nothing but leases and workers is measured. A pause is the time from the giver's
-last record to the taker's first. Then takers and givers die in the middle of moves, and replies are lost.
+One worker holds every lease; another joins, is given its half, leaves, and joins again, each in a process of its
+own. The records are made up as time passes, so that nothing but leases and workers is measured. A pause is the
+time from the giver's last record to the taker's first. Then takers and givers die in the middle of moves, and
+replies are lost.
 """
 
 import argparse
 import logging
+import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,28 +37,30 @@ from adapters.holding import Holding
 from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from adapters.runner import Runner
 from adapters.simulator.flow import FIRST, Flow
-from adapters.source import SourceUnavailable
 from adapters.worker import Worker
 from balancer.config import Config
 from balancer.model import TRIM_HORIZON
 from stores.protocol import OutcomeUnknown, Store
 from stores.urls import open_store
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerProcess as Process
+
 LEASES, MOVES, RATE = 20, 100, 100
 LEASE_SECONDS = 3.0
 PAUSE_BAR, PAUSE_99_BAR, TAKER_BAR, GIVER_BAR = 0.25, 0.6, 2.5, 1.0
 NOW = time.monotonic
+ASKING = "request_handoff"
+PROCESSES = multiprocessing.get_context("forkserver")
 
 
-class Mortal:
-    """A store as one process sees it: dead, nothing gets through; forgetful, every second of some replies is lost."""
+class Faulty:
+    """A store as one process sees it: it dies after some call; forgetful, every second of some replies is lost."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.dead = threading.Event()
-        self.dies_after: str | None = None
-        self.forgets: frozenset[str] = frozenset()
-        self.calls: defaultdict[str, int] = defaultdict(int)
+    def __init__(self, store: Store, told: Callable[[str], None], faults: "Faults") -> None:
+        self._store, self._told, self._faults = store, told, faults
+        self._calls: defaultdict[str, int] = defaultdict(int)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
         found = getattr(self._store, name)
@@ -63,79 +68,120 @@ class Mortal:
 
     def _call(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  as the store's
-            if self.dead.is_set():
-                raise OutcomeUnknown("this process is dead")
             answer = method(*arguments, **named)
-            self.calls[name] += 1
-            if name == self.dies_after:
-                self.dead.set()
-            if name in self.forgets and self.calls[name] % 2:
+            self._calls[name] += 1
+            if name == ASKING:
+                self._told(name)
+            if name == self._faults.dies_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if name in self._faults.forgets and self._calls[name] % 2:
                 raise OutcomeUnknown("the reply was lost")
             return answer
 
         return call
 
 
+@frozen
+class Faults:
+    """What goes wrong in one process."""
+
+    dies_after: str | None = None
+    forgets: frozenset[str] = frozenset()
+
+
+def member(name: str, table: "Table", faults: Faults, pipe: "Connection") -> None:
+    """One worker in a process of its own: tells what happens, and leaves when it is told anything."""
+    logging.disable(logging.CRITICAL)
+    place, telling = table.place, threading.Lock()
+
+    def leave() -> None:
+        pipe.recv()
+        runner.stop()
+
+    def tell(*words: Any) -> None:  # noqa: ANN401  an event, or the name of a call
+        with telling:
+            pipe.send(words)
+
+    def handle(delivery: Delivery) -> None:
+        now = NOW()
+        for record in delivery.records:
+            tell(Event(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
+
+    def happened(happening: Happening, holding: Holding) -> None:
+        tell(Event(NOW(), name, happening, holding.key))
+
+    config = Config(lease_seconds=place.lease_seconds, initial_position=TRIM_HORIZON)
+    store = cast("Store", Faulty(open_store(table.url), tell, faults))
+    source = Flow(LEASES, RATE, NOW, table.began)
+    worker = Worker(store=store, source=source, me=name, config=config)
+    runner = Runner(worker, Handling(handle, observer=happened, checkpoint_seconds=place.checkpoint_seconds))
+    threading.Thread(target=leave, daemon=True).start()
+    runner.run()
+
+
+@define
+class Member:
+    """A worker's process, and what it told."""
+
+    process: "Process"
+    pipe: "Connection"
+    ear: threading.Thread
+    held: set[str]
+    called: list[str]
+
+
 @define
 class Fleet:
-    """Workers in threads of one process, and what they told of each lease."""
+    """Workers, each in a process of its own, and what they told of each lease."""
 
-    store: Callable[[], Store]
-    source: Flow
-    place: "Place"
+    table: "Table"
     told: list[Event] = field(factory=list)
-    held: defaultdict[str, set[str]] = field(factory=lambda: defaultdict(set))
-    stores: dict[str, Mortal] = field(factory=dict)
-    _running: dict[str, tuple[Runner, threading.Thread]] = field(factory=dict)
+    members: dict[str, Member] = field(factory=dict)
 
-    def join(self, name: str, **faults: Any) -> Mortal:  # noqa: ANN401  attributes of the store
+    def join(self, name: str, faults: Faults | None = None) -> Member:
         """Start a worker."""
-        mortal = Mortal(self.store())
-        for fault, value in faults.items():
-            setattr(mortal, fault, value)
-        config = Config(lease_seconds=self.place.lease_seconds, initial_position=TRIM_HORIZON)
-        worker = Worker(store=cast("Store", mortal), source=self.source, me=name, config=config)
+        ours, theirs = PROCESSES.Pipe()
+        arguments = (name, self.table, faults or Faults(), theirs)
+        process = PROCESSES.Process(target=member, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        found = Member(process, ours, threading.Thread(target=self._hear, args=(name,), daemon=True), set(), [])
+        self.members[name] = found
+        found.ear.start()
+        return found
 
-        def handle(delivery: Delivery) -> None:
-            if mortal.dead.is_set():
-                raise SourceUnavailable("this process is dead")
-            now = NOW()
-            for record in delivery.records:
-                self.told.append(Event(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
-
-        def happened(happening: Happening, holding: Holding) -> None:
-            (self.held[name].add if happening == "initialize" else self.held[name].discard)(holding.key)
-            self.told.append(Event(NOW(), name, happening, holding.key))
-
-        runner = Runner(worker, Handling(handle, observer=happened, checkpoint_seconds=self.place.checkpoint_seconds))
-        thread = threading.Thread(target=runner.run, daemon=True)
-        thread.start()
-        self.stores[name], self._running[name] = mortal, (runner, thread)
-        return mortal
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """Who has not left yet."""
-        return tuple(self._running)
+    def _hear(self, name: str) -> None:
+        found = self.members[name]
+        with suppress(EOFError, OSError):
+            while True:
+                (word,) = found.pipe.recv()
+                if isinstance(word, str):
+                    found.called.append(word)
+                    continue
+                self.told.append(word)
+                if word.event != "record":
+                    (found.held.add if word.event == "initialize" else found.held.discard)(word.shard)
 
     def leave(self, name: str) -> None:
-        """Drain it."""
-        runner, thread = self._running.pop(name)
-        runner.stop()
-        thread.join(30)
+        """Drain it; nothing where it is dead."""
+        found = self.members[name]
+        with suppress(OSError):
+            found.pipe.send("leave")
+        found.process.join(30)
+        found.ear.join(30)
 
     def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         """Wait for something; a benchmark that does not get there has failed."""
         deadline = NOW() + seconds
         while not holds():
             if NOW() > deadline:
-                counts = {name: len(keys) for name, keys in self.held.items()}
+                counts = {name: len(found.held) for name, found in self.members.items()}
                 raise SystemExit(f"FAIL: not within {seconds:g} s: {what}; {counts}")
             time.sleep(0.02)
 
     def holds(self, name: str, count: int) -> Callable[[], bool]:
         """Whether a worker reads so many."""
-        return lambda: len(self.held[name]) == count
+        return lambda: len(self.members[name].held) == count
 
 
 @frozen
@@ -147,18 +193,25 @@ class Place:
     lease_seconds: float
 
 
+@frozen
+class Table:
+    """One fleet's own: its URL, what kind of place it is, and when its shards began to grow."""
+
+    url: str
+    place: Place
+    began: float
+
+
 @contextmanager
-def fleet(place: Place) -> Iterator[Fleet]:
+def fleet(place: Place, faults: Faults | None = None) -> Iterator[Fleet]:
     """A table of its own, and one worker that holds everything."""
-    url = place.url.format(name=f"handoff-{uuid4().hex[:8]}")
-    found = Fleet(lambda: open_store(url), Flow(LEASES, RATE, NOW), place)
+    found = Fleet(Table(place.url.format(name=f"handoff-{uuid4().hex[:8]}"), place, NOW()))
     try:
-        found.join("giver")
+        found.join("giver", faults)
         found.until(found.holds("giver", LEASES), 30, "one worker holds everything")
         yield found
     finally:
-        for name in found.running:
-            found.stores[name].dead.clear()  # the dead end in good order too, once nothing is measured any more
+        for name in found.members:
             found.leave(name)
 
 
@@ -201,14 +254,12 @@ def silence(told: list[Event]) -> float:
     return max(after - before for each in times.values() for before, after in pairwise(each))
 
 
-def planned(place: Place, **faults: Any) -> Cost:  # noqa: ANN401  attributes of the store
+def planned(place: Place, faults: Faults | None = None) -> Cost:
     """Moves without end: a taker joins, is given half, and leaves."""
-    with fleet(place) as found:
-        for name, value in faults.items():
-            setattr(found.stores["giver"], name, value)
+    with fleet(place, faults) as found:
         for round_ in range(MOVES // (LEASES // 2)):
             taker = f"taker-{round_}"
-            found.join(taker, **faults)
+            found.join(taker, faults)
             found.until(found.holds(taker, LEASES // 2), 60, f"{taker} holds its half")
             time.sleep(0.5)
             found.leave(taker)
@@ -220,8 +271,8 @@ def planned(place: Place, **faults: Any) -> Cost:  # noqa: ANN401  attributes of
 def taker_killed(place: Place) -> float:
     """The longest silence when a taker dies just after its request was written."""
     with fleet(place) as found:
-        found.join("taker", dies_after="request_handoff")
-        found.until(found.stores["taker"].dead.is_set, 30, "a request")
+        taker = found.join("taker", Faults(dies_after=ASKING))
+        found.until(lambda: not taker.process.is_alive(), 30, "a request")
         time.sleep(place.lease_seconds + 2)
         return silence(found.told)
 
@@ -229,9 +280,9 @@ def taker_killed(place: Place) -> float:
 def giver_killed(place: Place) -> float:
     """The longest silence when a giver dies as it is asked, and the taker is left with everything."""
     with fleet(place) as found:
-        found.join("taker")
-        found.until(lambda: bool(found.stores["taker"].calls["request_handoff"]), 30, "a request")
-        found.stores["giver"].dead.set()
+        taker = found.join("taker")
+        found.until(lambda: bool(taker.called), 30, "a request")
+        found.members["giver"].process.kill()
         found.until(found.holds("taker", LEASES), 60, "the taker holds everything")
         time.sleep(0.5)
         return silence(found.told)
@@ -246,7 +297,7 @@ def say(what: str, figure: str, *, good: bool) -> bool:
 def measure(name: str, place: Place) -> bool:
     """Everything on one store; whether all bars hold."""
     print(f"-- {name}: {LEASES} leases, lease_seconds {place.lease_seconds:g}, {RATE} records/s each")
-    done, forgetful = planned(place), planned(place, forgets=frozenset({"request_handoff", "give"}))
+    done, forgetful = planned(place), planned(place, Faults(forgets=frozenset({ASKING, "give"})))
     p99 = done.pauses[min(len(done.pauses) - 1, int(0.99 * len(done.pauses)))]
     median, alone, orphans = statistics.median(done.pauses), taker_killed(place), giver_killed(place)
     within = place.lease_seconds + GIVER_BAR

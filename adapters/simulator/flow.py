@@ -20,13 +20,14 @@ class Flow:
     shards  how many
     rate    records a second that each of them grows by
     clock   seconds
+    began   when they began to grow; now, if left out
     """
 
     stream = ""
 
-    def __init__(self, shards: int, rate: float, clock: Callable[[], float]) -> None:
+    def __init__(self, shards: int, rate: float, clock: Callable[[], float], began: float | None = None) -> None:
         self._shards = tuple(even_shards(tuple(f"s-{number:03}" for number in range(shards))))
-        self._rate, self._clock, self._began = rate, clock, clock()
+        self._rate, self._clock, self._began = rate, clock, clock() if began is None else began
 
     @property
     def end(self) -> int:
