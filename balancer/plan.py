@@ -14,7 +14,7 @@ from balancer.handoff import handoffs
 from balancer.lineage import creations
 from balancer.model import Lease, Me, Shard
 
-HANDOFF_POLL_SECONDS = 0.25
+HANDOFF_POLL_SECONDS = 0.125
 """How often an heir looks at the leases it asked for: one read each, and no longer a pause than this.
 
 That may be as they were a moment ago, for half the price: what takes them up is a write under its own condition.

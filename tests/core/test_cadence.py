@@ -287,4 +287,4 @@ def test_whoever_asked_for_one_of_several_polls_them_all() -> None:
     """Without it an heir whose first choice another had asked for would not see that its second was given to it."""
     first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))
-    assert (polled.seconds, polled.keys) == (0.25, ("s-00", "s-01"))
+    assert (polled.seconds, polled.keys) == (0.125, ("s-00", "s-01"))

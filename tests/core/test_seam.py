@@ -52,7 +52,7 @@ def test_leases_asked_for_are_polled_alone() -> None:
     """The shard stands still from when it is given until its heir looks."""
     asked = Lease("s-1", owner="b", heir="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
-    assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.25, keys=("s-1", "s-2"), stale_ok=True)
+    assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
 
 
 def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
