@@ -212,7 +212,7 @@ class Worker:
         # What was not read now may be another's by now. KCL 2.x renews finished leases too.
         fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
         strays = self._holdings.strays(fresh, ended=isinstance(self.config.rules, Kcl))
-        adopted = list(self.each_action(self._holdings.adopt, strays))
+        late = tuple(filter(None, self.each_action(self._holdings.adopt, strays)))
         me = self._asking()
         doubted = self._holdings.doubted(listing.leases, still(fresh, me, self.config))
         list(self.each_action(self._holdings.settle, doubted))
@@ -222,7 +222,8 @@ class Worker:
         if asked is not None:
             # What was not read now may have changed since: leave it to those who look, or to our own next look.
             actions = tuple(action for action in actions if action.lease.key in asked)
-            actions += self._handoffs.again((*fresh, *filter(None, adopted)))
+            late += fresh
+        actions += self._handoffs.again(late)
         list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
         self._look = look_again(actions, leases, me, self.config)
         self._turns += 1
