@@ -92,6 +92,16 @@ CHANCE = (
     "Forty newcomers draw their first lease out of a hundred without knowing of each other: by arithmetic fourteen meet"
     " somebody at their first choice. Three alternates and the time between two writes leave six. The hint leaves none."
 )
+CROWD = (
+    "A thousand newcomers draw their first lease out of two thousand at one moment: by arithmetic 213 meet somebody at"
+    " their first choice, and alternates fill up too. Six find all four taken: nobody sees them, so that others take a"
+    " lease too many, and hand it on a cycle or two later. The hint leaves none."
+)
+UNANSWERED = (
+    "One claim in five hundred is carried out and its answer lost: of a thousand two, of ten thousand twenty. Whoever"
+    " wrote it finds the lease its own at its next scan, up to a cycle later, and takes it up by one more write, by which"
+    " nothing changes hands. At the default cadence the next look comes half a second after a claim."
+)
 TWO_SCANS = (
     "A worker that scans once a cycle knows of a death at its second scan after the last renewal, a cycle after the"
     " first. Where nobody may take more than its part, so that nothing moves twice, the last part is taken at the"
@@ -143,13 +153,13 @@ def _groups() -> tuple[Row, ...]:
     )
 
 
-def _cold(leases: int, workers: int) -> tuple[Row, ...]:
+def _cold(leases: int, workers: int, crowd: str = UNANSWERED) -> tuple[Row, ...]:
     name, question = f"{leases} leases, {workers} cold", asking(leases, workers)
     calm = (most("moved_again_percent", 0.5), most("refused_percent", 1.2), EVEN)
     return (
-        Row(f"{name}, spread", question, (*calm, most("cycles", 2.2), QUIET)),
-        Row(f"{name}, together", evolve(question, start="together"), (*calm, most("cycles", 2.2), QUIET), why=CHANCE),
-        Row(f"{name}, hint", evolve(question, hint=True), (*calm, most("cycles", 1.2), QUIET), ()),
+        Row(f"{name}, spread", question, (*calm, most("cycles", 2.2), QUIET), why=UNANSWERED),
+        Row(f"{name}, together", evolve(question, start="together"), (*calm, most("cycles", 2.2), QUIET), why=crowd),
+        Row(f"{name}, hint", evolve(question, hint=True), (*calm, most("cycles", 1.2), QUIET), (), why=UNANSWERED),
     )
 
 
@@ -256,7 +266,11 @@ def rows() -> tuple[Row, ...]:
         *(row for size in ((100, 10, 1), (100, 10, 10), (399, 1, 199), (1000, 50, 10)) for row in _scale_out(*size)),
         *_scale_out(1000, 100, 50),
         *_groups(),
-        *(row for size in ((100, 10), (100, 40), (1000, 100), (2000, 1000), (10_000, 200)) for row in _cold(*size)),
+        *_cold(100, 10),
+        *_cold(100, 40, CHANCE),
+        *_cold(1000, 100),
+        *_cold(2000, 1000, CROWD),
+        *_cold(10_000, 200),
         *(row for size in ((100, 10, 1), (100, 10, 5), (1000, 100, 10), (500, 200, 100)) for row in _ends(*size)),
         *_lives(),
         *_mixed(),
