@@ -99,8 +99,8 @@ CROWD = (
 )
 UNANSWERED = (
     "One claim in five hundred is carried out and its answer lost: of a thousand two, of ten thousand twenty. Whoever"
-    " wrote it finds the lease its own at its next scan, up to a cycle later, and takes it up by one more write, by which"
-    " nothing changes hands. At the default cadence the next look comes half a second after a claim."
+    " wrote it finds the lease its own at its next scan, up to a cycle later, and takes it up by one more write that"
+    " moves nothing. At the default cadence the next look comes half a second after a claim."
 )
 TWO_SCANS = (
     "A worker that scans once a cycle knows of a death at its second scan after the last renewal, a cycle after the"
