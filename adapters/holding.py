@@ -100,10 +100,7 @@ class Holding:
     def renew(self, notes: Notes = ()) -> bool:
         """Say that its owner lives; False if it is lost. Raises OutcomeUnknown."""
         self.renewed = self._clock()
-        return self._write(
-            lambda lease: self._store.renew(self._weighed(lease), self._signed(lease, notes)),
-            again_if_parting=False,  # the gift renews it too
-        )
+        return self._write(lambda lease: self._store.renew(self._weighed(lease), self._signed(lease, notes)))
 
     def checkpoint(
         self,
@@ -166,13 +163,11 @@ class Holding:
         self.given = outcome.lease if self._giving_to else None
         self._lose(f"given to {heir}" if heir else "released")
 
-    def _write(self, write: Callable[[Lease], Outcome], *, ended: bool = False, again_if_parting: bool = True) -> bool:
+    def _write(self, write: Callable[[Lease], Outcome], *, ended: bool = False) -> bool:
         with self._lock:
-            for attempt in range(ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 if self.lost.is_set():
                     return ended and self._ended
-                if attempt and self.parting and not again_if_parting:
-                    return True
                 outcome = self._attempt(write)
                 if isinstance(outcome, Done):
                     if ended:

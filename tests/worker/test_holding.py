@@ -82,18 +82,6 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("b-1", Position("5"))
 
 
-def test_a_renewal_refused_for_a_request_is_left_to_the_gift() -> None:
-    """Where requests move the version, an heir would read it once more, and wait for a write that says nothing."""
-    store = FaultyStore()
-    holding = held(store)
-    store.renew(store.row("s-0"))
-    asked = store.request_handoff(store.row("s-0"), "b-1")
-    assert holding.renew()
-    assert (holding.parting, Done(store.row("s-0"))) == (True, asked)
-    assert holding.renew()
-    assert store.row("s-0").epoch == holding.lease.epoch == holding.epoch + 2
-
-
 def test_a_note_is_no_sign_of_life() -> None:
     """Without it a worker would trust a lease whose version others see standing still."""
     store, clock = FaultyStore(), Clock()
