@@ -9,7 +9,7 @@ from virtual_fleet import Clock, FaultyStore
 from adapters.holding import Holding
 from adapters.identity import Identity
 from balancer.model import SHARD_END, Lease, Position
-from stores.protocol import Done, Lost, Outcome, OutcomeUnknown
+from stores.protocol import Lost, Outcome, OutcomeUnknown
 from stores.transacted import Change
 
 
