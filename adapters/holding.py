@@ -63,7 +63,7 @@ class Holding:
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed = replaced, noticed
-        self._lock = lock()
+        self._lock, self._losing = lock(), Lock()
         self._release_asked = self._ended = False
         self._giving_to: str | None = None
 
@@ -145,9 +145,8 @@ class Holding:
             return self.lost.is_set()
 
     def drop(self, why: str) -> None:
-        """Stop believing in it, without a word to the store."""
-        with self._lock:
-            self._lose(why)
+        """Stop believing in it, without a word to the store, and without waiting for a write that is under way."""
+        self._lose(why)
 
     def _part(self, position: Position) -> None:
         heir = self._heir
@@ -226,9 +225,12 @@ class Holding:
         return tuple(sorted({**dict(notes), **dict(more)}.items()))
 
     def _lose(self, why: str) -> None:
-        if not self.lost.is_set():
-            self.why = why
-            self.lost.set()
+        with self._losing:
+            first = not self.lost.is_set()
+            if first:
+                self.why = why
+                self.lost.set()
+        if first:
             self._noticed(self)
 
 

@@ -7,12 +7,13 @@ released; a second one ends the process at once, and its leases wait for expiry.
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
@@ -21,8 +22,9 @@ from adapters.handling import Handler, Handling
 from adapters.holding import Holding
 from adapters.holdings import WorkerError
 from adapters.reading import Reading
+from adapters.renewing import RETRY_SECONDS
 from adapters.source import Batch, SourceError
-from adapters.worker import RETRY_SECONDS, Worker
+from adapters.worker import Worker
 from stores.protocol import StoreError
 
 if TYPE_CHECKING:  # an extra
@@ -35,6 +37,8 @@ READERS = 30
 WRITERS = 20
 RENEWERS = 10
 ENDING = (signal.SIGTERM, signal.SIGINT)
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -61,7 +65,8 @@ class Runner:
         self._readings = Appointments(readers, worker.clock)
         sizes = {"renew": min(writers, RENEWERS), "act": writers}
         self._pools = [ThreadPoolExecutor(size, thread_name_prefix=f"leasehold-{name}") for name, size in sizes.items()]
-        worker.each_renewal, worker.each_action = (pool.map for pool in self._pools)
+        renewers, actors = self._pools
+        worker.each_renewal, worker.each_action = partial(_begin, renewers), actors.map
         worker.consumer = self
         self._turn_sooner, self._renew_sooner = Event(), Event()
         worker.hurried = self._turn_sooner.set
@@ -144,6 +149,19 @@ class Runner:
         except Exception:
             log.exception("unexpected fault, trying again in %g s", RETRY_SECONDS)
             return now + RETRY_SECONDS
+
+
+def _begin(pool: ThreadPoolExecutor, function: Callable[[T], object], items: Iterable[T]) -> Iterable[object]:
+    """A request may stall for as long as the client library waits; no other lease's renewal waits with it."""
+    begun = [pool.submit(function, item) for item in items]
+    for each in begun:
+        each.add_done_callback(_tell)
+    return begun
+
+
+def _tell(over: Future[object]) -> None:
+    if fault := over.exception():
+        log.error("unexpected fault", exc_info=fault)
 
 
 def _metered(worker: Worker, handling: Handling, meter: "Meter | None") -> Handling:

@@ -21,7 +21,8 @@ from adapters.handoff import Each, Handoffs
 from adapters.holding import Holding
 from adapters.holdings import Holdings
 from adapters.identity import Identity
-from adapters.lookout import due_renewals, first_watch, news, renew_pause
+from adapters.lookout import first_watch, news, renew_pause
+from adapters.renewing import RETRY_SECONDS, Begin, Renewing
 from adapters.slow_peers import SlowPeers
 from adapters.source import Source
 from balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal, Withdraw
@@ -31,12 +32,10 @@ from balancer.model import Lease, Me, Shard
 from balancer.plan import look_again, plan
 from stores.execute import execute
 from stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
-from stores.writes import merged
 
 log = logging.getLogger("leasehold.worker")
 
 
-RETRY_SECONDS = 1.0
 SOON_SECONDS = 0.05
 
 
@@ -76,7 +75,7 @@ class Worker:
     consumer  works on what is held; nobody, if left out
     each_renewal, each_action
               `map` writes one by one; a pool's `map` side by side. Not the same pool: renewals must
-              not queue behind a turn
+              not queue behind a turn. Renewals need not be waited for: one that stalls holds up no other
     clock     monotonic seconds, the time that `now` is told in
     uniform   draws a number between two others, for waits after faults; nothing else is left to chance
     process   tells this process from every other that ever used the id
@@ -92,7 +91,7 @@ class Worker:
         me: str,
         config: Config | None = None,
         consumer: Consumer | None = None,
-        each_renewal: Each = map,
+        each_renewal: Begin = map,
         each_action: Each = map,
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
@@ -117,6 +116,7 @@ class Worker:
             gave=self._gave,
             lock=lock,
         )
+        self._renewing = Renewing(self.config, lambda holding: self.consumer.part(holding))  # noqa: PLW0108  it may change
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
         self._hurry = Event()
@@ -134,14 +134,10 @@ class Worker:
 
         Raises WorkerError if another living process uses this worker's id.
         """
-        due_now = due_renewals(self.holdings, now, self._asking(), self.config, self._look)
-        renewed = list(self.each_renewal(self._renew, due_now))
+        self._renewing.begin(self.holdings, now, self._asking(), self._look, self.each_renewal)
         self._holdings.check_identity()
-        # A worker asked for all it holds would give for seconds, one by one, and not renew the rest meanwhile.
-        list(self.each_renewal(self._tend, [held for held in self.holdings if held.expired or held.parting]))
-        due = min((h.confirmed + self.config.renew_seconds for h in self.holdings), default=math.inf)
-        soonest = now + (SOON_SECONDS if all(renewed) else RETRY_SECONDS)
-        return max(soonest, min(due, now + renew_pause(self.watch, self.config)))
+        soon = min(self._renewing.due(self.holdings, now), now + renew_pause(self.watch, self.config))
+        return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float) -> float:
         """Look, plan and act if that is due, and tend hand-offs; when to call again.
@@ -177,22 +173,6 @@ class Worker:
         self._closing = True
         self._handoffs.withdraw()
 
-    def _renew(self, wanted: tuple[Holding, Renew]) -> bool:
-        holding, action = wanted
-        try:
-            holding.renew(merged(action.notes, self._look.notes))
-        except StoreError as fault:
-            log.warning("lease %s could not be renewed: %s", holding.key, fault)
-            return False
-        return True
-
-    def _tend(self, holding: Holding) -> None:
-        if holding.expired:
-            # Others may have taken it: no record may be handled that nobody here is entitled to.
-            holding.drop(f"dropped, not confirmed for {self.config.lease_seconds:g} s: others may have it")
-        elif holding.parting:
-            self.consumer.part(holding)
-
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None) -> float:
         try:
             self._look_and_act(now, asked)
@@ -227,7 +207,8 @@ class Worker:
         list(self.each_action(self._act, [action for action in actions if self._may(action, shards, now)]))
         self._look = look_again(actions, leases, me, self.config)
         self._turns += 1
-        list(self.each_action(self._renew, news(self.holdings, self.me, self._look)))
+        told = news(self.holdings, self.me, self._look)
+        list(self.each_action(lambda row: self._renewing.renew(*row, self._look), told))
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ from adapters.handling import Delivery, Handling
 from adapters.holding import Holding
 from adapters.holdings import WorkerError
 from adapters.reading import Reading
+from adapters.renewing import RETRY_SECONDS
 from adapters.runner import RENEWERS, WRITERS
 from adapters.simulator.client import Client
 from adapters.simulator.paced import Paced
@@ -19,7 +21,7 @@ from adapters.simulator.scenario import Member
 from adapters.simulator.tasks import Killed, Lock, Task
 from adapters.simulator.told import Deed, Doing, Handed
 from adapters.simulator.world import World
-from adapters.worker import RETRY_SECONDS, Unread, Worker
+from adapters.worker import Unread, Worker
 from stores.protocol import StoreError
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ class Process:
         self._dead = self._draining = False
         self._asleep_until = 0.0
         self._readings: dict[str, Appointment] = {}
+        self._renewals: deque[Callable[[], object]] = deque()
+        self._renewers = 0
         kind = Paced if self._scenario.scan_per_cycle else Worker
         self.worker = kind(
             store=Client(world, self, self._draw),
@@ -63,7 +67,7 @@ class Process:
             me=member.worker,
             config=member.config,
             consumer=self,
-            each_renewal=partial(self._each, most=RENEWERS),
+            each_renewal=self._begin,
             each_action=self._each,
             clock=self._clock,
             uniform=self._draw.uniform,
@@ -168,7 +172,20 @@ class Process:
         stopped = self._tasks.now >= self.member.plans or self._draining
         return math.inf if stopped else self.worker.turn(now)
 
-    def _each(self, function: Callable[[T], R], items: Iterable[T], *, most: int = WRITERS) -> Iterable[R]:
+    def _begin(self, function: Callable[[T], object], items: Iterable[T]) -> Iterable[object]:
+        """As many at a time as the runner renews, and nobody waits for them."""
+        self._renewals.extend(partial(function, item) for item in items)
+        for _ in range(min(len(self._renewals), RENEWERS - self._renewers)):
+            self._renewers += 1
+            self._tasks.start(self._renew)
+        return ()
+
+    def _renew(self) -> None:
+        while self._renewals:
+            self._renewals.popleft()()
+        self._renewers -= 1
+
+    def _each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """A few at a time, as the runner's pools do."""
         work = list(items)
         if len(work) <= 1:
@@ -183,7 +200,7 @@ class Process:
             if len(answers) == len(work):
                 self._tasks.wake(caller)
 
-        for _ in range(min(most, len(work))):
+        for _ in range(min(WRITERS, len(work))):
             self._tasks.start(write)
         while len(answers) < len(work):
             self._tasks.sleep_until(math.inf)

@@ -1,0 +1,90 @@
+"""Renewing what is held, each lease by itself: a request that stalls holds up no other's.
+
+Rule 1: of one lease one write is begun at a time, and begun again a second after it failed. Rule 2: what
+nobody confirmed for `lease_seconds` is dropped, answered or not: others may have it by then.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol, TypeVar
+
+from adapters.holding import Holding
+from adapters.lookout import due_renewals
+from balancer.actions import Look, Renew
+from balancer.config import Config
+from balancer.model import Me
+from stores.protocol import StoreError
+from stores.writes import merged
+
+log = logging.getLogger("leasehold.renewing")
+
+RETRY_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class Begin(Protocol):
+    """Begins to apply a function to each item, and may return before that is done; `map` is one."""
+
+    def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
+        """Of no use, but to be gone through: `map` is lazy."""
+        ...
+
+
+class Renewing:
+    """The renewals of one worker.
+
+    part  called with what should be parted with, once the running batch is done
+    """
+
+    def __init__(self, config: Config, part: Callable[[Holding], None]) -> None:
+        self._config, self._part = config, part
+        self._begun: set[Holding] = set()
+
+    def begin(self, held: Collection[Holding], now: float, me: Me, look: Look, each: Begin) -> None:
+        """Renew what is due, part with what was asked for, and drop what others may have taken."""
+        resting = tuple(one for one in held if not self._waits(one, now))
+        wanted: dict[str, tuple[Holding, Renew | None]] = {one.key: (one, None) for one in resting if one.parting}
+        due = due_renewals(resting, now, me, self._config, look)
+        wanted |= {holding.key: (holding, action) for holding, action in due}
+        for one in held:
+            if one.key not in wanted:
+                self._drop_expired(one)
+        self._begun.update(holding for holding, _ in wanted.values())
+        list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
+
+    def due(self, held: Iterable[Holding], now: float) -> float:
+        """When to be called again."""
+        return min((self._due(holding, now) for holding in held), default=math.inf)
+
+    def renew(self, holding: Holding, action: Renew, look: Look) -> None:
+        """Renew this one now."""
+        try:
+            holding.renew(merged(action.notes, look.notes))
+        except StoreError as fault:
+            log.warning("lease %s could not be renewed: %s", holding.key, fault)
+
+    def _waits(self, holding: Holding, now: float) -> bool:
+        failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
+        return failed or holding in self._begun
+
+    def _due(self, holding: Holding, now: float) -> float:
+        if self._waits(holding, now):
+            return min(now + RETRY_SECONDS, holding.confirmed + self._config.lease_seconds)
+        return holding.confirmed + self._config.renew_seconds
+
+    def _tend(self, holding: Holding, action: Renew | None, look: Look) -> None:
+        try:
+            if action is not None:
+                self.renew(holding, action, look)
+            self._drop_expired(holding)
+            if holding.parting and not holding.lost.is_set():
+                self._part(holding)
+        finally:
+            self._begun.discard(holding)
+
+    def _drop_expired(self, holding: Holding) -> None:
+        if holding.expired:
+            # No record may be handled that nobody here is entitled to.
+            holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")

@@ -1,0 +1,107 @@
+"""Renewals that stall: no other lease waits for them, and nobody works for long on what they were to confirm."""
+
+import time
+from collections.abc import Callable, Iterable
+from threading import Event, Thread
+from typing import Any
+
+from attrs import define, field
+from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member
+
+from adapters.runner import Runner
+from adapters.simulator.stream import ListSource
+from adapters.worker import Worker
+from balancer.config import Config
+from balancer.model import Lease, Notes, Position
+from stores.protocol import Outcome
+
+WAIT = 30.0
+
+
+@define
+class Stalling:
+    """Begins what it is asked to; of one lease nothing comes back."""
+
+    key: str
+    begun: list[str] = field(factory=list)
+
+    def __call__(self, function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
+        """Nobody waits."""
+        for item in items:
+            self.begun.append(item[0].key)
+            if item[0].key != self.key:
+                function(item)
+        return ()
+
+
+def stalled() -> tuple[FaultyStore, Driven, Stalling]:
+    """A worker of four leases, one of which gets no answer any more."""
+    store, stalling = FaultyStore(), Stalling("s-0")
+    alone = member(store, ListSource(four_shards()), Clock())
+    alone.run(1)
+    assert alone.held == ["s-0", "s-1", "s-2", "s-3"]
+    alone.worker.each_renewal = stalling
+    return store, alone, stalling
+
+
+def test_a_renewal_that_stalls_holds_up_no_other() -> None:
+    """A request that hangs for as long as a client library waits would cost a worker everything it holds."""
+    store, alone, _ = stalled()
+    before = store.row("s-1").epoch
+    _, *others = alone.worker.holdings
+    alone.run(30)
+    assert not any(holding.lost.is_set() for holding in others)
+    assert store.row("s-1").epoch >= before + 8
+
+
+def test_a_renewal_that_stalls_is_not_begun_again_beside_itself() -> None:
+    """Requests that hang would fill the pool, and then nothing would be renewed after all."""
+    _, alone, stalling = stalled()
+    alone.run(9)
+    assert stalling.begun.count("s-0") == 1
+
+
+def test_what_is_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
+    """Others may have it by then: two would hand over its records."""
+    _, alone, _ = stalled()
+    (holding, *_) = alone.worker.holdings
+    due = holding.confirmed + 10.0
+    alone.run(due - alone.clock.now)
+    assert not holding.lost.is_set()
+    alone.run(0.2)
+    assert holding.lost.is_set()
+
+
+class HangingStore(FaultyStore):
+    """A store in which the renewals of one lease hang."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hanging, self.answer = Event(), Event()
+
+    def renew(self, lease: Lease, notes: Notes = ()) -> Outcome:
+        """In time, or much later."""
+        if lease.key == "s-0":
+            self.hanging.set()
+            assert self.answer.wait(2 * WAIT)
+        return super().renew(lease, notes)
+
+
+def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
+    """The same among threads."""
+    store = HangingStore()
+    config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
+    worker = Worker(store=store, source=ListSource(four_shards()), me="a-1", config=config)
+    runner = Runner(worker, lambda _delivery: None)
+    thread = Thread(target=runner.run)
+    thread.start()
+    assert store.hanging.wait(WAIT)
+    others = {lease.key: lease.epoch + 5 for lease in store.list().leases if lease.key != "s-0"}
+    deadline = time.monotonic() + WAIT
+    while any(store.row(key).epoch < epoch for key, epoch in others.items()):
+        assert time.monotonic() < deadline, f"{store.list().leases}, not yet {others}"
+        time.sleep(0.02)
+    store.answer.set()
+    runner.stop()
+    thread.join(WAIT)
+    assert not thread.is_alive()
