@@ -15,6 +15,7 @@ from typing import Annotated, get_args
 import typer
 from attrs import frozen
 from rich.console import Console
+from rich.progress import track
 
 from adapters.simulator.judge import Limits, judge
 from adapters.simulator.run import run
@@ -94,7 +95,7 @@ def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a tim
     logging.disable(logging.CRITICAL)  # each blow would be told by whom it hits
     stories = [*alone(), *pairs(STARTS[:2])]
     with ProcessPoolExecutor(jobs) as pool:
-        told = zip(stories, pool.map(breaches, stories, chunksize=50), strict=True)
+        told = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
         found = [f"{story}: {'; '.join(wrong)}" for story, wrong in told if wrong]
     Console().print(*found, f"{len(stories)} stories, {len(found)} with something wrong", sep="\n")
     raise typer.Exit(1 if found else 0)
