@@ -1,7 +1,8 @@
 """Renewing what is held, each lease by itself: a request that stalls holds up no other's.
 
 Rule 1: of one lease one write is begun at a time, and begun again a second after it failed. Rule 2: what
-nobody confirmed for `lease_seconds` is dropped, answered or not: others may have it by then.
+nobody confirmed for `lease_seconds` is dropped, for others may have it by then; a third later while a renewal
+is under way, since nearly all of those end well.
 """
 
 import logging
@@ -49,8 +50,8 @@ class Renewing:
         due = due_renewals(resting, now, me, self._config, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
         for one in held:
-            if one.key not in wanted:
-                self._drop_expired(one)
+            if one.key not in wanted and now > self._drop_at(one):
+                self._drop(one)
         self._begun.update(holding for holding, _ in wanted.values())
         list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
 
@@ -71,20 +72,23 @@ class Renewing:
 
     def _due(self, holding: Holding, now: float) -> float:
         if self._waits(holding, now):
-            return min(now + RETRY_SECONDS, holding.confirmed + self._config.lease_seconds)
+            return min(now + RETRY_SECONDS, self._drop_at(holding))
         return holding.confirmed + self._config.renew_seconds
+
+    def _drop_at(self, holding: Holding) -> float:
+        return holding.confirmed + self._config.lease_seconds * (4 / 3 if holding in self._begun else 1)
 
     def _tend(self, holding: Holding, action: Renew | None, look: Look) -> None:
         try:
             if action is not None:
                 self.renew(holding, action, look)
-            self._drop_expired(holding)
-            if holding.parting and not holding.lost.is_set():
+            if holding.expired:
+                self._drop(holding)
+            elif holding.parting and not holding.lost.is_set():
                 self._part(holding)
         finally:
             self._begun.discard(holding)
 
-    def _drop_expired(self, holding: Holding) -> None:
-        if holding.expired:
-            # No record may be handled that nobody here is entitled to.
-            holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")
+    def _drop(self, holding: Holding) -> None:
+        # No record may be handled that nobody here is entitled to.
+        holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")

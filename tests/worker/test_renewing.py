@@ -65,7 +65,7 @@ def test_what_is_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() 
     """Others may have it by then: two would hand over its records."""
     _, alone, _ = stalled()
     (holding, *_) = alone.worker.holdings
-    due = holding.confirmed + 10.0
+    due = holding.confirmed + 10.0 * 4 / 3
     alone.run(due - alone.clock.now)
     assert not holding.lost.is_set()
     alone.run(0.2)
