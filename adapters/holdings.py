@@ -97,9 +97,14 @@ class Holdings:
 
     @property
     def loose(self) -> tuple[Lease, ...]:
-        """What may have become ours by an `adopt` that was not answered: nobody reads it until it is taken up."""
+        """What may have become ours by a write that was not answered: nobody reads it until it is taken up."""
         with self._lock:
             return tuple(lease for key, lease in self._loose.items() if key not in self._held)
+
+    def doubt(self, lease: Lease) -> None:
+        """A claim was not answered: the next turn asks again under the same version, or finds it ours (H4)."""
+        with self._lock:
+            self._loose[lease.key] = lease
 
     def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
         """What we hold although a reading just made says it is another's, or that it stands still (C9)."""

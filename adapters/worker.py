@@ -239,6 +239,8 @@ class Worker:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes)
         except StoreError as fault:
             log.warning("%s of lease %s: %s", type(action).__name__, action.lease.key, fault)
+            if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
+                self._holdings.doubt(action.lease)
         else:
             self._learn(action, outcome, begun)
 

@@ -82,7 +82,7 @@ ASKED = (
     "An owner that answers requests hands over at its next renewal, up to 3.3 s or 0.17 cycles after it was asked: the"
     " last newcomer comes after 0.9 cycles, asks for its share a cycle later, and waits. A theft would not wait, and"
     " what the victim had read and not checkpointed would be read twice. A gift whose heir waits for a stalled request"
-    " is taken back after 2 s and given again at a further renewal."
+    " is taken back after 2 s, asked for again at once and given at a further renewal."
 )
 UNSEEN = (
     "Of two hundred that join at once one or two find that others have asked for all four leases they drew. Nobody sees"
@@ -96,11 +96,6 @@ CROWD = (
     "A thousand newcomers draw their first lease out of two thousand at one moment: by arithmetic 213 meet somebody at"
     " their first choice, and alternates fill up too. Six find all four taken: nobody sees them, so that others take a"
     " lease too many, and hand it on a cycle or two later. The hint leaves none."
-)
-UNANSWERED = (
-    "One claim in five hundred is carried out and its answer lost: of a thousand two, of ten thousand twenty. Whoever"
-    " wrote it finds the lease its own at its next scan, up to a cycle later, and takes it up by one more write that"
-    " moves nothing. At the default cadence the next look comes half a second after a claim."
 )
 TWO_SCANS = (
     "A worker that scans once a cycle knows of a death at its second scan after the last renewal, a cycle after the"
@@ -153,13 +148,13 @@ def _groups() -> tuple[Row, ...]:
     )
 
 
-def _cold(leases: int, workers: int, crowd: str = UNANSWERED) -> tuple[Row, ...]:
+def _cold(leases: int, workers: int, crowd: str = "") -> tuple[Row, ...]:
     name, question = f"{leases} leases, {workers} cold", asking(leases, workers)
     calm = (most("moved_again_percent", 0.5), most("refused_percent", 1.2), EVEN)
     return (
-        Row(f"{name}, spread", question, (*calm, most("cycles", 2.2), QUIET), why=UNANSWERED),
+        Row(f"{name}, spread", question, (*calm, most("cycles", 2.2), QUIET)),
         Row(f"{name}, together", evolve(question, start="together"), (*calm, most("cycles", 2.2), QUIET), why=crowd),
-        Row(f"{name}, hint", evolve(question, hint=True), (*calm, most("cycles", 1.2), QUIET), (), why=UNANSWERED),
+        Row(f"{name}, hint", evolve(question, hint=True), (*calm, most("cycles", 1.2), QUIET), ()),
     )
 
 
