@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable
 
-from attrs import evolve
-
 from adapters.holding import Holding
 from balancer.actions import Look, Renew
 from balancer.bulletins import Ear
 from balancer.cadence import beat, beat_seconds, bulletin_row
 from balancer.config import Config, Minimal
-from balancer.model import Me
+from balancer.model import Lease, Me
 from balancer.plan import renewals
 from balancer.watch import Watch
 from stores.protocol import Promises
@@ -26,7 +24,7 @@ def due_renewals(
 ) -> list[tuple[Holding, Renew]]:
     """The leases to renew now; the bulletin's row more often, while this worker has something to say on it."""
     by_key = {holding.key: holding for holding in held}
-    mine = tuple(evolve(holding.lease, idle=max(0.0, now - holding.confirmed)) for holding in by_key.values())
+    mine = tuple(_aged(holding, now) for holding in by_key.values())
     due = [*renewals(mine, me, config)]
     if look.notes:
         # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
@@ -34,6 +32,11 @@ def due_renewals(
         due += [*beat(mine, me, config), *(Renew(holding.lease, "C4") for holding in unsaid)]
     wanted = {action.lease.key: action for action in due}
     return [(by_key[key], action) for key, action in wanted.items()]
+
+
+def _aged(holding: Holding, now: float) -> Lease:
+    lease = holding.lease
+    return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.heir_idle)
 
 
 def renew_pause(watch: Watch, config: Config) -> float:
