@@ -29,6 +29,18 @@ def _imported() -> dict[str, ModuleType]:
 
 
 @contextmanager
+def _given_back(package: ModuleType) -> Iterator[None]:
+    """Whoever comes next in this process finds the modules that were there."""
+    before = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules[name] = module
+            setattr(package, name.rsplit(".", 1)[1], module)
+
+
+@contextmanager
 def as_installed() -> Iterator[Path]:
     """All packages with the hot files compiled, for the path of new processes; said, where there is no compiler."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -45,7 +57,7 @@ def as_installed() -> Iterator[Path]:
 def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
     """Both forms of every module of the codec; the plain one alone, and it is said, where there is no compiler."""
     kinesis = importlib.import_module("adapters.kinesis")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, _given_back(kinesis):
         forms = {"plain": _imported()}
         try:
             compile_to(Path(scratch))
