@@ -36,7 +36,8 @@ class Each(Protocol):
 class Handoffs:
     """What one worker has asked for, and what it gave away a moment ago.
 
-    hold  told of each lease that a write of ours made ours, and when that write began
+    hold   told of each lease that a write of ours made ours, and when that write began
+    doubt  told of each that turned out to be ours although no write of ours was answered so
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Handoffs:
         clock: Callable[[], float],
         lease_seconds: float,
         hold: Callable[[Lease, float], None],
+        doubt: Callable[[Lease], None],
     ) -> None:
-        self._store, self._me, self._clock, self._hold = store, me, clock, hold
+        self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
         self._asked: dict[str, Lease] = {}
         self._given: dict[str, tuple[Lease, float]] = {}
@@ -106,3 +108,5 @@ class Handoffs:
         if isinstance(outcome, Done):
             log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
             self._hold(outcome.lease, begun)
+        elif outcome.lease is not None and outcome.lease.owner == self._me:
+            self._doubt(outcome.lease)  # an earlier try was carried out and not answered

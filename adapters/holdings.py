@@ -102,7 +102,7 @@ class Holdings:
             return tuple(lease for key, lease in self._loose.items() if key not in self._held)
 
     def doubt(self, lease: Lease) -> None:
-        """A claim was not answered: the next turn asks again under the same version, or finds it ours (H4)."""
+        """A claim, or a taking back, was not answered: the next turn asks again, or finds it ours (H4)."""
         with self._lock:
             self._loose[lease.key] = lease
 

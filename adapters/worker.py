@@ -106,7 +106,14 @@ class Worker:
         self.clock, self.uniform, self.hurried = clock, uniform, hurried
         self._identity = Identity(me, process or uuid.uuid4().hex)
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        self._handoffs = Handoffs(store, me, clock=clock, lease_seconds=self.config.lease_seconds, hold=self._took_back)
+        self._handoffs = Handoffs(
+            store,
+            me,
+            clock=clock,
+            lease_seconds=self.config.lease_seconds,
+            hold=self._took_back,
+            doubt=lambda lease: self._holdings.doubt(lease),  # noqa: PLW0108  made below
+        )
         self._holdings = Holdings(
             store,
             self._identity,

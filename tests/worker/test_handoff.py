@@ -7,7 +7,7 @@ from adapters.identity import Identity
 from adapters.simulator.stream import ListSource
 from balancer.config import Config
 from balancer.model import Lease, Position
-from stores.protocol import Done, OutcomeUnknown, Promises
+from stores.protocol import Done, Outcome, OutcomeUnknown, Promises
 
 MINIMAL = Config(lease_seconds=10.0)
 
@@ -91,6 +91,31 @@ def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     one.turn_due = clock.now
     one.run(2.1)
     assert ("s-0" in one.held, store.row("s-0").owner) == (True, "a-1")
+
+
+class Mute(FaultyStore):
+    """The first time that something is taken back there is no answer."""
+
+    told = False
+
+    def take_back(self, lease: Lease, me: str) -> Outcome:
+        """Carried out, each time."""
+        outcome = super().take_back(lease, me)
+        if self.told:
+            return outcome
+        self.told = True
+        raise OutcomeUnknown("the reply was lost")
+
+
+def test_what_was_taken_back_without_an_answer_is_held_all_the_same() -> None:
+    """Without it the table would say ours, nobody would read it, and it would wait for its expiry."""
+    clock, store = Clock(), Mute()
+    one, _two = pair(clock, store)
+    asked_for(store)
+    one.run(MINIMAL.renew_seconds + 0.1)
+    one.turn_due = clock.now
+    one.run(2.5)
+    assert ("s-0" in one.held, store.row("s-0").owner, store.told) == (True, "a-1", True)
 
 
 def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
