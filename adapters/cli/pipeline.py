@@ -1,6 +1,7 @@
 """`leasehold pipeline`: from a leased stream to partitioned Parquet and windows over it, by Spark."""
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -106,6 +107,8 @@ def command(  # noqa: PLR0917  one for each option
 
 def _end_on_signal() -> None:
     """Have whoever supervises the process end it as Ctrl-C does."""
+    # It logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
