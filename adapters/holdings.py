@@ -102,7 +102,7 @@ class Holdings:
             return tuple(lease for key, lease in self._loose.items() if key not in self._held)
 
     def doubt(self, lease: Lease) -> None:
-        """A claim, or a taking back, was not answered: the next turn asks again, or finds it ours (H4)."""
+        """A write that takes it was not answered: the next turn asks again, or finds it ours (H4)."""
         with self._lock:
             self._loose[lease.key] = lease
 
@@ -144,8 +144,7 @@ class Holdings:
             self._twin = self._twin or alive
         except StoreError as fault:
             log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
-            with self._lock:
-                self._loose[seen.key] = seen
+            self.doubt(seen)
         return None
 
     def _ours(self, lease: Lease) -> bool:

@@ -106,14 +106,6 @@ class Worker:
         self.clock, self.uniform, self.hurried = clock, uniform, hurried
         self._identity = Identity(me, process or uuid.uuid4().hex)
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        self._handoffs = Handoffs(
-            store,
-            me,
-            clock=clock,
-            lease_seconds=self.config.lease_seconds,
-            hold=self._took_back,
-            doubt=lambda lease: self._holdings.doubt(lease),  # noqa: PLW0108  made below
-        )
         self._holdings = Holdings(
             store,
             self._identity,
@@ -122,6 +114,14 @@ class Worker:
             began=self._began,
             gave=self._gave,
             lock=lock,
+        )
+        self._handoffs = Handoffs(
+            store,
+            me,
+            clock=clock,
+            lease_seconds=self.config.lease_seconds,
+            hold=self._took_back,
+            doubt=self._holdings.doubt,
         )
         self._renewing = Renewing(self.config, lambda holding: self.consumer.part(holding))  # noqa: PLW0108  it may change
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)

@@ -2,7 +2,8 @@
 
 The conditions are those of `writes`; this file says in which order the objects are written.
 Rule 1: an ordinary checkpoint renews the ownership first, under its ETag, so that a worker that
-has lost its lease moves no checkpoint; only a theft between the two writes can slip by.
+has lost its lease moves no checkpoint; only a theft between the two writes can slip by. Where a
+request got ahead of it, the ownership is read in place of renewed: the gift that follows renews it.
 Rule 2: at a shard's end and in a hand-over the checkpoint goes first, so that whoever holds the
 lease next starts where the last one stopped. Rule 3: a taken lease is answered with its
 checkpoint read after the taking.
@@ -113,7 +114,6 @@ class EtagStore(TransactedStore):
             # A position the layout has no words for is refused here, before anything is written.
             self._layout.checkpoint(parts.fields("checkpoint"), after)
         if fresh and before.heir and _moved(before, after) and not _closing(before, after):
-            # What made another reading necessary is a request: the gift that follows renews it.
             settled = self._advance(key, parts, after)
             return self._done(key, settled) if settled else self._lost(key)
         if _owned_anew(before, after) and not _closing(before, after):

@@ -106,8 +106,8 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _end_on_signal() -> None:
-    """Have whoever supervises the process end it as Ctrl-C does."""
-    # It logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
+    """Have whoever supervises the process end it as Ctrl-C does, and neither with a traceback."""
+    # py4j logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -118,6 +118,15 @@ def test_what_was_taken_back_without_an_answer_is_held_all_the_same() -> None:
     assert ("s-0" in one.held, store.row("s-0").owner, store.told) == (True, "a-1", True)
 
 
+def given(store: FaultyStore) -> tuple[Driven, Driven, str]:
+    """A giver, an heir that asked for a lease and has not looked since, and that lease, which was given to it."""
+    one, two = pair(Clock(), store)
+    two.run(1.0)
+    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
+    one.run(MINIMAL.renew_seconds + 0.1)
+    return one, two, wanted
+
+
 def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
     """The giver takes back what it gave, as nobody accepted it in time."""
     assert store.row(wanted).owner == "b-1"
@@ -128,11 +137,8 @@ def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
 
 def test_who_finds_a_gift_taken_back_asks_for_it_again_at_once() -> None:
     """Without it an heir that was late would wait for its next look at the whole table, a newcomer unseen by others."""
-    clock, store = Clock(), Listed()
-    one, two = pair(clock, store)
-    two.run(1.0)
-    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
-    one.run(MINIMAL.renew_seconds + 0.1)
+    store = Listed()
+    one, two, wanted = given(store)
     taken_back(one, store, wanted)
     two.step()
     assert [lease.key for lease in store.list().leases if lease.heir == "b-1"] == [wanted]
@@ -141,11 +147,8 @@ def test_who_finds_a_gift_taken_back_asks_for_it_again_at_once() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_who_accepts_a_gift_too_late_asks_for_it_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     """Without it an heir whose acceptance came a moment late would wait as long, and not look at the lease again."""
-    clock, store = Clock(), Listed()
-    one, two = pair(clock, store)
-    two.run(1.0)
-    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
-    one.run(MINIMAL.renew_seconds + 0.1)
+    store = Listed()
+    one, two, wanted = given(store)
     seen, listed = store.get([wanted]), store.list()
     taken_back(one, store, wanted)
     if whole:
@@ -208,11 +211,8 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
 
 def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() -> None:
     """Without it nobody would read the lease until its heir's next look at the whole table, or it expired."""
-    clock, store = Clock(), FaultyStore()
-    one, two = pair(clock, store)
-    two.run(1.0)
-    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
-    one.run(MINIMAL.renew_seconds + 0.1)
+    store = FaultyStore()
+    _one, two, wanted = given(store)
     assert store.row(wanted).owner == "b-1"
     store.lose_replies = 1
     two.step()
