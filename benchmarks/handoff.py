@@ -10,209 +10,29 @@ replies are lost.
 
 import argparse
 import logging
-import multiprocessing
 import os
-import signal
 import statistics
 import sys
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attrs import define, field, frozen
+from attrs import frozen
+from handoff_workers import ASKING, LEASES, RATE, Faults, Place, fleet
 
 from adapters.demo.child import ENVIRONMENT
-from adapters.handling import Delivery, Handling, Happening
 from adapters.history.tenures import by_shard, reading_of
 from adapters.history.told import Event
-from adapters.holding import Holding
 from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
-from adapters.runner import Runner
-from adapters.simulator.flow import FIRST, Flow
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON
-from stores.protocol import OutcomeUnknown, Store
-from stores.urls import open_store
+from adapters.simulator.flow import FIRST
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerProcess as Process
-
-LEASES, MOVES, RATE = 20, 100, 100
+MOVES = 100
 LEASE_SECONDS = 3.0
 PAUSE_BAR, PAUSE_99_BAR, TAKER_BAR, GIVER_BAR, CRASH_BAR = 0.25, 0.6, 2.5, 1.0, 8.0
-NOW = time.monotonic
-ASKING = "request_handoff"
-PROCESSES = multiprocessing.get_context("forkserver")
-
-
-class Faulty:
-    """A store as one process sees it: it dies after some call; forgetful, every second of some replies is lost."""
-
-    def __init__(self, store: Store, told: Callable[[str], None], faults: "Faults") -> None:
-        self._store, self._told, self._faults = store, told, faults
-        self._calls: defaultdict[str, int] = defaultdict(int)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
-        found = getattr(self._store, name)
-        return self._call(name, found) if callable(found) else found
-
-    def _call(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  as the store's
-            answer = method(*arguments, **named)
-            self._calls[name] += 1
-            if name == ASKING:
-                self._told(arguments[0].key)
-            if name == self._faults.dies_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if name in self._faults.forgets and self._calls[name] % 2:
-                raise OutcomeUnknown("the reply was lost")
-            return answer
-
-        return call
-
-
-@frozen
-class Faults:
-    """What goes wrong in one process."""
-
-    dies_after: str | None = None
-    forgets: frozenset[str] = frozenset()
-
-
-def member(name: str, table: "Table", faults: Faults, pipe: "Connection") -> None:
-    """One worker in a process of its own: tells what happens, and leaves when it is told anything."""
-    logging.disable(logging.CRITICAL)
-    place, telling = table.place, threading.Lock()
-
-    def leave() -> None:
-        pipe.recv()
-        runner.stop()
-
-    def tell(*words: Any) -> None:  # noqa: ANN401  an event, or the lease that was asked for
-        with telling:
-            pipe.send(words)
-
-    def handle(delivery: Delivery) -> None:
-        now = NOW()
-        for record in delivery.records:
-            tell(Event(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
-
-    def happened(happening: Happening, holding: Holding) -> None:
-        tell(Event(NOW(), name, happening, holding.key))
-
-    config = Config(lease_seconds=place.lease_seconds, initial_position=TRIM_HORIZON)
-    store = cast("Store", Faulty(open_store(table.url), tell, faults))
-    source = Flow(LEASES, RATE, NOW, table.began)
-    worker = Worker(store=store, source=source, me=name, config=config)
-    runner = Runner(worker, Handling(handle, observer=happened, checkpoint_seconds=place.checkpoint_seconds))
-    threading.Thread(target=leave, daemon=True).start()
-    runner.run()
-
-
-@define
-class Member:
-    """A worker's process, and what it told."""
-
-    process: "Process"
-    pipe: "Connection"
-    ear: threading.Thread
-    held: set[str]
-    asked: set[str]
-
-
-@define
-class Fleet:
-    """Workers, each in a process of its own, and what they told of each lease."""
-
-    table: "Table"
-    told: list[Event] = field(factory=list)
-    members: dict[str, Member] = field(factory=dict)
-
-    def join(self, name: str, faults: Faults | None = None) -> Member:
-        """Start a worker."""
-        ours, theirs = PROCESSES.Pipe()
-        arguments = (name, self.table, faults or Faults(), theirs)
-        process = PROCESSES.Process(target=member, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        found = Member(process, ours, threading.Thread(target=self._hear, args=(name,), daemon=True), set(), set())
-        self.members[name] = found
-        found.ear.start()
-        return found
-
-    def _hear(self, name: str) -> None:
-        found = self.members[name]
-        with suppress(EOFError, OSError):
-            while True:
-                (word,) = found.pipe.recv()
-                if isinstance(word, str):
-                    found.asked.add(word)
-                    continue
-                self.told.append(word)
-                if word.event != "record":
-                    (found.held.add if word.event == "initialize" else found.held.discard)(word.shard)
-
-    def leave(self, name: str) -> None:
-        """Drain it; nothing where it is dead."""
-        found = self.members[name]
-        with suppress(OSError):
-            found.pipe.send("leave")
-        found.process.join(30)
-        found.ear.join(30)
-
-    def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something; a benchmark that does not get there has failed."""
-        deadline = NOW() + seconds
-        while not holds():
-            if NOW() > deadline:
-                counts = {name: len(found.held) for name, found in self.members.items()}
-                raise SystemExit(f"FAIL: not within {seconds:g} s: {what}; {counts}")
-            time.sleep(0.02)
-
-    def holds(self, name: str, count: int) -> Callable[[], bool]:
-        """Whether a worker reads so many."""
-        return lambda: len(self.members[name].held) == count
-
-
-@frozen
-class Place:
-    """A store to measure on: its URL with room for a name, the least time between two checkpoints, and the leases'."""
-
-    url: str
-    checkpoint_seconds: float
-    lease_seconds: float
-
-
-@frozen
-class Table:
-    """One fleet's own: its URL, what kind of place it is, and when its shards began to grow."""
-
-    url: str
-    place: Place
-    began: float
-
-
-@contextmanager
-def fleet(place: Place, faults: Faults | None = None) -> Iterator[Fleet]:
-    """A table of its own, and one worker that holds everything."""
-    found = Fleet(Table(place.url.format(name=f"handoff-{uuid4().hex[:8]}"), place, NOW()))
-    try:
-        found.join("giver", faults)
-        found.until(found.holds("giver", LEASES), 30, "one worker holds everything")
-        yield found
-    finally:
-        for name in found.members:
-            found.leave(name)
 
 
 @frozen
@@ -283,13 +103,10 @@ def giver_killed(place: Place) -> tuple[float, float]:
         taker = found.join("taker")
         found.until(lambda: len(taker.asked) >= LEASES // 2, 30, "requests")
         asked = frozenset(taker.asked)
-        giver = found.members["giver"].process
-        os.kill(
-            giver.pid or os.getpid(), signal.SIGSTOP
-        )  # as good as dead; dynalite ends when a connection breaks half-way
+        found.freeze("giver")
         found.until(found.holds("taker", LEASES), 60, "the taker holds everything")
         time.sleep(0.5)
-        giver.kill()
+        found.members["giver"].process.kill()
         return silence(found.told, asked), silence(found.told)
 
 
