@@ -25,6 +25,7 @@ from adapters.reading import Reading
 from adapters.renewing import RETRY_SECONDS
 from adapters.source import Batch, SourceError
 from adapters.worker import Worker
+from balancer.cadence import start_seconds
 from stores.protocol import StoreError
 
 if TYPE_CHECKING:  # an extra
@@ -81,7 +82,8 @@ class Runner:
 
         Raises WorkerError, StoreError or SourceError if the worker cannot go on, after having released.
         """
-        turning = self._thread("turn", self._worker.turn, self._turn_sooner, self._taking)
+        pause = start_seconds(self._worker.me, self._worker.config)  # C15
+        turning = self._thread("turn", self._worker.turn, self._turn_sooner, self._taking, pause)
         renewing = self._thread("renew", self._worker.renew, self._renew_sooner, self._renewing)
         end = self._ends.get()
         self._drain(turning)
@@ -127,13 +129,16 @@ class Runner:
             holding.ask_release()
             self._readings.hurry(holding.key)
 
-    def _thread(self, name: str, work: Callable[[float], float], sooner: Event, going: Event) -> Thread:
-        thread = Thread(target=self._keep, args=(work, sooner, going), name=f"leasehold-{name}", daemon=True)
+    def _thread(
+        self, name: str, work: Callable[[float], float], sooner: Event, going: Event, pause: float = 0.0
+    ) -> Thread:
+        thread = Thread(target=self._keep, args=(work, sooner, going, pause), name=f"leasehold-{name}", daemon=True)
         thread.start()
         return thread
 
-    def _keep(self, work: Callable[[float], float], sooner: Event, going: Event) -> None:
+    def _keep(self, work: Callable[[float], float], sooner: Event, going: Event, pause: float) -> None:
         clock = self._worker.clock
+        sooner.wait(pause)
         while going.is_set():
             sooner.clear()
             due = self._call(work, clock())

@@ -1,4 +1,4 @@
-"""Who looks at the table when: one lookout, computed and not elected, and the others read its bulletin (C3 to C13).
+"""Who looks at the table when: one lookout, computed and not elected, and the others read its bulletin (C3 to C15).
 
 Rule 1: nothing here decides who owns a lease; a wrong belief costs readings or delay, never ownership.
 Rule 2: seconds are those of `lease_seconds` 10, and scale with it.
@@ -21,6 +21,9 @@ DEPUTIES = 3
 
 GATHER = 0.5
 """Of `lease_seconds`: how long after each change of the fleet a newcomer waits for the next one (C10)."""
+
+START = 0.05
+"""Of `lease_seconds`: within how long those that start together look for the first time (C15)."""
 
 LISTED = 12
 """Rows that a listing reads for the price of one row asked for by its key."""
@@ -84,6 +87,15 @@ def reaps(census: Census, leases: Sequence[Lease], me: Me, config: Config, rules
     if hearing is None or not expired or rules.grace_seconds or not crew(leases, config).on_duty(me, hearing, config):
         return ()
     return tuple(Release(lease, "C6") for lease in expired)
+
+
+def start_seconds(worker: str, config: Config) -> float:
+    """C15: how long a worker waits before its first look, by the digest of its id, from 0 up to START.
+
+    Nobody can see who holds nothing yet: of those that look at one moment, many choose the same first lease.
+    """
+    part = int.from_bytes(_digest(worker)) / 2**64
+    return START * config.lease_seconds * part if isinstance(config.rules, Minimal) else 0.0
 
 
 def gathering(leases: Iterable[Lease], me: Me, config: Config) -> bool:
@@ -160,14 +172,15 @@ def _called(ours: Crew, me: Me, config: Config, hearing: Hearing) -> bool:
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     """C10: how soon to look after these; None if nothing was done that others must see first.
 
-    What was free is claimed fast. After taking from the living, others who joined at the same time are
-    waited for: shares computed without them would be taken, and taken away again.
+    What was free is claimed fast, once all that started together have chosen (C15). After taking from the living,
+    others who joined at the same time are waited for: shares computed without them would be taken, and taken away
+    again.
     """
     scale = config.lease_seconds / 10
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
         return 5.0 * scale
-    return 0.5 * scale if kinds & {Claim, Create} else None
+    return 0.7 * scale if kinds & {Claim, Create} else None
 
 
 def _until_judged(census: Census, me: Me, config: Config) -> float:

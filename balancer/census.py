@@ -168,7 +168,7 @@ def expires_above(config: Config) -> float:
         case EventHubs():
             return config.lease_seconds
         case Minimal():
-            return 1.05 * config.lease_seconds  # C2: the half second that makes renewing at 0.56 safe
+            return 1.05 * config.lease_seconds  # C2: the half second that makes renewing at 0.53 safe
         case _:
             assert_never(config.rules)
 

@@ -129,7 +129,7 @@ def _renew_seconds(rules: Rules, lease_seconds: float) -> float:
         case EventHubs():
             return min(20.0, lease_seconds / 3)  # peers may expire at 60 s
         case Minimal():
-            return 0.56 * lease_seconds  # C2: two chances before any judge's expiry
+            return 0.53 * lease_seconds  # C2: two chances before any judge's expiry
         case Kcl() | KclRust():
             return lease_seconds / 3
         case _:

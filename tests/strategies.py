@@ -47,7 +47,7 @@ rules: st.SearchStrategy[Rules] = st.one_of(
 starts = st.sampled_from((TRIM_HORIZON, LATEST, at_timestamp(1_700_000_000_000)))
 positions = starts | st.just(SHARD_END) | st.builds(Position, st.integers(0, 10**30).map(str), st.integers(0, 9))
 configs = st.builds(Config, rules=rules, lease_seconds=st.just(10.0), initial_position=starts)
-idles = st.sampled_from((0.0, 3.0, 5.6, 9.99, 10.0, 10.25, 10.5, 10.51, 30.0, 31.0, 500.0, math.inf))
+idles = st.sampled_from((0.0, 3.0, 5.3, 9.99, 10.0, 10.25, 10.5, 10.51, 30.0, 31.0, 500.0, math.inf))
 holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
 gaps = st.lists(st.tuples(st.sampled_from(WORKERS), st.floats(0, 100)), max_size=3, unique_by=lambda gap: gap[0])
 histories = st.builds(

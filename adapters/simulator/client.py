@@ -55,6 +55,7 @@ class Client:
         self._table, self._tasks, self._history = world.table, world.tasks, world.history
         self._caller, self._draw = caller, draw
         self._network = network = world.scenario.network
+        self._listed = world.table.dated if world.scenario.dated else world.table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
         self._plot = dict(network.plot)
         self._fates = _cumulated(
@@ -75,7 +76,7 @@ class Client:
         """Every lease, some perhaps as they were a moment ago."""
         self._history.requests["list"] += 1
         self._travel()
-        listing = self._table.list()
+        listing = self._listed()
         self._travel()
         self._history.scanned += len(listing.leases)
         return self._perhaps_stale(listing)

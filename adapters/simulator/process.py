@@ -22,6 +22,7 @@ from adapters.simulator.tasks import Killed, Lock, Task
 from adapters.simulator.told import Deed, Doing, Handed
 from adapters.simulator.world import World
 from adapters.worker import Unread, Worker
+from balancer.cadence import start_seconds
 from stores.protocol import StoreError
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class Process:
     def run(self) -> None:
         """Start working, and see to its naps and its end."""
         self._say("start")
-        self._keep(self._turning)
+        self._keep(self._turning, start_seconds(self.worker_id, self.member.config))  # C15
         self._keep(self._renewing)
         for nap in self.member.naps:
             if nap.at >= self._tasks.now:
@@ -125,13 +126,13 @@ class Process:
         before = self._readings.get(key)
         if before is None:
             self._readings[key] = Appointment(step)
-            self._keep(self._readings[key], key)
+            self._keep(self._readings[key], key=key)
         else:
             before.successor = step
             self._call(before)
 
-    def _keep(self, appointment: Appointment, key: str | None = None) -> None:
-        appointment.task = self._tasks.start(lambda: self._keeping(appointment, key))
+    def _keep(self, appointment: Appointment, pause: float = 0.0, *, key: str | None = None) -> None:
+        appointment.task = self._tasks.start(lambda: self._keeping(appointment, key), self._tasks.now + pause)
 
     def _keeping(self, appointment: Appointment, key: str | None) -> None:
         self._stand_still()

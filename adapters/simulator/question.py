@@ -51,6 +51,7 @@ class Question:
     peer     the rules of the others where only `share` of the workers have ours
     cycles   how long to go on after the event
     pauses   how often an hour each worker stands still for 1 to 3 s
+    dated    whether listings tell how old each row is, as those of blobs do
     """
 
     leases: int
@@ -70,6 +71,7 @@ class Question:
     share: float = 0.5
     cycles: float = 45.0
     pauses: float = 0.0
+    dated: bool = False
 
     @property
     def groups(self) -> Groups:
@@ -138,4 +140,4 @@ def fleet_of(question: Question) -> Fleet:
         fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
     if question.pauses:
         fleet = fleets.paused(fleet, question.pauses, seed)
-    return evolve(fleet, scenario=evolve(fleet.scenario, scan_per_cycle=question.pace == "cycle"))
+    return evolve(fleet, scenario=evolve(fleet.scenario, scan_per_cycle=question.pace == "cycle", dated=question.dated))

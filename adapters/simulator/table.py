@@ -32,6 +32,11 @@ class Table(MemoryStore):
             self._listing = super().list()
         return self._listing
 
+    def dated(self) -> Listing:
+        """Every lease, with its age less the second that blobs' dates are rounded by."""
+        ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
+        return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
+
     def row(self, key: str) -> Lease | None:
         """One lease as it is."""
         return self._table.rows.get(key)

@@ -6,9 +6,9 @@ from attrs import evolve
 
 from balancer.actions import Action, Claim, Look, Release, Renew, RequestHandoff, Steal
 from balancer.bulletins import Ear, bulletin_of, note_of
-from balancer.cadence import beat, bulletin_row, crew, settle_seconds, still, until_gathered
+from balancer.cadence import beat, bulletin_row, crew, settle_seconds, start_seconds, still, until_gathered
 from balancer.chance import order_under
-from balancer.config import Config, Minimal
+from balancer.config import Config, Kcl, Minimal
 from balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, Hearing, History, Lease, Me
 from balancer.plan import look_again, plan
 from balancer.watch import Watch
@@ -178,9 +178,18 @@ def test_a_lone_worker_seldom_looks() -> None:
 def test_after_taking_one_looks_soon() -> None:
     """C10: a fleet that waits a cycle after each announcement needs forty seconds to start."""
     assert settle_seconds((), CONFIG) is None
-    assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.5
+    assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
     assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
-    assert look(READER, TABLE, QUIET, Claim(TABLE[0], "M5")) == Look(0.5)
+    assert look(READER, TABLE, QUIET, Claim(TABLE[0], "M5")) == Look(0.7)
+
+
+def test_those_that_start_together_do_not_look_together() -> None:
+    """C15: forty that draw their first lease of a hundred at one moment are refused six times."""
+    waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
+    assert 0.0 <= min(waits) < 0.05
+    assert 0.45 < max(waits) < 0.5
+    assert len(set(waits)) == len(waits)
+    assert start_seconds("w-0", Config(Kcl())) == 0.0
 
 
 def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:
@@ -196,7 +205,7 @@ def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> Non
 
 
 def test_owners_watch_what_newcomers_will_ask_for() -> None:
-    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.6 s."""
+    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.3 s."""
     joined = (*TABLE, row("n-0", "new"))
     assert BOARD is not None
     lately = evolve(QUIET, fleet_still=14.0)
@@ -235,8 +244,8 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
 def test_who_judges_all_judges_itself() -> None:
     """C9: a lease of the lookout that it believes to renew and does not would stay unread for ever."""
     mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
-    assert still(standing_still(7.2), Me(LOOKOUT), CONFIG) == mine
-    assert still(standing_still(7.0), Me(LOOKOUT), CONFIG) == ()
+    assert still(standing_still(6.9), Me(LOOKOUT), CONFIG) == mine
+    assert still(standing_still(6.7), Me(LOOKOUT), CONFIG) == ()
 
 
 def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:

@@ -51,7 +51,7 @@ def test_the_seconds_follow_the_rule_set() -> None:
             Config(rules=Minimal()),
         )
     ]
-    assert told == [(10, 20.05, 3.33), (20, 20, 6.67), (120, 30, 20), (180, 30, 20), (10, 20.05, 5.6)]
+    assert told == [(10, 20.05, 3.33), (20, 20, 6.67), (120, 30, 20), (180, 30, 20), (10, 20.05, 5.3)]
 
 
 def test_positions_are_ordered_by_number_and_not_by_length() -> None:

@@ -27,7 +27,7 @@ S0 = Lease("s-0")
         (EventHubs("java", "greedy"), 0.0),
         (EventHubs("python", "greedy"), 30.0),
         (EventHubs("gist", "greedy"), 30.0),
-        (Minimal(), 0.5),
+        (Minimal(), 0.7),
     ],
     ids=repr,
 )

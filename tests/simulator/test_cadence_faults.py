@@ -111,7 +111,7 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 
     def early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
         return tuple(
-            Release(lease, "C6") for lease in leases if me.worker == LOOKOUT and lease.idle > 4.0 and not lease.ended
+            Release(lease, "C6") for lease in leases if me.worker == LOOKOUT and lease.idle > 2.0 and not lease.ended
         )
 
     monkeypatch.setattr(sys.modules["balancer.plan"], "reaps", early)

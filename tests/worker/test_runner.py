@@ -138,6 +138,19 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
     assert set(done) == {Position("104")}
 
 
+def test_a_worker_that_waits_for_its_first_look_can_be_stopped() -> None:
+    """C15: whoever starts by mistake need not wait until it has begun."""
+    store = FaultyStore()
+    config = Config(lease_seconds=1e6, initial_position=Position("TRIM_HORIZON"))
+    runner = Runner(Worker(store=store, source=stream(), me="a-1", config=config), lambda _delivery: None)
+    running = Thread(target=runner.run)
+    running.start()
+    runner.stop()
+    running.join(WAIT)
+    assert not running.is_alive()
+    assert store.list().leases == ()
+
+
 def test_renewals_go_on_while_a_handler_is_slow() -> None:
     """Without it a batch that takes longer than a lease would be handled by two workers, each time."""
     store, started, finish = FaultyStore(), Event(), Event()
