@@ -171,4 +171,5 @@ def _table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from balancer.actions import Steal
 from balancer.bulletins import bulletin_of, note_of
 from balancer.cadence import bulletin_row, crew
 from balancer.config import Config
-from balancer.model import Bulletin, Lease, Position
+from balancer.model import Bulletin, Lease, Position, Version
 from stores.protocol import Listing, Promises
 from stores.writes import merged
 
@@ -139,7 +139,7 @@ def test_a_lookout_that_is_outranked_says_so_once() -> None:
     before = bulletin_of(board(store, lookout))
     higher = next(name for name in map(str, range(100)) if first_of(name, lookout.worker.me) == name)
     theirs = lookout.held[0]
-    newly = str(int(store.row(theirs).version) + 1)  # its deputy stands in for whoever stands still
+    newly = Version(str(int(store.row(theirs).version) + 1))  # its deputy stands in for whoever stands still
     store.rewrite(theirs, lambda row: evolve(row, owner=higher, version=newly, notes=(("process", f"p/{higher}"),)))
     for told in (Bulletin(), evolve(before, looks=before.looks + 9)):
         write(store, theirs, told)

@@ -1,0 +1,239 @@
+"""What `spark_throughput` reads: shards of a service within the query's own processes, and four sources over them."""
+
+import time
+from collections.abc import Iterator, Mapping
+from threading import Condition, Event, Thread
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from adapters.kinesis.aggregation_encode import Aggregate
+from adapters.kinesis.hash_keys import hash_of
+from adapters.kinesis.poller import Poller
+from adapters.spark import kinesis_rows
+from adapters.spark.chunks import Chunk, Larder, chunk_of
+from adapters.spark.feed import Pace
+from adapters.spark.kinesis_poller import ArrowPoller
+from adapters.spark.lease_loop import LeaseLoop
+from adapters.spark.offsets import Held, shares
+from adapters.spark.options import Given, lease_options
+from adapters.spark.stream import Feedstock, LeasedReader, Run
+from balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+SHARDS, KEYS = 8, 100
+USER_BYTES = 1000
+HEAVY, LIGHT = (20, 500), (1, 10)
+"""Aggregates of an answer, and user records of an aggregate."""
+
+ANSWERS = 6
+"""Of each shard in a batch of the bare readers: else what a trigger costs, the same for both, would hide the rows."""
+
+INTERVAL_SECONDS = 0.25
+BATCH_BYTES = 64 << 20
+
+
+class Service:
+    """Answers every request for one shard with the same aggregates, under later numbers each time."""
+
+    def __init__(self, shard: Shard, aggregates: int, records: int) -> None:
+        low, high = shard.hash_range or HASH_KEYS
+        keys = [key for key in map(str, range(SHARDS * 2 * KEYS)) if low <= hash_of(key) <= high][:KEYS]
+        aggregate = Aggregate(1 << 20)
+        for number in range(records):
+            assert aggregate.add(b"%010d" % number * (USER_BYTES // 10), keys[number % KEYS])
+        self._data = [aggregate.sealed()] * aggregates
+
+    def get_shard_iterator(self, **asked: str) -> dict[str, str]:
+        """The number behind which to read."""
+        return {"ShardIterator": asked.get("StartingSequenceNumber", "0")}
+
+    def get_records(self, **asked: str) -> dict[str, Any]:
+        """As many as there may be, and more behind them."""
+        first = int(asked["ShardIterator"]) + 1
+        records = [
+            {"Data": data, "PartitionKey": "a", "SequenceNumber": str(number)}
+            for number, data in enumerate(self._data, first)
+        ]
+        return {"Records": records, "NextShardIterator": records[-1]["SequenceNumber"], "MillisBehindLatest": 1000}
+
+
+class Stream:
+    """Eight shards of such a service."""
+
+    stream = ""
+
+    def __init__(self, answer: tuple[int, int]) -> None:
+        self._answer = answer
+
+    def shards(self) -> tuple[Shard, ...]:
+        """All, open."""
+        step = (HASH_KEYS[1] + 1) // SHARDS
+        return tuple(Shard(f"shard-{n}", hash_range=(n * step, (n + 1) * step - 1)) for n in range(SHARDS))
+
+    def gone(self, _shard: str) -> bool:
+        """Never."""
+        return False
+
+    def latest(self, _lease: Lease) -> Position:
+        """Some time."""
+        return at_timestamp(1)
+
+    def open(self, lease: Lease, start: Position, kind: type[Poller] = ArrowPoller) -> Poller:
+        """A reader, the one that `kinesis-leased` has if nothing is said."""
+        service = Service(Shard(lease.shard, hash_range=lease.hash_range), *self._answer)
+        return kind(cast("KinesisClient", service), "canned", lease.shard, start, lease.hash_range)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Unshared:
+    """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
+
+    parting, quiet = False, False
+
+    def __init__(self, source: Stream, pace: Pace) -> None:
+        self._source, self._pace = source, pace
+        self._larders = {shard.id: Larder(pace.columns) for shard in source.shards()}
+        self._begins = dict.fromkeys(self._larders, TRIM_HORIZON)
+        self._changed, self._over = Condition(), Event()
+
+    def start(self, *, only_now: bool) -> None:
+        """Begin to read."""
+        assert not only_now
+        for shard in self._source.shards():
+            lease = Lease(shard.id, hash_range=shard.hash_range)
+            Thread(target=self._read, args=(lease,), daemon=True).start()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._over.set()
+
+    def check(self) -> None:
+        """Nothing can go wrong."""
+
+    def commit(self, _ends: Mapping[str, Position]) -> None:
+        """Nobody is told."""
+
+    def says(self, _key: str, _end: Position) -> bool:
+        """Nobody has to be told."""
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something, or so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._larders.values()), seconds)
+
+    def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
+        """All that waits."""
+        with self._changed:
+            held = {key: Held(0, begins) for key, begins in self._begins.items()}
+            sizes = shares({key: larder.bytes for key, larder in self._larders.items()}, size)
+            found = {key: self._larders[key].take(shard_rows, most) for key, most in sizes.items()}
+            taken = {key: chunk for key, chunk in found.items() if chunk is not None}
+            self._begins.update({key: chunk.ends for key, chunk in taken.items()})
+            self._changed.notify_all()
+        return held, taken
+
+    def _read(self, lease: Lease) -> None:
+        reader, larder, pace = self._source.open(lease, TRIM_HORIZON), self._larders[lease.key], self._pace
+        while not self._over.is_set():
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: larder.count < pace.rows // SHARDS and larder.bytes < pace.bytes // SHARDS
+                )
+            due = time.monotonic() + pace.interval_seconds
+            chunk = chunk_of(pace.columns, lease, reader.read())
+            with self._changed:
+                larder.put(cast("Chunk", chunk))
+                self._changed.notify_all()
+            self._over.wait(max(0.0, due - time.monotonic()))
+
+
+class Unleased(LeasedReader):
+    """The same reader without leases."""
+
+    def _running(self) -> Run:
+        run = super()._running()
+        if not isinstance(run._loop, Unshared):  # noqa: SLF001  nothing has begun yet
+            stock, options = self._stock, self._options
+            pace = Pace(stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds)
+            source = cast("Stream", run._source)  # noqa: SLF001  as above
+            run._loop = cast("LeaseLoop", Unshared(source, pace))  # noqa: SLF001  as above
+        return run
+
+
+class Bare(DataSourceStreamReader):
+    """Tasks that each read some answers of half of the shards."""
+
+    def __init__(self, answer: tuple[int, int]) -> None:
+        self._stream = Stream(answer)
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+        """The first."""
+        return {"n": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802  Spark's name
+        """Always one more; the rows are the same, whoever asks."""
+        return {"n": time.monotonic_ns()}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  no ranges
+        """Two halves."""
+        return [InputPartition(half) for half in (0, 1)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """As Arrow."""
+        for lease in self._leases(partition):
+            reader = self._stream.open(lease, TRIM_HORIZON)
+            for _ in range(ANSWERS):
+                yield cast("Chunk", chunk_of(kinesis_rows.columns("canned"), lease, reader.read())).rows
+
+    def _leases(self, partition: InputPartition) -> list[Lease]:
+        return [Lease(shard.id, hash_range=shard.hash_range) for shard in self._stream.shards()[partition.value :: 2]]
+
+
+class BareTuples(Bare):
+    """The same, as tuples."""
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Row by row, by the reader that plain workers have."""
+        for lease in self._leases(partition):
+            reader = self._stream.open(lease, TRIM_HORIZON, Poller)
+            for _ in range(ANSWERS):
+                for row in reader.read().records:
+                    keys = (row.partition_key, row.explicit_hash_key)
+                    yield row.data, "canned", lease.key, *keys, row.sequence_number, row.sub_sequence_number, None
+
+
+LEASED: dict[str, type[LeasedReader]] = {"leased": LeasedReader, "unleased": Unleased}
+BARE: dict[str, type[Bare]] = {"arrow": Bare, "tuples": BareTuples}
+
+
+class Canned(DataSource):
+    """`canned`: options `reader`, `answer` and `leases`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "canned"
+
+    def schema(self) -> str:
+        """As `kinesis-leased` has it."""
+        return kinesis_rows.DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
+        """The one that is asked for."""
+        answer = LIGHT if self.options["answer"] == "light" else HEAVY
+        if self.options["reader"] in BARE:
+            return BARE[self.options["reader"]](answer)
+        columns = kinesis_rows.columns("canned")
+        stock = Feedstock(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True, spooled=True)
+        position = {"initial_position": "TRIM_HORIZON"}
+        options = lease_options(
+            Given({"maxBytesPerTrigger": str(BATCH_BYTES)}), self.options["leases"], position, 10.0, "maxRowsPerTrigger"
+        )
+        return LEASED[self.options["reader"]](stock, options)
