@@ -20,7 +20,10 @@ from azure.core.exceptions import (
     ResourceExistsError,
     ResourceNotFoundError,
 )
+from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.blob import BlobClient, BlobProperties, ContainerClient
+from requests import Session
+from requests.adapters import HTTPAdapter
 
 from balancer.model import LATEST, TRIM_HORIZON, Position
 from stores.blob_names import EventHubLayout
@@ -46,9 +49,10 @@ _CLIENT: Mapping[str, Any] = {
     "retry_total": 2,
     "initial_backoff": 0.2,
     "increment_base": 2,
-    "connection_timeout": 5,
-    "read_timeout": 10,
 }
+_TIMEOUTS: Mapping[str, Any] = {"connection_timeout": 5, "read_timeout": 10}
+_CONNECTIONS = 64
+"""Kept open: a runner claims with twenty threads, and those beyond the SDK's ten would connect for each request."""
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool) -> EtagStore:
@@ -103,16 +107,23 @@ def _client(account: str, container: str, endpoint: str | None) -> ContainerClie
     secret = os.environ.get(CONNECTION_STRING)
     if not secret:
         url = endpoint or f"https://{account}.blob.core.windows.net"
-        return ContainerClient(url, container, credential=_identity(), **_CLIENT)
+        return ContainerClient(url, container, credential=_identity(), transport=_transport(), **_CLIENT)
     if endpoint:
         raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
     try:
-        client = ContainerClient.from_connection_string(secret, container, **_CLIENT)
+        client = ContainerClient.from_connection_string(secret, container, transport=_transport(), **_CLIENT)
     except ValueError as bad:
         raise StoreError(f"{CONNECTION_STRING}: it is no storage connection string") from bad
     if client.account_name != account:
         raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
     return client
+
+
+def _transport() -> RequestsTransport:
+    session = Session()
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
+    return RequestsTransport(session=session, **_TIMEOUTS)
 
 
 def _identity() -> TokenCredential:

@@ -146,6 +146,23 @@ def test_of_thirty_two_claimants_one_wins(blobs: ContainerClient, layout: Layout
     assert winners == [stores["w-0"].get(["7"])[0].owner]
 
 
+def test_twenty_writers_keep_their_connections(
+    connection: str, blobs: ContainerClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SDK keeps ten, says of each other that it discards it, and pays for a handshake at the next request."""
+    assert connection
+    store, gate = open_store(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=many"), Barrier(20)
+
+    def create(number: int) -> None:
+        gate.wait(60)
+        for part in range(5):
+            done(store.create(Lease(f"{number}-{part}")))
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(create, range(20)))
+    assert [record.getMessage() for record in caplog.records if record.name == "urllib3.connectionpool"] == []
+
+
 def test_one_winner_between_processes(connection: str, blobs: ContainerClient) -> None:
     """What holds between threads of one client need not hold between clients."""
     assert connection
