@@ -108,8 +108,9 @@ class Holdings:
 
     def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
         """What we hold although a reading just made says it is another's, or that it stands still (C9)."""
-        foreign = (lease.key for lease in read if lease.owner != self._identity.worker)
-        return tuple(holding for key in (*foreign, *still) if (holding := self.get(key)))
+        foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
+        with self._lock:
+            return tuple(self._held[key] for key in (*foreign, *still) if key in self._held)
 
     def settle(self, doubted: Holding) -> None:
         """A renewal tells whose it is: a thief that asked nobody is noticed before the next renewal is due."""
