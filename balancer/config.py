@@ -81,7 +81,7 @@ class EventHubs:
 
 @frozen
 class Minimal:
-    """Our own: the least moves, every group balanced (rules M1 to M14).
+    """Our own: the least moves, every group balanced (rules M1 to M15).
 
     groups            how workers form groups: None; "prefix", the text before the last "-";
                       or separators, outermost first, for a tree

@@ -1,8 +1,10 @@
 """Planned moves under way: give what is asked for, take what was promised (H3 and H4).
 
 These belong to every rule set, for a fleet may change rules while a move is under way. Asking for one
-(H1, H2, H5) is `minimal`'s own.
+(H2, H5) is `minimal`'s own, and so is what goes by how leases will be divided then (H1).
 """
+
+from collections.abc import Mapping
 
 from balancer.actions import Claim, Release, RequestHandoff, Steal
 from balancer.census import Census
@@ -28,6 +30,36 @@ def asked_again(asked: Lease, found: Lease) -> RequestHandoff | None:
     """
     taken_back = found.owner == asked.owner and found.heir is None and found.yields and not found.ended
     return RequestHandoff(found, found.owner or "", "H4") if taken_back else None
+
+
+def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
+    """Leases by worker once the planned moves under way are made (H1)."""
+    moves = live_moves(census, config)
+    if not moves:
+        return census.counts
+    counts = dict(census.counts)
+    for owner, heir in moves.values():
+        counts[owner] -= 1
+        counts[heir] = counts.get(heir, 0) + 1
+    return counts
+
+
+def live_moves(census: Census, config: Config) -> dict[str, tuple[str, str]]:
+    """Owner and heir, by key, of the held leases that will be handed over (H1).
+
+    Their heir holds a lease, or was named lately (a newcomer announces itself so), or a KCL 3.x leader named it.
+    """
+    dead = {lease.key for lease in census.expired} if census.moving else set()
+    # A cycle later than the heir steals (H4): given up any earlier, two heirs replace each other for ever.
+    given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
+    return {
+        lease.key: (lease.owner, lease.heir)
+        for lease in census.moving
+        if lease.owner is not None
+        and lease.heir is not None
+        and lease.key not in dead
+        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < given_up)
+    }
 
 
 def _move(lease: Lease, worker: str, config: Config, *, dead: bool) -> Claim | Release | Steal | None:

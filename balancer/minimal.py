@@ -1,4 +1,4 @@
-"""Our own rules M1 to M12: everybody computes the same shares from the listing, and takes its own part of the moves.
+"""Our own rules M1 to M15: everybody computes the same shares from the listing, and takes its own part of the moves.
 
 Rule 1: what two workers read alike they decide alike, so that their plans never meet; where they
 read differently, both take from the same end of a donor's leases, and the store refuses one of them.
@@ -14,11 +14,11 @@ from attrs import evolve, frozen
 
 from balancer.actions import Action, Claim, Release, RequestHandoff, Steal, Taking
 from balancer.cadence import gathering
-from balancer.census import Census, overdue_seconds
+from balancer.census import Census, overdue_seconds, signers
 from balancer.chance import digest_under, drawn, order_under
 from balancer.config import Config, Minimal
 from balancer.groups import favoured
-from balancer.handoff import STUCK_SECONDS
+from balancer.handoff import handed_counts, live_moves
 from balancer.loads import BAND, average, slack, takers, weight_of
 from balancer.model import Lease, Me
 
@@ -43,37 +43,14 @@ def take(census: Census, me: Me, config: Config, rules: Minimal) -> tuple[Action
         return ()  # M3: no share is larger than the floor + 1
     fleet = _Fleet(census, me, config, rules, counts, floor, extras, tolerance)
     joined = () if me.worker in names else fleet.join(free)
-    return joined or fleet.fill(free) or fleet.let_go(free) or fleet.relieve() or fleet.lose_patience(overdue)
-
-
-def handed_counts(census: Census, config: Config) -> Mapping[str, int]:
-    """Leases by worker once the planned moves under way are made (H1)."""
-    moves = live_moves(census, config)
-    if not moves:
-        return census.counts
-    counts = dict(census.counts)
-    for owner, heir in moves.values():
-        counts[owner] -= 1
-        counts[heir] = counts.get(heir, 0) + 1
-    return counts
-
-
-def live_moves(census: Census, config: Config) -> dict[str, tuple[str, str]]:
-    """Owner and heir, by key, of the held leases that will be handed over (H1).
-
-    Their heir holds a lease, or was named lately (a newcomer announces itself so), or a KCL 3.x leader named it.
-    """
-    dead = {lease.key for lease in census.expired} if census.moving else set()
-    # A cycle later than the heir steals (H4): given up any earlier, two heirs replace each other for ever.
-    given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
-    return {
-        lease.key: (lease.owner, lease.heir)
-        for lease in census.moving
-        if lease.owner is not None
-        and lease.heir is not None
-        and lease.key not in dead
-        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < given_up)
-    }
+    return (
+        joined
+        or fleet.fill(free)
+        or fleet.rescue(free)
+        or fleet.let_go(free)
+        or fleet.relieve()
+        or fleet.lose_patience(overdue)
+    )
 
 
 def _expected(rules: Minimal) -> tuple[tuple[str, ...], int]:
@@ -170,9 +147,28 @@ class _Fleet:
         most, base, lucky = self._limit, self.floor, self._favoured
         return {worker: min(base + (worker in lucky), most) - count for worker, count in self.counts.items()}
 
+    def rescue(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
+        """M15: what had an owner, and falls to strangers now, is taken by ours, each lease by whom its digest says."""
+        if not self._strangers:
+            return ()
+        ours = sorted(self.counts.keys() - self._strangers)
+        waiting = nsmallest(len(free), free, key=_shed_order)[self._place(min(self._strangers)) :]
+        mine = [lease for lease in waiting if lease.epoch and ours[_part(lease, len(ours))] == self.me.worker]
+        return tuple(Claim(lease, "M15") for lease in mine[: max(0, self._limit - self.counts[self.me.worker])])
+
+    @cached_property
+    def _strangers(self) -> frozenset[str]:
+        """Who hears no bulletin and comes in its own time; nobody where leases are let go for such (M11, M14)."""
+        if self.me.history.hearing is None or self.rules.release or self.census.led:
+            return frozenset()
+        return frozenset(self.counts) - signers(self.census.leases) - {self.me.worker}
+
     def _place(self, worker: str) -> int:
-        """Where this worker begins to take from the line."""
-        return sum(lack for other, lack in self._lacking.items() if lack > 0 and other < worker)
+        """Where this worker begins to take from the line, in which strangers come last."""
+        here = worker in self._strangers, worker
+        return sum(
+            lack for other, lack in self._lacking.items() if lack > 0 and (other in self._strangers, other) < here
+        )
 
     def _surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
         """What stands in these places of the line, the first donor's surplus at its head."""
@@ -250,6 +246,10 @@ class _Fleet:
             for donor, leases in held.items()
             for lease in nsmallest(wanted[donor or ""].stop, leases, key=_shed_order)[wanted[donor or ""]]
         )
+
+
+def _part(lease: Lease, parts: int) -> int:
+    return int.from_bytes(_shed_order(lease)[0]) % parts
 
 
 def _cut(surplus: Mapping[str, int], start: int, stop: int) -> dict[str, slice]:

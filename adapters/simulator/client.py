@@ -106,16 +106,16 @@ class Client:
 
     def claim(self, lease: Lease, me: str, notes: Notes = ()) -> Outcome:
         """Condition: the version as seen."""
-        return self._write("claim", lease.key, lambda: self._owned(self._table.claim(lease, me, notes)))
+        return self._write("claim", lease.key, lambda: self._owned(self._table.claim(lease, me, self._noted(notes))))
 
     def steal(self, lease: Lease, me: str, notes: Notes = ()) -> Outcome:
         """Condition: the owner as seen; of another library the version."""
         steal = self._table.claim if self._caller.foreign else self._table.steal
-        return self._write("steal", lease.key, lambda: self._owned(steal(lease, me, notes)))
+        return self._write("steal", lease.key, lambda: self._owned(steal(lease, me, self._noted(notes))))
 
     def renew(self, lease: Lease, notes: Notes = ()) -> Outcome:
         """Condition: version and owner as seen."""
-        return self._write("renew", lease.key, lambda: self._table.renew(lease, notes))
+        return self._write("renew", lease.key, lambda: self._table.renew(lease, self._noted(notes)))
 
     def checkpoint(
         self, lease: Lease, position: Position, *, children: tuple[str, ...] = (), keep_owner: bool = False
@@ -165,6 +165,10 @@ class Client:
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def _noted(self, notes: Notes) -> Notes:
+        """Another library knows nothing of our attributes."""
+        return () if self._caller.foreign else notes
 
     def _owned(self, outcome: Outcome) -> Outcome:
         """Another library leaves no word that its owner would answer requests."""

@@ -1,8 +1,10 @@
-"""What the simulator says of fleets that start at one moment, and of stores that date their rows."""
+"""What the simulator says of fleets that start at one moment, of stores that date their rows, and beside KCL."""
 
 from attrs import evolve
 
-from adapters.simulator.question import Question, answer
+from adapters.simulator.question import Question, answer, fleet_of
+from adapters.simulator.run import run
+from balancer.census import signers
 
 CRASH = Question(40, (8,), kind="crash", cycles=4.0)
 
@@ -18,3 +20,19 @@ def test_where_rows_are_dated_one_scan_shows_a_death() -> None:
     assert undated.unowned_lease_cycles_max > dated.unowned_lease_cycles_max + 0.2
     assert dated.unowned_lease_cycles_max <= 1.62
     assert dated.claims == undated.claims == 5
+
+
+BESIDE_KCL = Question(60, (12,), kind="crash", pace="own", peer="kcl", cycles=4.0)
+
+
+def test_beside_kcl_a_death_costs_no_more_than_without() -> None:
+    """M15: what fell to KCL's workers was unread until they looked, up to 20 s later."""
+    assert answer(BESIDE_KCL).unowned_lease_cycles_max * 20.05 <= 18.0
+
+
+def test_another_library_does_not_sign() -> None:
+    """Taken for ours it might be the lookout, and nobody would tell the others anything."""
+    history = run(fleet_of(BESIDE_KCL).scenario)
+    rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
+    members = fleet_of(BESIDE_KCL).scenario.members
+    assert signers(rows.values()) <= {member.worker for member in members if not member.foreign}
