@@ -159,7 +159,7 @@ class _Fleet:
     @cached_property
     def _strangers(self) -> frozenset[str]:
         """Who hears no bulletin and comes in its own time; nobody where leases are let go for such (M11, M14)."""
-        if self.me.history.hearing is None or self.rules.release or self.census.led:
+        if self.me.history.hearing is None or self.rules.release or self.me.history.led:
             return frozenset()
         return frozenset(self.counts) - signers(self.census.leases) - {self.me.worker}
 

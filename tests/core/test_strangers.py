@@ -71,7 +71,7 @@ def test_ours_stand_before_strangers_in_the_line() -> None:
     [
         (evolve(HEARD, hearing=None), CONFIG),
         (HEARD, Config(Minimal(release=True))),
-        (evolve(HEARD, led=(("c-java", 5.0),)), CONFIG),
+        (evolve(HEARD, led=(("c-java", 1e4),)), CONFIG),
     ],
     ids=["nothing is heard", "we let go for peers that never steal", "a leader gives what is free"],
 )
