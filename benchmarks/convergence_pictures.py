@@ -5,15 +5,17 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from attrs import evolve, frozen
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from adapters.simulator.ledger import alive_at, changes, least_moves, lives, owners_at
+from adapters.simulator.ledger import alive_at, changes, least_moves, lives, owners_at, settled
 from adapters.simulator.question import Question, everybody, fleet_of
 from adapters.simulator.run import run
 
@@ -44,7 +46,7 @@ def story(rules: str) -> Story:
     all_lives = lives(history.deeds)
     owners = owners_at(history, fleet.since)
     least = least_moves(owners, everybody(question), question.groups)
-    passed = iter([change for change in changes(history.writes) if change.t > fleet.since])
+    passed = iter([change for change in settled(changes(history.writes)) if change.t > fleet.since])
     coming = next(passed, None)
     moved, samples = 0, []
     for step in range(int((history.end - fleet.since) / STEP_SECONDS)):
@@ -61,30 +63,38 @@ def story(rules: str) -> Story:
     return Story(rules, seconds, fewest, most, first_cluster, moves, least)
 
 
-def by_worker(axes: Axes, told: Iterable[Story]) -> None:
-    """The leases of the emptiest and of the fullest worker."""
-    for each in told:
+def by_worker(figure: Figure, told: Sequence[Story]) -> Axes:
+    """The leases of the emptiest and of the fullest worker, each rule set by itself."""
+    rows = figure.subplots(len(told), sharex=True, sharey=True)
+    for axes, each in zip(rows, told, strict=True):
         colour = RULES[each.rules]
-        axes.fill_between(each.seconds, each.fewest, each.most, step="post", alpha=0.25, color=colour, label=each.rules)
-        axes.step(each.seconds, each.most, where="post", color=colour, linewidth=1)
-    axes.set(ylabel="fewest and most of a worker")
+        axes.fill_between(each.seconds, each.fewest, each.most, step="post", alpha=0.35, color=colour, label=each.rules)
+        axes.legend(frameon=False, loc="upper right")
+    figure.supylabel("fewest and most leases of a worker", fontsize="medium")
+    return cast("Axes", rows[-1])
 
 
-def by_cluster(axes: Axes, told: Iterable[Story]) -> None:
+def by_cluster(figure: Figure, told: Sequence[Story]) -> Axes:
     """The leases of the cluster that was there."""
+    axes = figure.subplots()
     for each in told:
         axes.step(each.seconds, each.first_cluster, where="post", color=RULES[each.rules], label=each.rules)
     axes.axhline(ASKED.leases / 2, color="grey", linewidth=0.8, linestyle=":")
     axes.set(ylabel="leases of the first cluster", ylim=(0, ASKED.leases))
+    axes.legend(frameon=False)
+    return axes
 
 
-def by_moves(axes: Axes, told: Iterable[Story]) -> None:
-    """The moves made, against the least that even clusters need."""
+def by_moves(figure: Figure, told: Sequence[Story]) -> Axes:
+    """The moves made, against the least that even clusters need; a gift that was taken back is none."""
+    axes = figure.subplots()
     for each in told:
         axes.step(each.seconds, each.moves, where="post", color=RULES[each.rules], label=each.rules)
         if each.rules == "minimal":
             axes.axhline(each.least, color="grey", linewidth=0.8, linestyle=":")
     axes.set(ylabel="leases moved (dotted: the least)")
+    axes.legend(frameon=False)
+    return axes
 
 
 def main() -> None:
@@ -94,10 +104,8 @@ def main() -> None:
     told = [story(rules) for rules in RULES]
     RESULTS.mkdir(exist_ok=True)
     for name, draw in {"workers": by_worker, "clusters": by_cluster, "moves": by_moves}.items():
-        figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-        draw(axes, told)
-        axes.set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, None))
-        axes.legend(frameon=False)
+        figure = plt.figure(figsize=(6, 3.2), layout="constrained")
+        draw(figure, told).set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, 120))
         figure.savefig(RESULTS / f"convergence_{name}.svg", metadata={"Date": None})
         print(RESULTS.name, f"convergence_{name}.svg")
 
