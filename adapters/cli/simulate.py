@@ -38,7 +38,8 @@ A sweep runs on all cores of this machine, which is fastest for up to some thous
 on a Spark cluster that has leasehold installed, and answers the same.
 
 `--pace cycle` has every worker scan the table once in 20.05 s and renew every 3.3 s, whatever its rules;
-`--pace own` has each rule set's own default cadence.
+`--pace own` has each rule set's own default cadence. With `--dated` a listing tells how old each row is, and nobody
+writes bulletins, as on Azure Blob and S3; else the table is like DynamoDB.
 """
 
 
@@ -88,6 +89,8 @@ def command(  # noqa: PLR0917  typer calls it by name
     gap: Annotated[float, typer.Option(min=0, help="rolling: seconds between two restarts.")] = 15.0,
     peer: Annotated[str | None, typer.Option(help="The rules of the workers that are not ours.")] = None,
     share: Annotated[float, typer.Option(min=0, max=1, help="Which part of a mixed fleet is ours.")] = 0.5,
+    dated: Annotated[bool, typer.Option("--dated", help="A table like blobs, which tells how old rows are.")] = False,
+    pauses: Annotated[float, typer.Option(min=0, help="How often an hour each worker stands still.")] = 0.0,
     cycles: Annotated[float, typer.Option(min=1, help="How long to go on after the event.")] = 45.0,
     sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
@@ -113,6 +116,8 @@ def command(  # noqa: PLR0917  typer calls it by name
             gap=gap,
             peer=peer,
             share=share,
+            dated=dated,
+            pauses=pauses,
             cycles=cycles,
         )
     except ValueError as error:

@@ -55,7 +55,8 @@ class Client:
         self._table, self._tasks, self._history = world.table, world.tasks, world.history
         self._caller, self._draw = caller, draw
         self._network = network = world.scenario.network
-        self._listed = world.table.dated if world.scenario.dated else world.table.list
+        self._dated = world.scenario.dated
+        self._listed = world.table.dated if self._dated else world.table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
         self._plot = dict(network.plot)
         self._fates = _cumulated(
@@ -67,8 +68,8 @@ class Client:
 
     @property
     def promises(self) -> Promises:
-        """Everything, as DynamoDB."""
-        return Promises()
+        """Everything, as DynamoDB; where rows are dated, as in blobs, notes are not free."""
+        return Promises(free_notes=not self._dated)
 
     # Reading
 

@@ -51,7 +51,7 @@ class Question:
     peer     the rules of the others where only `share` of the workers have ours
     cycles   how long to go on after the event
     pauses   how often an hour each worker stands still for 1 to 3 s
-    dated    whether listings tell how old each row is, as those of blobs do
+    dated    whether the table is like blobs: listings tell how old each row is, and bulletins are not free
     """
 
     leases: int

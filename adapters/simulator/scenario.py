@@ -107,7 +107,7 @@ class Scenario:
     weighed   whether the throughput that readers measure is written down
     scan_per_cycle
               whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks
-    dated     whether a listing tells how long ago each row was written, as that of blobs does
+    dated     whether a listing tells how long ago each row was written, and bulletins are not free, as with blobs
     full      whether each renewal is recorded, which only a judge needs
     """
 
