@@ -1,7 +1,7 @@
 """Who looks at the table when: one lookout, computed and not elected, and the others read its bulletin (C3 to C15).
 
 Rule 1: nothing here decides who owns a lease; a wrong belief costs readings or delay, never ownership.
-Rule 2: seconds are those of `lease_seconds` 10, and scale with it.
+Rule 2: seconds are those of `lease_seconds` 10, and scale with it; those that wait for requests, only downwards.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,8 +22,8 @@ DEPUTIES = 3
 GATHER = 0.5
 """Of `lease_seconds`: how long after each change of the fleet a newcomer waits for the next one (C10)."""
 
-START = 0.05
-"""Of `lease_seconds`: within how long those that start together look for the first time (C15)."""
+START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
+"""Within how long those that start together look for the first time (C15); how soon one looks again after claims."""
 
 LISTED = 12
 """Rows that a listing reads for the price of one row asked for by its key."""
@@ -90,12 +90,17 @@ def reaps(census: Census, leases: Sequence[Lease], me: Me, config: Config, rules
 
 
 def start_seconds(worker: str, config: Config) -> float:
-    """C15: how long a worker waits before its first look, by the digest of its id, from 0 up to START.
+    """C15: how long a worker waits before its first look, by the digest of its id, up to half a second.
 
     Nobody can see who holds nothing yet: of those that look at one moment, many choose the same first lease.
     """
     part = int.from_bytes(_digest(worker)) / 2**64
-    return START * config.lease_seconds * part if isinstance(config.rules, Minimal) else 0.0
+    return part * _of_requests(START_SECONDS, config) if isinstance(config.rules, Minimal) else 0.0
+
+
+def _of_requests(seconds: float, config: Config) -> float:
+    """What is long enough for requests: no more where leases are longer than 10 s, less where they are shorter."""
+    return seconds * min(1.0, config.lease_seconds / 10)
 
 
 def gathering(leases: Iterable[Lease], me: Me, config: Config) -> bool:
@@ -176,11 +181,10 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     others who joined at the same time are waited for: shares computed without them would be taken, and taken away
     again.
     """
-    scale = config.lease_seconds / 10
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
-        return 5.0 * scale
-    return 0.7 * scale if kinds & {Claim, Create} else None
+        return 0.5 * config.lease_seconds
+    return _of_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
 
 
 def _until_judged(census: Census, me: Me, config: Config) -> float:

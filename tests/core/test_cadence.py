@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from attrs import evolve
 
 from balancer.actions import Action, Claim, Look, Release, Renew, RequestHandoff, Steal
@@ -190,6 +191,15 @@ def test_those_that_start_together_do_not_look_together() -> None:
     assert 0.45 < max(waits) < 0.5
     assert len(set(waits)) == len(waits)
     assert start_seconds("w-0", Config(Kcl())) == 0.0
+
+
+def test_longer_leases_make_no_start_slower() -> None:
+    """C10, C15: over a hub, whose leases last two minutes, a worker would begin up to fourteen seconds late."""
+    hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
+    assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
+    claims = (Claim(TABLE[0], "M5"),)
+    assert settle_seconds(claims, hub) == 0.7
+    assert settle_seconds(claims, short) == pytest.approx(0.14)
 
 
 def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:

@@ -138,11 +138,11 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
     assert set(done) == {Position("104")}
 
 
-def test_a_worker_that_waits_for_its_first_look_can_be_stopped() -> None:
+def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """C15: whoever starts by mistake need not wait until it has begun."""
     store = FaultyStore()
-    config = Config(lease_seconds=1e6, initial_position=Position("TRIM_HORIZON"))
-    runner = Runner(Worker(store=store, source=stream(), me="a-1", config=config), lambda _delivery: None)
+    runner = Runner(joined(store, stream()), lambda _delivery: None)
+    monkeypatch.setattr("adapters.runner.start_seconds", lambda *_: 1e6)
     running = Thread(target=runner.run)
     running.start()
     runner.stop()
