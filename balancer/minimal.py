@@ -151,7 +151,7 @@ class _Fleet:
         """M15: what had an owner, and falls to strangers now, is taken by ours, each lease by whom its digest says."""
         if not self._strangers:
             return ()
-        ours = sorted(self.counts.keys() - self._strangers)
+        ours = sorted(self.census.counts.keys() - self._strangers)
         waiting = nsmallest(len(free), free, key=_shed_order)[self._place(min(self._strangers)) :]
         mine = [lease for lease in waiting if lease.epoch and ours[_part(lease, len(ours))] == self.me.worker]
         return tuple(Claim(lease, "M15") for lease in mine[: max(0, self._limit - self.counts[self.me.worker])])
@@ -161,7 +161,7 @@ class _Fleet:
         """Who hears no bulletin and comes in its own time; nobody where leases are let go for such (M11, M14)."""
         if self.me.history.hearing is None or self.rules.release or self.me.history.led:
             return frozenset()
-        return frozenset(self.counts) - signers(self.census.leases) - {self.me.worker}
+        return frozenset(self.census.counts) - signers(self.census.leases) - {self.me.worker}
 
     def _place(self, worker: str) -> int:
         """Where this worker begins to take from the line, in which strangers come last."""

@@ -84,3 +84,9 @@ def test_no_more_is_taken_than_may_be_held() -> None:
     """M7 holds whoever's part it is."""
     assert claimed(DIED, config=Config(Minimal(max_leases=6))) == {}
     assert 0 < claimed(DIED, config=Config(Minimal(max_leases=7)))["M15"] <= 3
+
+
+def test_who_is_expected_is_no_stranger() -> None:
+    """M1: a fleet that starts anew on an old table would not wait for those that it was told of."""
+    expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
+    assert claimed((*BALANCED, *free(12)), config=expecting) == {}
