@@ -76,9 +76,7 @@ def command(  # noqa: PLR0917  typer calls it by name
     workers: Annotated[str, typer.Option(help="Workers in each group, as in 100+100.")],
     rules: Annotated[str, typer.Option(help="The rule set.")] = "minimal",
     seed: Annotated[int, typer.Option(min=0, help="All the chance there is.")] = 0,
-    event: Annotated[
-        Event | None, typer.Option(help="What happens; cold for one group, scale-out for more, if left out.")
-    ] = None,
+    event: Annotated[Event | None, typer.Option(help="Left out: cold, or scale-out for several groups.")] = None,
     start: Annotated[Start, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = Start.SPREAD,
     pace: Annotated[Pace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = Pace.CYCLE,
     groups: Annotated[bool, typer.Option("--groups", help="minimal: balance the groups too.")] = False,
@@ -90,7 +88,6 @@ def command(  # noqa: PLR0917  typer calls it by name
     peer: Annotated[str | None, typer.Option(help="The rules of the workers that are not ours.")] = None,
     share: Annotated[float, typer.Option(min=0, max=1, help="Which part of a mixed fleet is ours.")] = 0.5,
     dated: Annotated[bool, typer.Option("--dated", help="A table like blobs, which tells how old rows are.")] = False,
-    pauses: Annotated[float, typer.Option(min=0, help="How often an hour each worker stands still.")] = 0.0,
     cycles: Annotated[float, typer.Option(min=1, help="How long to go on after the event.")] = 45.0,
     sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
@@ -117,7 +114,6 @@ def command(  # noqa: PLR0917  typer calls it by name
             peer=peer,
             share=share,
             dated=dated,
-            pauses=pauses,
             cycles=cycles,
         )
     except ValueError as error:
