@@ -5,7 +5,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
@@ -93,9 +93,10 @@ def command(  # noqa: PLR0917  one for each option
         refuse_secrets(Given(given))  # here, since what is sent to a Connect server stands on its page, refused or not
         _end_on_signal()
         spark = session(f"leasehold pipeline {name}", delta=tables is Tables.DELTA)
+        ending = _asked_to_end()
         records = spark.readStream.format(source).options(**given).load()
         place = Place(folder, name, tables.value)
-        with closing(run(records, recipe, place, also or (), windows=windows, once=once)) as batches:
+        with closing(run(records, recipe, place, also or (), windows=windows, once=once, ending=ending)) as batches:
             tell(batches, ProgressPage(name, page) if page else None, metrics)
     except KeyboardInterrupt:
         pass  # the way to end it
@@ -111,6 +112,25 @@ def _end_on_signal() -> None:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _asked_to_end() -> Callable[[], bool]:
+    """Whether a signal has asked for the end; a second one interrupts.
+
+    An interrupt raised where py4j lets go of an object is swallowed there, and Spark's own handler, which it replaces,
+    fails what runs: a query would end with an error in place of being stopped.
+    """
+    asked: list[int] = []
+
+    def ask(number: int, _frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, ask)
+    return lambda: bool(asked)
 
 
 def tell(batches: Iterable[Told], page: ProgressPage | None, metrics: str | None) -> None:
@@ -140,9 +160,16 @@ def _options(given: Sequence[str]) -> dict[str, str]:
 
 
 def run(
-    records: DataFrame, recipe: Recipe, place: Place, also: Sequence[str], *, windows: bool, once: bool
+    records: DataFrame,
+    recipe: Recipe,
+    place: Place,
+    also: Sequence[str],
+    *,
+    windows: bool,
+    once: bool,
+    ending: Callable[[], bool] = lambda: False,
 ) -> Generator[Told]:
-    """Run the queries until one ends, and tell each batch; those that then still run are stopped."""
+    """Run the queries until one ends, or `ending`, and tell each batch; those that then still run are stopped."""
     spark, queries = records.sparkSession, [begun(lambda: land(records, recipe, place, once=once))]
 
     def look() -> None:
@@ -151,12 +178,12 @@ def run(
 
     try:
         if not once:
-            yield from finished(queries, LOOK_SECONDS, look)
+            yield from finished(queries, LOOK_SECONDS, look, ending)
             return
-        yield from finished(queries, LOOK_SECONDS)
-        if windows:  # what is to be added up has landed by now
+        yield from finished(queries, LOOK_SECONDS, ending=ending)
+        if windows and not ending():  # what is to be added up has landed by now
             queries = [aggregate(spark, recipe, place, also, once=True)]
-            yield from finished(queries, LOOK_SECONDS)
+            yield from finished(queries, LOOK_SECONDS, ending=ending)
     finally:
         for query in queries:
             query.stop()

@@ -107,15 +107,18 @@ def _started(frame: DataFrame, name: str, path: str, place: Place, by: Sequence[
 
 
 def finished(
-    queries: Sequence[StreamingQuery], seconds: int, look: Callable[[], object] = lambda: None
+    queries: Sequence[StreamingQuery],
+    seconds: int,
+    look: Callable[[], object] = lambda: None,
+    ending: Callable[[], bool] = lambda: False,
 ) -> Iterator[Told]:
-    """Their progress, batch by batch, until one of them ends. Raises what ended it, if it failed.
+    """Their progress, batch by batch, until one of them ends, or `ending`. Raises what ended it, if it failed.
 
     `look` is called now and then, and may add to the queries.
     """
     told: dict[str, int] = {}
     active = True
-    while active:
+    while active and not ending():
         # The last look comes after the end, so that the last batch is told.
         active = not any(query.awaitTermination(seconds) for query in queries)
         for query in queries:

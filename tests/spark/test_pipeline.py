@@ -138,6 +138,25 @@ def test_a_batch_is_told_though_the_query_idled_before_it(monkeypatch: pytest.Mo
     assert told == [Told("q", 3, 0.0, 9, 0.1)]
 
 
+class Endless(Idler):
+    """The same, and it goes on."""
+
+    def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
+        """Not yet."""
+        return False
+
+
+def test_whoever_is_asked_to_end_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may be raised where it is swallowed, between two calls to Java, and the pipeline would go on."""
+    monkeypatch.setattr(pipeline_run, "told_of", lambda progress: progress.told)
+    looks: list[None] = []
+    told = pipeline_run.finished(
+        [cast("StreamingQuery", Endless())], 1, lambda: looks.append(None), lambda: len(looks) == 2
+    )
+    assert list(told) == [Told("q", 3, 0.0, 9, 0.1)]
+    assert len(looks) == 2
+
+
 def _sorted(windows: DataFrame) -> list[Any]:
     return [row.asDict() for row in windows.orderBy("start", "carrier").collect()]
 
