@@ -152,7 +152,7 @@ class _Fleet:
         if not self._strangers:
             return ()
         ours = sorted(self.census.counts.keys() - self._strangers)
-        waiting = nsmallest(len(free), free, key=_shed_order)[self._place(min(self._strangers)) :]
+        waiting = sorted(free, key=_shed_order)[self._place(min(self._strangers)) :]
         mine = [lease for lease in waiting if lease.epoch and ours[_part(lease, len(ours))] == self.me.worker]
         return tuple(Claim(lease, "M15") for lease in mine[: max(0, self._limit - self.counts[self.me.worker])])
 
