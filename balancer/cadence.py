@@ -1,9 +1,10 @@
-"""Who looks at the table when: one lookout, computed and not elected, and the others read its bulletin (C3 to C15).
+"""Who looks at the table when: one lookout, computed and not elected, and the others read its bulletin (C3 to C16).
 
 Rule 1: nothing here decides who owns a lease; a wrong belief costs readings or delay, never ownership.
 Rule 2: seconds are those of `lease_seconds` 10, and scale with it; those that wait for requests, only downwards.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 
@@ -11,7 +12,7 @@ from attrs import evolve, frozen
 
 from balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
 from balancer.bulletins import bulletin_of, note_of
-from balancer.census import Census, expires_above, signers, take_census
+from balancer.census import Census, expires_above, late_owners, signers, take_census
 from balancer.chance import digest_under, order_under
 from balancer.config import Config, Minimal
 from balancer.loads import slack, takers
@@ -185,6 +186,14 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     if kinds & {Steal, RequestHandoff}:
         return 0.5 * config.lease_seconds
     return _of_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
+
+
+def until_settled(leases: Iterable[Lease], me: Me, config: Config) -> float:
+    """C16: how long until a second reading tells whether who renewed too seldom has died; infinite where nobody did."""
+    late = late_owners(me, config)
+    left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
+    # A lease stands still from the end of the reading that showed it.
+    return min([each + 0.02 * config.lease_seconds for each in left if each >= 0], default=math.inf)
 
 
 def _until_judged(census: Census, me: Me, config: Config) -> float:

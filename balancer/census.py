@@ -179,8 +179,18 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     Their fleet is set to a longer `lease_seconds` (failoverTimeMillis, expiry) than ours. Too slow is
     slower than half of `lease_seconds`, and clearly slower than we renew ourselves.
     """
+    return _slower(me.history.gaps, me, config)
+
+
+def late_owners(me: Me, config: Config) -> frozenset[str]:
+    """Who renewed too seldom between two readings, and is not known for it: perhaps it died meanwhile (C16)."""
+    late, known = (dict(_slower(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
+    return frozenset(late) - frozenset(known)
+
+
+def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     fair = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
-    return tuple((owner, gap) for owner, gap in me.history.gaps if gap > fair and owner != me.worker)
+    return tuple((owner, seconds) for owner, seconds in measured if seconds > fair and owner != me.worker)
 
 
 def _patience(me: Me, config: Config) -> dict[str, float]:

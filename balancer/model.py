@@ -99,7 +99,8 @@ class Lease:
     heir_idle  seconds that heir has been named, by our own watching
     yields     whether the owner answers requests for a planned move
     leaving    whether a KCL 3.x hand-off is under way (then `heir` is its leaseOwner)
-    epoch      a fencing number that grows with each owner, where the store has one
+    epoch      a fencing number that grows with each owner, where the store has one; where it counts
+               every write, by one with each renewal
     notes      our own attributes on the row
     """
 
@@ -220,6 +221,8 @@ class History:
     holes         uncovered hash ranges, with how many full readings in a row showed each
     gaps          by owner, sorted: the longest that one of its leases was last seen to stand still
                   and then be renewed by it, in seconds (a lower bound of how slowly it renews)
+    paces         the same by how far counters moved between two readings, where a store counts renewals:
+                  of who is slow, and of who died before the second (C16)
     full_still    seconds since the whole table was last read; 0 right after it was
     hearing       of bulletins; None where everybody lists the table (C14)
     led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
@@ -230,6 +233,7 @@ class History:
     fleet_still: float = 0.0
     holes: tuple[Hole, ...] = ()
     gaps: tuple[tuple[str, float], ...] = ()
+    paces: tuple[tuple[str, float], ...] = ()
     full_still: float = 0.0
     hearing: Hearing | None = None
     led: tuple[tuple[str, float], ...] = ()

@@ -25,6 +25,7 @@ class Sighting:
     owner_at    the same of its owner; minus infinity where it was there before we looked
     heir_at     the same of its heir
     gap         how long its version last stood still before its present owner moved it
+    pace        no less than the seconds between its owner's last renewals; 0 where renewals are not counted
     """
 
     lease: Lease
@@ -32,6 +33,7 @@ class Sighting:
     owner_at: float
     heir_at: float
     gap: float = 0.0
+    pace: float = 0.0
 
 
 @frozen
@@ -93,7 +95,8 @@ class Watch:
             fleet_still=max(0.0, began - fleet_at),
             # A few rows say nothing about a whole stream.
             holes=holes_after(leases, self.history.holes) if asked is None else self.history.holes,
-            gaps=_gaps(sightings.values()),
+            gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
+            paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
             full_still=max(0.0, began - full_at),
             hearing=None if ear is None else ear.hearing,
             led=roll.led(began),
@@ -121,6 +124,7 @@ class Watch:
             owner_at=owner_at,
             heir_at=heir_at,
             gap=(before.gap if still else moved) if kept else 0.0,
+            pace=(before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
         )
 
     def _first_sight(self, lease: Lease, ended: float) -> Sighting:
@@ -150,10 +154,16 @@ def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
     return frozenset([lease.owner for lease in leases] + [lease.heir for lease in leases]) - {None}
 
 
-def _gaps(sightings: Iterable[Sighting]) -> tuple[tuple[str, float], ...]:
-    gaps: dict[str, float] = {}
-    for sighting in sightings:
-        owner = sighting.lease.owner
-        if owner is not None and sighting.gap > gaps.get(owner, 0.0):
-            gaps[owner] = sighting.gap
-    return tuple(sorted(gaps.items()))
+def _pace(before: Sighting, lease: Lease, began: float) -> float:
+    """Between two readings: had it been renewed any faster, its counter would have moved once more."""
+    renewals = lease.epoch - before.lease.epoch
+    return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
+
+
+def _longest(seconds: Iterable[tuple[str | None, float]]) -> tuple[tuple[str, float], ...]:
+    """Of each owner, where there are any."""
+    longest: dict[str, float] = {}
+    for owner, each in seconds:
+        if owner is not None and each > longest.get(owner, 0.0):
+            longest[owner] = each
+    return tuple(sorted(longest.items()))

@@ -93,14 +93,6 @@ CROWD = (
     " 50 ms has under way: one in thirty meets somebody. Hardly any finds all its alternates taken too. The hint leaves"
     " none."
 )
-TWO_SCANS = (
-    "A worker that scans once a cycle knows of a death at its second scan after the last renewal, a cycle after the"
-    " first. Where nobody may take more than its part, so that nothing moves twice, the last part is taken at the"
-    " second scan of the last worker. A rule by which the first to know takes all is faster here, and moves leases"
-    " afterwards. Where the store dates its rows, as Azure Blob and S3 do, one scan is enough: see the rows named so;"
-    " and on DynamoDB nobody waits for scans at the default cadence: see the rows named seconds."
-)
-
 BOTH_COUNT = (
     "Children are created before their parent's end is written, so that a crash between the two strands nobody: for a"
     " moment both count, and who looks then takes a lease more than its part is a second later. It is handed on."
@@ -162,7 +154,7 @@ def _ends(leases: int, workers: int, going: int) -> tuple[Row, ...]:
     bars = (most("moves", 0), most("failed_writes", 0), owned, QUIET)
     name = f"{leases} leases, {workers} less {going}"
     return (
-        Row(f"{name}, crash", question, bars, why=TWO_SCANS),
+        Row(f"{name}, crash", question, bars),
         Row(f"{name}, crash, dated rows", evolve(question, dated=True), bars, FEW),
         Row(f"{name}, leave", evolve(question, kind="leave"), bars),
     )

@@ -5,11 +5,15 @@ import math
 from attrs import evolve
 
 from adapters.worker import Worker
+from balancer.cadence import until_settled
 from balancer.watch import Watch
 
 
 class Paced(Worker):
-    """Leases it asked for are still looked at alone, which scans nothing; no bulletins are written."""
+    """Leases it asked for are still looked at alone, which scans nothing; no bulletins are written.
+
+    Only to learn whether an owner has died may it scan once more (C16).
+    """
 
     _whole_due = -math.inf
 
@@ -18,6 +22,7 @@ class Paced(Worker):
             self.watch = Watch()
         super()._look_and_act(now, asked)
         if asked is None:
-            self._whole_due = now + self.config.cycle_seconds
+            seen = (sighting.lease for sighting in self.watch.sightings.values())
+            self._whole_due = now + min(self.config.cycle_seconds, until_settled(seen, self._asking(), self.config))
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))

@@ -283,6 +283,23 @@ def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
     ] == [note_of(Bulletin(8, acts, 1)) for acts in (3, 2, 2)]
 
 
+def test_who_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
+    """C16: who lists once a cycle learns of a death at the second listing, up to two cycles after it."""
+
+    def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
+        me = Me("w-1", history=History(paces=paces, **other))
+        return look_again((), TABLE, me, CONFIG).seconds
+
+    assert listed() == listed(("w-2", 6.6)) == CONFIG.cycle_seconds
+    assert listed(("w-2", 6.7)) == pytest.approx(10.5 - 1.0 + 0.2)
+    assert listed(("w-1", 9.0)) == CONFIG.cycle_seconds
+    assert listed(("w-2", 9.0), gaps=(("w-2", 7.0),)) == CONFIG.cycle_seconds
+    me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
+    assert look_again((), standing_still(10.6, "w-2"), me, CONFIG).seconds == CONFIG.cycle_seconds
+    assert look_again((Claim(TABLE[0], "M6"),), TABLE, me, CONFIG).seconds == 0.7
+    assert look_again((), TABLE, me, Config(rules=Kcl())).seconds == Config(rules=Kcl()).cycle_seconds
+
+
 def test_readings_are_folded_by_our_own_clock() -> None:
     """C1: a stall of the reader must not look like a silent lookout."""
     watch, _ = Watch(ear=Ear()).look(TABLE, began=0.0, ended=1.0)

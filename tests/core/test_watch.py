@@ -1,6 +1,7 @@
 """How long leases stand still, as readings tell it."""
 
 import math
+from typing import Any
 
 from attrs import evolve, fields
 
@@ -144,6 +145,24 @@ def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None
     watch, _ = watch.look([evolve(ROW, version=Version("3"))], began=30, ended=30)
     watch, _ = watch.look([evolve(ROW, owner="b", version=Version("4"))], began=31, ended=31)
     assert dict(watch.history.gaps) == {}
+
+
+def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
+    """C16: a version that moved says nobody died; that it moved twice in twenty seconds says somebody may have."""
+
+    def counted(epoch: int, **other: Any) -> Lease:  # noqa: ANN401  any field of a Lease
+        return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **other)
+
+    watch, _ = Watch().look([counted(1)], began=0, ended=1)
+    watch, _ = watch.look([counted(3)], began=19, ended=20)
+    assert watch.history.paces == (("a", 6.0),)
+    still, _ = watch.look([counted(3)], began=25, ended=26)
+    assert still.history.paces == (("a", 6.0),)
+    again, _ = watch.look([counted(7)], began=30, ended=31)
+    assert again.history.paces == (("a", 2.0),)
+    for other in (counted(5, owner="b"), counted(5, checkpoint=SHARD_END), evolve(ROW, epoch=3, version=Version("x"))):
+        gone, _ = watch.look([other], began=40, ended=41)
+        assert gone.history.paces == ()
 
 
 def test_holes_are_counted_on_full_readings_alone() -> None:
