@@ -6,6 +6,7 @@ Rule 2: seconds are those of `lease_seconds` 10, and scale with it; those that w
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from heapq import nsmallest
 
 from attrs import evolve, frozen
@@ -29,7 +30,7 @@ START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
 LISTED = 12
 """Rows that a listing reads for the price of one row asked for by its key."""
 
-_digest = digest_under("lookout")
+_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks everybody
 _shed_order = order_under("minimal")
 
 

@@ -8,7 +8,7 @@ to the *start* of the last that showed it, so that a stall of ours makes nobody 
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from balancer.bulletins import Ear
 from balancer.holes import holes_after
@@ -85,18 +85,16 @@ class Watch:
             gone = set(asked) - fresh.keys()
             sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
         leases = tuple(sighting.lease for sighting in sightings.values())
-        owners_at, fleet_at = self._changes(sightings, ended)
+        owners_at, fleet_at = self._changes(sightings, fresh if asked is not None else sightings, ended)
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         ear = None if self.ear is None else self.ear.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
-        history = History(
+        # A few rows say nothing about a whole stream.
+        history = evolve(
+            self.history if asked is not None else _of_all(sightings.values(), leases, self.history),
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
-            # A few rows say nothing about a whole stream.
-            holes=holes_after(leases, self.history.holes) if asked is None else self.history.holes,
-            gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
-            paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
             full_still=max(0.0, began - full_at),
             hearing=None if ear is None else ear.hearing,
             led=roll.led(began),
@@ -137,11 +135,25 @@ class Watch:
         )
         return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
 
-    def _changes(self, sightings: Mapping[str, Sighting], ended: float) -> tuple[float, float]:
+    def _changes(
+        self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting], ended: float
+    ) -> tuple[float, float]:
+        if self.owners_at is not None and self.fleet_at is not None and self._as_they_were(sightings, read):
+            return self.owners_at, self.fleet_at
         old, new = _owners(self.sightings), _owners(sightings)
         owners_at = self.owners_at if old == new else None
         fleet_at = self.fleet_at if _fleet(self.sightings) == _fleet(sightings) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+
+    def _as_they_were(self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting]) -> bool:
+        # Of many leases few are read, and often: only those can have changed, unless one is gone.
+        return len(sightings) == len(self.sightings) and all(
+            key in self.sightings and _parties(self.sightings[key]) == _parties(now) for key, now in read.items()
+        )
+
+
+def _parties(sighting: Sighting) -> tuple[str | None, str | None]:
+    return sighting.lease.owner, sighting.lease.heir
 
 
 def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
@@ -158,6 +170,16 @@ def _pace(before: Sighting, lease: Lease, began: float) -> float:
     """Between two readings: had it been renewed any faster, its counter would have moved once more."""
     renewals = lease.epoch - before.lease.epoch
     return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
+
+
+def _of_all(sightings: Iterable[Sighting], leases: tuple[Lease, ...], before: History) -> History:
+    seen = tuple(sightings)
+    return evolve(
+        before,
+        holes=holes_after(leases, before.holes),
+        gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in seen),
+        paces=_longest((sighting.lease.owner, sighting.pace) for sighting in seen),
+    )
 
 
 def _longest(seconds: Iterable[tuple[str | None, float]]) -> tuple[tuple[str, float], ...]:
