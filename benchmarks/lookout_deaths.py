@@ -1,7 +1,7 @@
 """How long leases stay unread after the deaths that matter to the cadence: of the lookout, and of its deputies.
 
-`python benchmarks/lookout_deaths.py` prints a table; specs/cadence.md quotes it. Fleets from two workers to two
-hundred; one in which every second worker is a model of KCL 2.x; one whose table loses requests and answers, lets
+`python benchmarks/lookout_deaths.py` prints a table; specs/cadence.md quotes it. Fleets from two workers to a
+thousand; one in which every second worker is a model of KCL 2.x; one whose table loses requests and answers, lets
 writes come late and twice, shows old rows, and answers nobody for three seconds after the death.
 """
 
@@ -72,6 +72,7 @@ FLEETS = (
     Fleet("20, half of them KCL 2.x", 200, 20, "half"),
     Fleet("20, a table that fails often", 200, 20, rough=True, most=LONGEST + OUTAGE[1]),
     Fleet("200 workers", 500, 200, seeds=3),
+    Fleet("1000 workers", 2000, 1000, seeds=1),
 )
 
 
