@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("balancer", "stores", "adapters")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "specs", "docs", ".ci")
@@ -191,11 +193,12 @@ def test_every_locked_package_has_a_digest() -> None:
     assert [name for name, pinned in packages if not pinned] == []
 
 
-def test_the_example_in_the_readme_says_what_it_does() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/embedding.md"])
+def test_the_examples_say_what_they_do(page: str) -> None:
     """Without it the first thing a user copies could be wrong."""
-    blocks = re.findall(r"```(python|text)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    (_, code), (_, said) = blocks[:2]
+    blocks = re.findall(r"```(python|text)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(code, "README.md", "exec"), {})  # noqa: S102  the README is ours
-    assert out.getvalue() == said
+        for code in [block for kind, block in blocks if kind == "python"]:
+            exec(compile(code, page, "exec"), {})  # noqa: S102  the page is ours
+    assert out.getvalue() == "".join(block for kind, block in blocks if kind == "text")
