@@ -44,8 +44,8 @@ class Question:
              workers end; rolling: every worker is replaced in turn; reshard: every shard splits; steady: nothing
              happens; weights: even counts, but throughputs that differ (log-normal, sigma 1)
     start    whether workers start spread over a cycle or together
-    pace     cycle: everybody scans once per 20.05 s and renews every 3.3 s; own: as each rule set's library does by
-             default
+    pace     cycle: everybody scans once per 20.05 s (C16 apart) and renews every 3.3 s; own: as each rule set's
+             library does by default
     hint     whether `minimal` is told which workers are coming
     grouped  whether `minimal` balances the groups too
     peer     the rules of the others where only `share` of the workers have ours
