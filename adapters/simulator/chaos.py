@@ -59,6 +59,7 @@ def trial(seed: int) -> Trial:
         reading=True,
         full=True,
     )
+    scenario = _looked_at(draw, scenario)
     return Trial(scenario, limits_of(scenario))
 
 
@@ -151,6 +152,11 @@ def _network(draw: random.Random) -> Network:
         stale=perhaps(0.5),
         outages=outages,
     )
+
+
+def _looked_at(draw: random.Random, scenario: Scenario) -> Scenario:
+    """By bulletins; or by everybody, because rows are dated and notes are not free, or once a cycle."""
+    return draw.choice((scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True)))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:
