@@ -51,7 +51,7 @@ class Row:
     def seeds(self, wanted: int, peer: int) -> tuple[int, int]:
         """How many of our own line and of each peer's: a huge fleet takes minutes."""
         if self.size >= HUGE:
-            return 1, min(peer, 1)
+            return min(wanted, 5), min(peer, 1)
         return wanted, peer if self.size <= LARGE else min(peer, 1)
 
     @property
