@@ -76,7 +76,8 @@ class Process:
             hurried=lambda: self._call(self._turning),
             lock=lambda: Lock(world.tasks),
         )
-        self._handling = Handling(self._handle, most_wait_seconds=2.0, attempts=1000)
+        checkpoints = self._scenario.checkpoints
+        self._handling = Handling(self._handle, most_wait_seconds=2.0, attempts=1000, checkpoint_seconds=checkpoints)
         self._turning, self._renewing = Appointment(self._turn), Appointment(self.worker.renew)
 
     def run(self) -> None:

@@ -52,6 +52,8 @@ class Question:
     cycles   how long to go on after the event
     pauses   how often an hour each worker stands still for 1 to 3 s
     dated    whether the table is like blobs: listings tell how old each row is, and bulletins are not free
+    checkpoints
+             seconds between two checkpoints of each lease; None: nothing is read
     """
 
     leases: int
@@ -72,6 +74,7 @@ class Question:
     cycles: float = 45.0
     pauses: float = 0.0
     dated: bool = False
+    checkpoints: float | None = None
 
     @property
     def groups(self) -> Groups:
@@ -140,4 +143,11 @@ def fleet_of(question: Question) -> Fleet:
         fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
     if question.pauses:
         fleet = fleets.paused(fleet, question.pauses, seed)
-    return evolve(fleet, scenario=evolve(fleet.scenario, scan_per_cycle=question.pace == "cycle", dated=question.dated))
+    scenario = evolve(
+        fleet.scenario,
+        scan_per_cycle=question.pace == "cycle",
+        dated=question.dated,
+        reading=fleet.scenario.reading or question.checkpoints is not None,
+        checkpoints=question.checkpoints or 0.0,
+    )
+    return evolve(fleet, scenario=scenario)

@@ -104,6 +104,8 @@ class Scenario:
     calm      from then on the network has no fault but latency, and nothing more happens to the fleet
     weights   the throughput of each lease in KB/s; empty: unknown
     reading   whether records are produced, read and checkpointed
+    checkpoints
+              least seconds between two checkpoints of a lease; 0: after every batch
     weighed   whether the throughput that readers measure is written down
     scan_per_cycle
               whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks
@@ -120,6 +122,7 @@ class Scenario:
     reshapes: tuple[Reshape, ...] = ()
     weights: tuple[float, ...] = ()
     reading: bool = False
+    checkpoints: float = 0.0
     weighed: bool = False
     scan_per_cycle: bool = False
     dated: bool = False
