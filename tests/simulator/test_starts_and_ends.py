@@ -1,4 +1,4 @@
-"""What the simulator says of fleets that start at one moment, of stores that date their rows, and beside KCL."""
+"""What the simulator says of fleets that start at one moment, of deaths where all list, beside KCL, and of traffic."""
 
 import pytest
 from attrs import evolve
@@ -41,3 +41,10 @@ def test_another_library_does_not_sign() -> None:
     rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
     members = fleet_of(BESIDE_KCL).scenario.members
     assert signers(rows.values()) <= {member.worker for member in members if not member.foreign}
+
+
+def test_a_checkpoint_is_a_renewal() -> None:
+    """C2: who renews by the clock writes for each lease all the same what a checkpoint has written already."""
+    steady = Question(60, (6,), kind="steady", pace="own", checkpoints=5.0, cycles=3.0)
+    ours, theirs = (answer(evolve(steady, rules=rules)).traffic.write_units for rules in ("minimal", "kcl"))
+    assert ours <= 0.65 * theirs
