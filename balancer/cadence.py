@@ -189,9 +189,9 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     return _of_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
 
 
-def until_settled(leases: Iterable[Lease], me: Me, config: Config) -> float:
+def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
     """C16: how long until a second reading tells whether who renewed too seldom has died; infinite where nobody did."""
-    late = late_owners(me, config)
+    late = late_owners(me, config) if isinstance(config.rules, Minimal) else frozenset()
     left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
     # A lease stands still from the end of the reading that showed it.
     return min([each + 0.02 * config.lease_seconds for each in left if each >= 0], default=math.inf)

@@ -219,8 +219,8 @@ class History:
     owners_still  seconds since any lease last changed hands
     fleet_still   seconds since the set of owners and heirs last changed
     holes         uncovered hash ranges, with how many full readings in a row showed each
-    gaps          by owner, sorted: the longest that one of its leases was last seen to stand still
-                  and then be renewed by it, in seconds (a lower bound of how slowly it renews)
+    gaps          by owner, sorted, at the last full reading: the longest that one of its leases was last seen to
+                  stand still and then be renewed by it, in seconds (a lower bound of how slowly it renews)
     paces         the same by how far counters moved between two readings, where a store counts renewals:
                   of who is slow, and of who died before the second (C16)
     full_still    seconds since the whole table was last read; 0 right after it was

@@ -1,13 +1,12 @@
 """The seam: leases in, actions out."""
 
-import math
 from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from balancer import event_hubs, kcl, kcl_rust, minimal
 from balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal, Taking
 from balancer.ancestry import families, faults
-from balancer.cadence import appointment, reaps, settle_seconds, until_gathered, until_settled
+from balancer.cadence import appointment, reaps, settle_seconds, until_gathered, until_late_judged
 from balancer.census import Census, take_census
 from balancer.cleanup import deletions, garbage
 from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal
@@ -75,8 +74,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         return appointment(did, reading, me, config, history.hearing)
     if history.full_still > 0:
         return Look(0.0)  # what was asked for is settled: now see the whole
-    late = until_settled(reading, me, config) if isinstance(rules, Minimal) else math.inf
-    return Look(min(_pause(did, config), late, config.cycle_seconds))
+    return Look(min(_pause(did, config), until_late_judged(reading, me, config), config.cycle_seconds))
 
 
 def lifecycle(

@@ -90,7 +90,6 @@ class Watch:
         read = (sighting.lease for sighting in fresh.values())
         ear = None if self.ear is None else self.ear.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
-        # A few rows say nothing about a whole stream.
         history = evolve(
             self.history if asked is not None else _of_all(sightings.values(), leases, self.history),
             owners_still=max(0.0, began - owners_at),
@@ -172,8 +171,8 @@ def _pace(before: Sighting, lease: Lease, began: float) -> float:
     return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
 
 
-def _of_all(sightings: Iterable[Sighting], leases: tuple[Lease, ...], before: History) -> History:
-    seen = tuple(sightings)
+def _of_all(seen: Collection[Sighting], leases: tuple[Lease, ...], before: History) -> History:
+    """What only a reading of the whole table tells."""
     return evolve(
         before,
         holes=holes_after(leases, before.holes),

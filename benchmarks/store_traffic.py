@@ -43,7 +43,7 @@ requests 0.2 % stall for 1 to 3 s, and 0.2 % of the answers are lost. All figure
 360 bytes; a listing costs half a unit for 4 KB, a row asked for by key one unit, half of it where it may be stale, a
 write one. Nobody comes, goes or dies, so that every change of owner is a false takeover. Short runs do not show the
 listing that each worker of `minimal` makes every 20 s x workers (C11): 180 rows and 8 read units more at any size.
-Where leases are checkpointed, a checkpoint is a renewal; KCL 2.x writes some 400 more than its model here, for it
+Where leases are checkpointed, a checkpoint is a renewal; KCL 2.x writes some 350 more than its model here, for it
 renews every 3.3 s whatever was checkpointed.
 
 """

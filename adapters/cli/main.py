@@ -1,10 +1,11 @@
 """The door of the command line: which command lives where; only the one that is called is imported."""
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
 
 import typer
+
+from adapters.cli import imported_for
 
 COMMANDS = {
     "consume": ("adapters.cli.consume", "Join a fleet, and hand over the records of the shards it is given."),
@@ -33,15 +34,8 @@ def _calling(name: str, module: str) -> Callable[[typer.Context], None]:
     """What imports a command when it is called, so that none waits for, or needs, another's libraries."""
 
     def call(ctx: typer.Context) -> None:
-        try:
+        with imported_for(f"leasehold {name}"):
             command: typer.Typer = import_module(module).app
-        except ModuleNotFoundError as missing:
-            if (missing.name or "").partition(".")[0] in {"adapters", "stores", "balancer"}:
-                raise
-            print(
-                f"leasehold {name}: {missing.name} is not installed; try: pip install 'leasehold[all]'", file=sys.stderr
-            )
-            raise typer.Exit(2) from None
         command(args=ctx.args, prog_name=f"leasehold {name}")
 
     return call

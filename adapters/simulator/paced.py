@@ -5,7 +5,7 @@ import math
 from attrs import evolve
 
 from adapters.worker import Worker
-from balancer.cadence import until_settled
+from balancer.cadence import until_late_judged
 from balancer.watch import Watch
 
 
@@ -23,6 +23,6 @@ class Paced(Worker):
         super()._look_and_act(now, asked)
         if asked is None:
             seen = (sighting.lease for sighting in self.watch.sightings.values())
-            self._whole_due = now + min(self.config.cycle_seconds, until_settled(seen, self._asking(), self.config))
+            self._whole_due = now + min(self.config.cycle_seconds, until_late_judged(seen, self._asking(), self.config))
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))

@@ -108,7 +108,7 @@ class Scenario:
               least seconds between two checkpoints of a lease; 0: after every batch
     weighed   whether the throughput that readers measure is written down
     scan_per_cycle
-              whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks
+              whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks but C16
     dated     whether a listing tells how long ago each row was written, and bulletins are not free, as with blobs
     full      whether each renewal is recorded, which only a judge needs
     """
