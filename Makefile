@@ -2,15 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-NODE = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().node)')
-NPM = $(shell $(BIN)/python -c 'from adapters.local.node import find_node; print(*find_node().npm)')
+SEED ?= $(shell date +%s)
+NODE = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_node; print(*find_node().node)')
+NPM = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_node; print(*find_node().npm)')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more check prove bench chaos lock soak
+.PHONY: help demo quick test test-more check prove bench chaos fuzz mutants lock soak chaos-spark dist sizes api site sbom audit
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
-	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Every download is pinned by its digest, the tools that build wheels included.
 $(READY): pyproject.toml requirements.lock requirements-build.lock requirements-amqp.lock
@@ -27,36 +28,75 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock requirements-
 demo: $(READY) ## watch a fleet lose a worker and nothing else, on this machine
 	$(BIN)/leasehold demo
 
-test: $(READY) ## run every test that needs no opt-in
-	$(BIN)/pytest -m 'not more' -n 2 --dist loadgroup
-
-test-more: $(READY) ## run the opt-in tests, and say what could not be had
-	$(BIN)/pytest -m more
-
-check: $(READY) ## format, lint, types, import contracts, rules of the house
+quick: $(READY) ## the inner loop: format, lint, types and the tests that need no service
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	@set -e; for conftest in tests/*/conftest.py; do $(BIN)/mypy $$conftest; done
+	$(BIN)/pytest -q -m 'not (more or services or spark or slow)' -n 2 --hypothesis-profile quick
+
+test: $(READY) ## run every test that needs no opt-in
+	$(BIN)/pytest -m 'not more' -n 2 --dist loadgroup --hypothesis-profile repeatable --max-worker-restart 0
+
+test-more: $(READY) ## run the opt-in tests, and say what could not be had
+	$(BIN)/pytest -m more -n 2 --dist loadgroup --hypothesis-profile repeatable --max-worker-restart 0
+
+check: $(READY) ## format, lint, types, import contracts, rules of the house, the site of docs/
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	@set -e; for conftest in $$(find tests -mindepth 2 -name conftest.py); do MYPYPATH=tests $(BIN)/mypy $$conftest; done
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q tests/test_house.py
+	$(BIN)/pytest -q tests/test_house.py tests/docs/test_site.py
+
+site: $(READY) ## build the site of docs/ into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
-	$(BIN)/python -m adapters.checker --full --write specs/proof.md
-	$(BIN)/python -m adapters.checker.moves
+	$(BIN)/python -m leasehold.adapters.proving.checker --full --write specs/proof.md
+	$(BIN)/python -m leasehold.adapters.proving.checker.moves
 
-soak: $(READY) ## simulate ten thousand fleets with every fault on
-	$(BIN)/python -m adapters.simulator.soak 10000
+soak: $(READY) ## simulate ten thousand fleets with every fault on, and let every call meet every fault
+	$(BIN)/python -m leasehold.adapters.proving.simulator.every_call
+	$(BIN)/python -m leasehold.adapters.proving.simulator.soak 10000
+
+SECONDS = 600
+fuzz: $(READY) ## give every parser what nobody would write, for SECONDS=600; what breaks one is kept
+	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS)
+
+ONLY =
+mutants: $(READY) ## plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-mutants.lock
+	$(BIN)/python tests/mutation/mutants.py $(if $(ONLY),--only $(ONLY),--write specs/mutants.md)
 
 bench: $(READY) ## measure every claim of speed beside a named peer
 	@met=true; for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || met=false; done; $$met
 
-chaos: $(READY) ## kill, steal, split and block under applications of Spark (an hour)
+chaos: $(READY) ## one fault after another on worker processes and their services (ten minutes); SEED=7 repeats a run
+	@good=true; for run in 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dynamodb'; do set -- $$run; \
+		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$1 --store $$2 || good=false; \
+	done; $$good
+
+chaos-spark: $(READY) ## kill, steal, split and block under applications of Spark (an hour)
 	$(BIN)/python tests/integration/spark_flights.py
 	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
 	$(BIN)/python tests/integration/spark_kills.py
 	$(BIN)/python tests/integration/spark_kills.py --source event-hubs
 	$(BIN)/python tests/integration/spark_blocked.py
+
+dist: $(READY) ## build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here
+	$(BIN)/python tests/releasing.py dist
+
+sizes: $(READY) ## install each extra into an empty environment, and say how large it is
+	$(BIN)/python benchmarks/extra_sizes.py
+
+api: $(READY) ## write specs/public-api/now.txt: the public names and their signatures
+	$(BIN)/python tests/public_api.py
+sbom: $(READY) ## write the parts lists of all locked packages (CycloneDX) to build/sbom
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-supply.lock
+	$(BIN)/python tests/supply/supply.py sbom build/sbom
+
+audit: $(READY) ## hold what is installed against the locks, digests and licences; needs no network
+	$(BIN)/python tests/supply/supply.py audit
 
 lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.json allow
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -66,7 +106,12 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group amqp -o requirements-amqp.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group supply -o requirements-supply.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group mutants -o requirements-mutants.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
-	@set -e; for tree in aws azure; do cd $(CURDIR)/adapters/local/node/$$tree; rm -f package-lock.json; \
+	@set -e; trees=leasehold/adapters/local/node; for tree in $$trees/aws $$trees/azure tests/javascript/event_processor; do \
+		cd $(CURDIR)/$$tree; rm -f package-lock.json; \
 		$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund; \
-		$(NODE) ../bare.cjs; done
+		$(NODE) $(CURDIR)/$$trees/bare.cjs; done

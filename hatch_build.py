@@ -14,9 +14,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = (
-    "adapters/kinesis/aggregation_wire.py",
-    "adapters/kinesis/aggregation_encode.py",
-    "adapters/kinesis/aggregation_spans.py",
+    "leasehold/adapters/sources/kinesis/aggregation/wire.py",
+    "leasehold/adapters/sources/kinesis/aggregation/encode.py",
+    "leasehold/adapters/sources/kinesis/aggregation/spans.py",
+    "leasehold/adapters/sources/kinesis/wire/columns.py",
 )
 """What is written so that mypyc can compile it."""
 

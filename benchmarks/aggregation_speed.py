@@ -122,7 +122,7 @@ def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, C
         "ceiling": lambda: hashlib.md5(body, usedforsecurity=False).digest() == data[-DIGEST:],
     }
     for name, form in forms.items():
-        read, arrow = form["aggregation"].deaggregate, form["aggregation_arrow"].user_record_batch
+        read, arrow = form["decode"].deaggregate, form["arrow"].user_record_batch
         contenders[name] = partial(read, data)
         contenders[f"{name}, typed view"] = partial(_viewed, read, data)
         contenders[f"{name}, KCL's filter"] = partial(read, data, hash_range=SHARD)
@@ -134,7 +134,7 @@ def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Ca
     """Every contender at writing one aggregate."""
     contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _peer_packed(rows)}
     for name, form in forms.items():
-        contenders[name] = partial(_packed, form["aggregation_encode"], rows)
+        contenders[name] = partial(_packed, form["encode"], rows)
     return contenders
 
 
@@ -187,7 +187,7 @@ def main() -> None:
             data = packs["plain"]()
             assert {pack() for pack in packs.values()} == {data}, "the writers disagree"
             for form in forms.values():
-                assert list(form["aggregation"].deaggregate(data, hash_range=SHARD).rows) == rows
+                assert list(form["decode"].deaggregate(data, hash_range=SHARD).rows) == rows
             for title, contenders, bars in (
                 ("read", readers(data, forms), READ_BARS),
                 ("write", packs, WRITE_BARS),

@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# Last: before it, the path of a process may begin with a folder of compiled packages.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from hatch_build import HOT, CannotCompile, compile_to
 
 _ROOT = Path(__file__).resolve().parents[1]
 _HOT_MODULES = tuple(hot.removesuffix(".py").replace("/", ".") for hot in HOT)
-_USERS = ("adapters.kinesis.aggregation", "adapters.kinesis.aggregation_arrow")
+_USERS = (
+    "leasehold.adapters.sources.kinesis.aggregation.decode",
+    "leasehold.adapters.sources.kinesis.aggregation.arrow",
+)
+_PACKAGES = sorted({name.rpartition(".")[0] for name in _HOT_MODULES})
 
 
 def _forget() -> None:
@@ -29,23 +34,23 @@ def _imported() -> dict[str, ModuleType]:
 
 
 @contextmanager
-def _given_back(package: ModuleType) -> Iterator[None]:
+def _given_back() -> Iterator[None]:
     """Whoever comes next in this process finds the modules that were there."""
     before = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
     try:
         yield
     finally:
         for name, module in before.items():
+            package, _, last = name.rpartition(".")
             sys.modules[name] = module
-            setattr(package, name.rsplit(".", 1)[1], module)
+            setattr(sys.modules[package], last, module)
 
 
 @contextmanager
 def as_installed() -> Iterator[Path]:
     """All packages with the hot files compiled, for the path of new processes; said, where there is no compiler."""
     with tempfile.TemporaryDirectory() as scratch:
-        for package in ("adapters", "balancer", "stores"):
-            shutil.copytree(_ROOT / package, Path(scratch) / package)
+        shutil.copytree(_ROOT / "leasehold", Path(scratch) / "leasehold")
         try:
             compile_to(Path(scratch))
         except CannotCompile as error:
@@ -56,8 +61,7 @@ def as_installed() -> Iterator[Path]:
 @contextmanager
 def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
     """Both forms of every module of the codec; the plain one alone, and it is said, where there is no compiler."""
-    kinesis = importlib.import_module("adapters.kinesis")
-    with tempfile.TemporaryDirectory() as scratch, _given_back(kinesis):
+    with tempfile.TemporaryDirectory() as scratch, _given_back():
         forms = {"plain": _imported()}
         try:
             compile_to(Path(scratch))
@@ -65,10 +69,13 @@ def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
             print(f"NOT compiled, only the plain form is measured: {error}")
             yield forms
             return
-        path = list(kinesis.__path__)
+        packages = [importlib.import_module(name) for name in _PACKAGES]
+        paths = [[*package.__path__] for package in packages]
         sys.path.insert(0, scratch)
-        kinesis.__path__.insert(0, str(Path(scratch) / "adapters" / "kinesis"))
+        for package in packages:
+            package.__path__.insert(0, str(Path(scratch).joinpath(*package.__name__.split("."))))
         forms["compiled"] = _imported()
-        kinesis.__path__[:] = path
+        for package, path in zip(packages, paths, strict=True):
+            package.__path__[:] = path
         sys.path.remove(scratch)
         yield forms

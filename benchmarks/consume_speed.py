@@ -25,16 +25,17 @@ from attrs import define, field, frozen
 from rich.console import Console
 from rich.table import Table
 
-from adapters.handling import Delivery, Handling
-from adapters.kinesis.aggregation_encode import Aggregate
-from adapters.kinesis.hash_keys import hash_of
-from adapters.kinesis.source import open_url
-from adapters.local.services import kinesis_local
-from adapters.runner import Runner
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
-from stores.urls import open_store
+from leasehold.adapters.local.services import kinesis_local
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.source import open_url
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.urls import open_store
 
 SHARDS = 8
 REGION = "eu-west-1"
@@ -115,7 +116,7 @@ def joined(stream: Stream, folder: str, tally: Tally) -> Runner:
     store = open_store(f"sqlite:///{folder}/leases.db", create=True)
     source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
     for shard in source.shards():
-        store.create(Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
+        placed(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     return Runner(worker, Handling(tally.handle, observer=tally.happened))
 

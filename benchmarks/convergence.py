@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convergence_rows import Figures, Row, rows
 from official_event_hubs import STRATEGIES, in_charge
 
-from adapters.simulator.question import Question, config_of
-from adapters.simulator.sweep import on_this_machine
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of
+from leasehold.adapters.proving.simulator.sweep import on_this_machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -80,7 +80,7 @@ class Line:
         return mine > its
 
 
-def figures_of(question: Question, told: dict[str, object]) -> Figures:
+def figures_of(question: SimulationQuestion, told: dict[str, object]) -> Figures:
     """An outcome in numbers, some of them by the lease."""
     figures = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
     groups = told["groups"]

@@ -15,12 +15,14 @@ from attrs import evolve, frozen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from adapters.simulator.ledger import alive_at, changes, least_moves, lives, owners_at, settled
-from adapters.simulator.question import Question, everybody, fleet_of
-from adapters.simulator.run import run
+from leasehold.adapters.history.lives import alive_at, lives
+from leasehold.adapters.history.ownership import changes, owners_at, settled
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, everybody, fleet_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.balancer.rules.groups import least_moves
 
 RESULTS = Path(__file__).resolve().parent / "results"
-ASKED = Question(500, (100, 100), kind="scale-out", grouped=True, cycles=12.0, seed=1)
+ASKED = SimulationQuestion(500, (100, 100), kind="scale-out", grouped=True, cycles=12.0, seed=1)
 RULES = {"minimal": "tab:blue", "kcl": "tab:orange", "dotnet": "tab:green"}
 STEP_SECONDS = 1.0
 
@@ -43,7 +45,7 @@ def story(rules: str) -> Story:
     question = evolve(ASKED, rules=rules)
     fleet = fleet_of(question)
     history = run(fleet.scenario)
-    all_lives = lives(history.deeds)
+    all_lives = lives(history.incidents)
     owners = owners_at(history, fleet.since)
     least = least_moves(owners, everybody(question), question.groups)
     passed = iter([change for change in settled(changes(history.writes)) if change.t > fleet.since])

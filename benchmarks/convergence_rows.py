@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from attrs import evolve, frozen
 
-from adapters.simulator.question import Question
+from leasehold.adapters.proving.simulator.question import SimulationQuestion
 
 Figures = dict[str, float]
 
@@ -37,7 +37,7 @@ class Row:
     """
 
     name: str
-    question: Question
+    question: SimulationQuestion
     bars: tuple[Bar, ...] = ()
     peers: tuple[str, ...] | None = None
     against: tuple[str, str] = ("", "")
@@ -102,9 +102,9 @@ QUIET = Bar("then quiet", lambda figures: figures["quiet_after"] <= figures["cyc
 EVEN = most("spread", 1)
 
 
-def asking(leases: int, *workers: int) -> Question:
+def asking(leases: int, *workers: int) -> SimulationQuestion:
     """As long as `minimal` needs, and a while to see that it is quiet; `_still` waits longer."""
-    return Question(leases, workers, cycles=10.0 if leases * sum(workers) <= LARGE else 6.0)
+    return SimulationQuestion(leases, workers, cycles=10.0 if leases * sum(workers) <= LARGE else 6.0)
 
 
 def _scale_out(leases: int, *workers: int) -> tuple[Row, Row]:
@@ -209,7 +209,7 @@ def _still() -> tuple[Row, ...]:
 
 
 def _seconds() -> tuple[Row, ...]:
-    def own(leases: int, *workers: int) -> Question:
+    def own(leases: int, *workers: int) -> SimulationQuestion:
         return evolve(asking(leases, *workers), pace="own", start="together", cycles=5.0)
 
     join = evolve(own(100, 10, 1), kind="scale-out")

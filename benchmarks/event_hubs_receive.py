@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
 from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 
-from adapters.event_hubs.access import CONNECTION_STRING
-from adapters.event_hubs.source import open_url
-from adapters.local.event_hubs import EventHubs, event_hubs
-from balancer.model import TRIM_HORIZON, Lease
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
+from leasehold.adapters.sources.event_hubs.source import open_url
+from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 HUB = "benchmark"
 BATCH = 1000
@@ -74,7 +74,7 @@ def taken(events: list[EventData]) -> int:
     return len(events)
 
 
-def fill(hubs: EventHubs, partitions: int, each: int, size: int) -> None:
+def fill(hubs: LocalHubs, partitions: int, each: int, size: int) -> None:
     """As many events into every partition."""
     with EventHubProducerClient.from_connection_string(hubs.connection_string(HUB)) as producer:
         for partition in range(partitions):
@@ -85,7 +85,7 @@ def fill(hubs: EventHubs, partitions: int, each: int, size: int) -> None:
                 producer.send_batch(batch)
 
 
-def ours(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """Our readers, one after another in one thread, each called again when it asked to be."""
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(partitions)]
@@ -101,7 +101,7 @@ def ours(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     source.close()
 
 
-def official_async(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """The client's asynchronous face, one `receive_batch` a partition."""
 
     async def receive() -> None:
@@ -133,7 +133,7 @@ def official_async(hubs: EventHubs, partitions: int, clock: Clock, prefetch: int
     asyncio.run(receive())
 
 
-def official(hubs: EventHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
+def official(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
     """The client's blocking face, all partitions in its one thread."""
     client = EventHubConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
 
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--prefetch", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    sides: dict[str, Callable[[EventHubs, int, Clock, int], None]] = {
+    sides: dict[str, Callable[[LocalHubs, int, Clock, int], None]] = {
         "ours": ours,
         "official, asynchronous": official_async,
         "official, blocking": official,

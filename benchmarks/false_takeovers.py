@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from balancer.census import expires_above
-from balancer.config import Config
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import expires_above
 
 PAUSES_PER_HOUR, PAUSE, LOOKS = 2.0, (1.0, 3.0), 3.0
 STALLS, STALL = 0.002 / 2, (1.0, 3.0)

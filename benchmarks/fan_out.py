@@ -18,19 +18,20 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from adapters.demo.child import ENVIRONMENT
-from adapters.handling import Delivery
-from adapters.kinesis.clients import reading_client
-from adapters.kinesis.source import KinesisSource
-from adapters.local.ferrokinesis import ferrokinesis
-from adapters.local.process import ServiceError
-from adapters.runner import Runner
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import HASH_KEYS, TRIM_HORIZON
-from stores.memory import MemoryStore
+from standins.ferrokinesis import ferrokinesis
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON
+from leasehold.stores.embedded.memory import MemoryStore
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -22,13 +22,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attrs import frozen
-from handoff_workers import ASKING, LEASES, RATE, Faults, Place, fleet
+from growing_stream import FIRST
+from handoff_workers import LEASES, RATE, Faults, Place, fleet
 
-from adapters.demo.child import ENVIRONMENT
-from adapters.history.tenures import by_shard, reading_of
-from adapters.history.told import Event
-from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
-from adapters.simulator.flow import FIRST
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.history.events import ReadingEvent, RunHistory
+from leasehold.adapters.history.tenures import by_shard, reading_of
+from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold.stores.writes import GiveLease, RequestLease
 
 MOVES = 100
 LEASE_SECONDS = 3.0
@@ -46,9 +47,9 @@ class Cost:
     pauses: tuple[float, ...]
 
 
-def cost(told: list[Event]) -> Cost:
+def cost(told: list[ReadingEvent]) -> Cost:
     """Judge what was told. Of the changes of owner, those away from the giver are the planned moves."""
-    shards = by_shard(reading_of(told, ()).tenures)
+    shards = by_shard(reading_of(RunHistory(events=told)).tenures)
     numbers = [[record.place[0] for tenure in readers for record in tenure.records] for readers in shards.values()]
     moves = [
         (before.records[-1].t, after.records[0].t)
@@ -65,7 +66,7 @@ def cost(told: list[Event]) -> Cost:
     )
 
 
-def silence(told: list[Event], shards: Collection[str] | None = None) -> float:
+def silence(told: list[ReadingEvent], shards: Collection[str] | None = None) -> float:
     """The longest time for which one of these shards, or of all, had no record handed over."""
     times: dict[str, list[float]] = {}
     for event in told:
@@ -91,7 +92,7 @@ def planned(place: Place, faults: Faults | None = None) -> Cost:
 def taker_killed(place: Place) -> float:
     """The longest silence when a taker dies just after its request was written."""
     with fleet(place) as found:
-        taker = found.join("taker", Faults(dies_after=ASKING))
+        taker = found.join("taker", Faults(dies_after=RequestLease))
         found.until(lambda: not taker.process.is_alive(), 30, "a request")
         time.sleep(place.lease_seconds + 2)
         return silence(found.told)
@@ -119,7 +120,7 @@ def say(what: str, figure: str, *, good: bool) -> bool:
 def measure(name: str, place: Place) -> bool:
     """Everything on one store; whether all bars hold."""
     print(f"-- {name}: {LEASES} leases, lease_seconds {place.lease_seconds:g}, {RATE} records/s each")
-    done, forgetful = planned(place), planned(place, Faults(forgets=frozenset({ASKING, "give"})))
+    done, forgetful = planned(place), planned(place, Faults(forgets=frozenset({RequestLease, GiveLease})))
     p99 = done.pauses[min(len(done.pauses) - 1, int(0.99 * len(done.pauses)))]
     median, alone, (orphans, rest) = statistics.median(done.pauses), taker_killed(place), giver_killed(place)
     within, owned = place.lease_seconds + GIVER_BAR, place.lease_seconds + CRASH_BAR

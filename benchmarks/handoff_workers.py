@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,17 +17,18 @@ from uuid import uuid4
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attrs import define, field, frozen
+from growing_stream import Flow
 
-from adapters.handling import Delivery, Handling, Happening
-from adapters.history.told import Event
-from adapters.holding import Holding
-from adapters.runner import Runner
-from adapters.simulator.flow import Flow
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON
-from stores.protocol import OutcomeUnknown, Store
-from stores.urls import open_store
+from leasehold.adapters.history.events import ReadingEvent
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.stores.protocol import Outcome, OutcomeUnknown, Store
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import RequestLease, Write
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 LEASES, RATE = 20, 100
 NOW = time.monotonic
-ASKING = "request_handoff"
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -61,34 +61,31 @@ class Table:
 class Faults:
     """What goes wrong in one process."""
 
-    dies_after: str | None = None
-    forgets: frozenset[str] = frozenset()
+    dies_after: type[Write] | None = None
+    forgets: frozenset[type[Write]] = frozenset()
 
 
 class Faulty:
-    """A store as one process sees it: it dies after some call; forgetful, every second of some replies is lost."""
+    """A store as one process sees it: it dies after some write; forgetful, every second of some replies is lost."""
 
     def __init__(self, store: Store, told: Callable[[str], None], faults: Faults) -> None:
         self._store, self._told, self._faults = store, told, faults
-        self._calls: defaultdict[str, int] = defaultdict(int)
+        self._writes: Counter[type[Write]] = Counter()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
-        found = getattr(self._store, name)
-        return self._call(name, found) if callable(found) else found
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever else the store has
+        return getattr(self._store, name)
 
-    def _call(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  as the store's
-            answer = method(*arguments, **named)
-            self._calls[name] += 1
-            if name == ASKING:
-                self._told(arguments[0].key)
-            if name == self._faults.dies_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if name in self._faults.forgets and self._calls[name] % 2:
-                raise OutcomeUnknown("the reply was lost")
-            return answer
-
-        return call
+    def write(self, write: Write) -> Outcome:
+        """Write it, and go wrong as asked."""
+        answer, kind = self._store.write(write), type(write)
+        self._writes[kind] += 1
+        if kind is RequestLease:
+            self._told(write.lease.key)
+        if kind is self._faults.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind in self._faults.forgets and self._writes[kind] % 2:
+            raise OutcomeUnknown("the reply was lost")
+        return answer
 
 
 def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
@@ -107,10 +104,10 @@ def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
     def handle(delivery: Delivery) -> None:
         now = NOW()
         for record in delivery.records:
-            tell(Event(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
+            tell(ReadingEvent(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
 
     def happened(happening: Happening, holding: Holding) -> None:
-        tell(Event(NOW(), name, happening, holding.key))
+        tell(ReadingEvent(NOW(), name, happening, holding.key))
 
     config = Config(lease_seconds=place.lease_seconds, initial_position=TRIM_HORIZON)
     store = cast("Store", Faulty(open_store(table.url), tell, faults))
@@ -137,7 +134,7 @@ class Fleet:
     """Workers, each in a process of its own, and what they told of each lease."""
 
     table: Table
-    told: list[Event] = field(factory=list)
+    told: list[ReadingEvent] = field(factory=list)
     members: dict[str, Member] = field(factory=dict)
 
     def join(self, name: str, faults: Faults | None = None) -> Member:

@@ -1,4 +1,4 @@
-"""How long leases stay unread after the deaths that matter to the cadence: of the lookout, and of its deputies.
+"""How long leases stay unread after the deaths that matter to the cadence: of the lookout, and of those next in rank.
 
 `python benchmarks/lookout_deaths.py` prints a table; specs/cadence.md quotes it. Fleets from two workers to a
 thousand; one in which every second worker is a model of KCL 2.x; one whose table loses requests and answers, lets
@@ -17,14 +17,16 @@ from typing import Annotated
 import typer
 from attrs import evolve, frozen
 
-from adapters.processes import processes
-from adapters.simulator.fleets import balanced, group_of
-from adapters.simulator.ledger import unowned
-from adapters.simulator.run import run
-from adapters.simulator.scenario import Member, Nap, Network, Scenario
-from balancer.cadence import DEPUTIES, crew
-from balancer.config import Config, Kcl, Minimal
-from balancer.model import Lease
+from leasehold.adapters.history.ownership import unowned
+from leasehold.adapters.proving.processes import processes
+from leasehold.adapters.proving.simulator.fleets import balanced, group_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Scenario
+from leasehold.balancer.config import Config
+from leasehold.balancer.looking.ranks import lookout_ranks
+from leasehold.balancer.model import Lease
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
 
 CRASH, AFTER = 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())
@@ -88,8 +90,8 @@ class Death:
 DEATHS = (
     Death("one worker", 0, OURS.lease_seconds + 8.0),
     Death("the lookout", 1, OURS.lease_seconds + 9.0),
-    Death("the lookout and a deputy", 2),
-    Death("the lookout and all deputies", 1 + DEPUTIES),
+    Death("the lookout and the next", 2),
+    Death("the lookout and the next three", 4),
 )
 
 
@@ -97,7 +99,7 @@ def unread(fleet: Fleet, death: Death, seed: int) -> float:
     """Seconds until everything is owned again."""
     logging.disable(logging.CRITICAL)
     ours = [name for number, name in enumerate(fleet.names) if fleet.config(number) is OURS] or fleet.names
-    ranks = crew([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in ours], OURS).ranks
+    ranks = lookout_ranks([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in ours], OURS).ranks
     gone = frozenset(ranks[: death.first] if death.first else ranks[-1:])
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     at = CRASH + draw.uniform(0.0, KCL.cycle_seconds)

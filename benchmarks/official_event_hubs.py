@@ -11,10 +11,10 @@ from unittest.mock import patch
 from azure.eventhub import LoadBalancingStrategy
 from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 
-from balancer.actions import Action, Claim, Steal
-from balancer.census import expires_above
-from balancer.config import Config
-from balancer.model import Lease, Me, Shard
+from leasehold.balancer.actions import Action, Claim, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import expires_above
+from leasehold.balancer.model import Lease, Me, Shard
 
 STRATEGIES = {
     "azure-eventhub": LoadBalancingStrategy.BALANCED,
@@ -30,7 +30,7 @@ def in_charge(name: str) -> Iterator[None]:
     def plan(leases: Iterable[Lease], _shards: Iterable[Shard] | None, me: Me, config: Config) -> tuple[Action, ...]:
         return _taken(tuple(leases), me, config, STRATEGIES[name])
 
-    with patch("adapters.worker.plan", plan):
+    with patch("leasehold.adapters.worker.worker.plan", plan):
         yield
 
 

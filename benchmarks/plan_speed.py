@@ -25,11 +25,16 @@ from typing import Any
 from azure.eventhub import LoadBalancingStrategy
 from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 
-from balancer.config import Config, EventHubs, Kcl, KclRust, Minimal, Rules
-from balancer.model import Lease, Me, Version
-from balancer.plan import plan
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Me, Version
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
 
-RULES: dict[str, Rules] = {
+RULES: dict[str, RuleSet] = {
     "kcl": Kcl(),
     "kcl-rust": KclRust(),
     "event-hubs dotnet": EventHubs("dotnet"),

@@ -27,12 +27,12 @@ from rich.table import Table
 from types_boto3_kinesis import KinesisClient
 from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
-from adapters.kinesis.aggregation import deaggregate
-from adapters.kinesis.producer import Producer
-from adapters.kinesis.producer_client import client_of
-from adapters.kinesis.producer_values import Settings
-from adapters.local.cache import filled
-from adapters.local.services import kinesis_local
+from leasehold.adapters.local.cache import filled
+from leasehold.adapters.local.services import kinesis_local
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.producer.client import client_of
+from leasehold.adapters.sources.kinesis.producer.producer import Producer
+from leasehold.adapters.sources.kinesis.producer.values import Settings
 
 BAR = 3.0
 LOCK = Path(__file__).with_name("async-kinesis.lock")

@@ -1,28 +1,34 @@
 """What `spark_throughput` reads: shards of a service within the query's own processes, and four sources over them."""
 
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from threading import Condition, Event, Thread
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import frozen
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from adapters.kinesis.aggregation_encode import Aggregate
-from adapters.kinesis.hash_keys import hash_of
-from adapters.kinesis.poller import Poller
-from adapters.spark import kinesis_rows
-from adapters.spark.chunks import Chunk, Larder, chunk_of
-from adapters.spark.feed import Pace
-from adapters.spark.kinesis_poller import ArrowPoller
-from adapters.spark.lease_loop import LeaseLoop
-from adapters.spark.offsets import Held, shares
-from adapters.spark.options import Given, lease_options
-from adapters.spark.stream import Feedstock, LeasedReader, Run
-from balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.spark.chunks import Chunk, ReadAheadPace, RowBuffer, SourceSpec, chunk_of
+from leasehold.adapters.spark.kinesis import rows as kinesis_rows
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.stream import LeasedReader, Run
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
+
+    from leasehold.adapters.spark.transport import Transport
 
 SHARDS, KEYS = 8, 100
 USER_BYTES = 1000
@@ -95,10 +101,11 @@ class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
     parting, quiet = False, False
+    behind: Mapping[str, float] = {}
 
-    def __init__(self, source: Stream, pace: Pace) -> None:
+    def __init__(self, source: Stream, pace: ReadAheadPace) -> None:
         self._source, self._pace = source, pace
-        self._larders = {shard.id: Larder(pace.columns) for shard in source.shards()}
+        self._larders = {shard.id: RowBuffer(pace.columns) for shard in source.shards()}
         self._begins = dict.fromkeys(self._larders, TRIM_HORIZON)
         self._changed, self._over = Condition(), Event()
 
@@ -159,12 +166,61 @@ class Unleased(LeasedReader):
 
     def _running(self) -> Run:
         run = super()._running()
-        if not isinstance(run._loop, Unshared):  # noqa: SLF001  nothing has begun yet
+        if not isinstance(cast("object", run._loop), Unshared):  # noqa: SLF001  nothing has begun yet
             stock, options = self._stock, self._options
-            pace = Pace(stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds)
+            pace = ReadAheadPace(stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds)
             source = cast("Stream", run._source)  # noqa: SLF001  as above
             run._loop = cast("LeaseLoop", Unshared(source, pace))  # noqa: SLF001  as above
         return run
+
+
+@frozen
+class FileRows(InputPartition):
+    """Rows in a file that driver and executors share."""
+
+    path: str
+
+
+class Files:
+    """The peer of fetching: rows reach tasks by a shared folder, as on one machine they can."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="leasehold-benchmark-"))
+
+    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> list[FileRows]:
+        """Write a file for each task."""
+        return [self._written(f"{number}-{place}.arrow", batches) for place, batches in enumerate(tasks)]
+
+    def discard(self, number: int) -> None:
+        """Remove the files of a batch."""
+        for path in self._folder.glob(f"{number}-*.arrow"):
+            path.unlink()
+
+    def close(self) -> None:
+        """Remove all."""
+        shutil.rmtree(self._folder)
+
+    def _written(self, name: str, batches: Sequence[pa.RecordBatch]) -> FileRows:
+        path = str(self._folder / name)
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return FileRows(path)
+
+
+class ByFiles(LeasedReader):
+    """The same reader, its tasks reading files."""
+
+    def _running(self) -> Run:
+        run = super()._running()
+        if not isinstance(cast("object", run._transport), Files):  # noqa: SLF001  nothing has begun yet
+            run._transport = cast("Transport", Files())  # noqa: SLF001  as above
+        return run
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, as they lie on the disk."""
+        with pa.memory_map(cast("FileRows", partition).path) as source:
+            yield from pa.ipc.open_stream(source)
 
 
 class Bare(DataSourceStreamReader):
@@ -210,6 +266,7 @@ class BareTuples(Bare):
 
 
 LEASED: dict[str, type[LeasedReader]] = {"leased": LeasedReader, "unleased": Unleased}
+TRANSPORTS: dict[str, type[LeasedReader]] = {"fetched": LeasedReader, "by files": ByFiles, "within tasks": LeasedReader}
 BARE: dict[str, type[Bare]] = {"arrow": Bare, "tuples": BareTuples}
 
 
@@ -231,9 +288,10 @@ class Canned(DataSource):
         if self.options["reader"] in BARE:
             return BARE[self.options["reader"]](answer)
         columns = kinesis_rows.columns("canned")
-        stock = Feedstock(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True, spooled=True)
-        position = {"initial_position": "TRIM_HORIZON"}
-        options = lease_options(
-            Given({"maxBytesPerTrigger": str(BATCH_BYTES)}), self.options["leases"], position, 10.0, "maxRowsPerTrigger"
-        )
-        return LEASED[self.options["reader"]](stock, options)
+        stock = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
+        position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
+        transport = "embedded" if name == "within tasks" else "fetch"
+        more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
+        given = Given({"maxBytesPerTrigger": str(BATCH_BYTES), **more})
+        options = lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
+        return (LEASED | TRANSPORTS)[name](stock, options)

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from attrs import evolve
 
-from adapters.processes import processes
-from adapters.simulator.question import Question, config_of
-from adapters.simulator.sweep import on_this_machine
+from leasehold.adapters.proving.processes import processes
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of
+from leasehold.adapters.proving.simulator.sweep import on_this_machine
 
 Size = tuple[int, int, float | None]
 """Leases, workers, and the seconds between two checkpoints of each lease; None: nothing is read."""
@@ -52,7 +52,9 @@ renews every 3.3 s whatever was checkpointed.
 def measured(size: Size, rules: str, cycles: float) -> dict[str, float]:
     """Figures by lease and hour: of a run, less those of its beginning, when everybody lists to find the others."""
     leases, workers, checkpoints = size
-    question = Question(leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints)
+    question = SimulationQuestion(
+        leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints
+    )
     warm, rest = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
     hours = cycles * config_of(question).cycle_seconds / 3600
     return {
@@ -62,7 +64,7 @@ def measured(size: Size, rules: str, cycles: float) -> dict[str, float]:
     }
 
 
-def _figures(question: Question) -> dict[str, float]:
+def _figures(question: SimulationQuestion) -> dict[str, float]:
     ((_, told),) = on_this_machine(question, [1], 1)
     traffic = told["traffic"]
     assert isinstance(traffic, dict)

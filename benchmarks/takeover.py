@@ -17,16 +17,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fleet"))
 
 from mixed import WAIT_SECONDS, Mixed, mixed
+from standins.dynamodb_local import dynamodb_local
 
-from adapters.demo.child import ENVIRONMENT, FOREIGN, Child
-from adapters.demo.stage import Stage
-from adapters.local.dynamodb_local import dynamodb_local
-from adapters.local.services import kinesis_local
-from balancer.model import Lease
+from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN, Child
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.local.services import kinesis_local
+from leasehold.balancer.model import Lease
+from leasehold.stores.writes import CreateLease
 
 FLEETS = ("ours,ours", "2.7.2,2.7.2", "3.5.1,3.5.1", "ours,2.7.2", "2.7.2,ours", "ours,3.5.1", "3.5.1,ours")
 
@@ -75,22 +76,22 @@ def note(stage: Stage, lost: str, seen: dict[str, dict[str, float]]) -> None:
 
     def first(name: str, shard: str, t: float) -> None:
         if shard in seen[name]:
-            seen[name][shard] = min(seen[name][shard], (t - stage.deeds[-1].t) / 1000)
+            seen[name][shard] = min(seen[name][shard], t - stage.history.incidents[-1].t)
 
     for lease in stage.leases:
         if lease.owner != lost:
-            first("free", lease.shard, 1000 * time.time())
+            first("free", lease.shard, time.time())
             if lease.owner is not None:
-                first("owned", lease.shard, 1000 * time.time())
-    for event in stage.events:
-        if event.event == "record" and event.worker != lost and event.t > stage.deeds[-1].t:
+                first("owned", lease.shard, time.time())
+    for event in stage.history.events:
+        if event.event == "record" and event.worker != lost and event.t > stage.history.incidents[-1].t:
             first("read", event.shard, event.t)
 
 
 def run(fleet: Mixed, kinds: list[str], spans: Spans, *, stop: bool) -> None:
     """One run, on leases that are there already: how a table comes to be is another matter."""
     for shard in fleet.stage.stream.shards():
-        fleet.stage.store.create(Lease(shard.id, hash_range=shard.hash_range))
+        fleet.stage.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     names = [join(fleet, kind, number) for number, kind in enumerate(kinds)]
     fleet.stage.pause(2 + time.time() % 4)  # wherever in its rounds everybody happens to be
     lose(fleet, names[-1], spans, stop=stop)

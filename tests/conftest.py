@@ -1,6 +1,7 @@
 """Local services, one of each per test process, and clients that speak with them."""
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -8,23 +9,26 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from hypothesis import HealthCheck, settings
+from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from standins.ferrokinesis import ferrokinesis
+from standins.spark import spark_session
+from standins.versitygw import versitygw
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
-from adapters.local.dynamodb_local import OPT_IN, dynamodb_local, opted_in
-from adapters.local.ferrokinesis import ferrokinesis
-from adapters.local.process import Service, ServiceError
-from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite, kinesis_local, moto
-from adapters.local.spark import spark_session
+from leasehold.adapters.demo import pytest_plugin
+from leasehold.adapters.local.process import Service, ServiceError
+from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Lets a failing clause of the contract show its values, as in a file of tests.
-pytest.register_assert_rewrite("stores.contract")
-
 # How fast a busy machine draws examples, or runs one, says nothing about the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# What is to be passed before a change lands draws the same examples each time; a plain `pytest` draws new ones.
+settings.register_profile("repeatable", settings.get_profile("busy"), derandomize=True)
+# The inner loop tries fewer; a test that says how many it wants gets them.
+settings.register_profile("quick", settings.get_profile("busy"), max_examples=25)
 settings.load_profile("busy")
 
 # No test may find real credentials, nor ask a machine's metadata service for them; children inherit this.
@@ -40,6 +44,17 @@ for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_RE
     os.environ.pop(variable, None)
 
 
+# Whoever started the tests in the background may have told them to ignore these; tests send them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The plugin that users have by its entry point, which an installation from before it existed does not tell of."""
+    if not config.pluginmanager.has_plugin("leasehold"):
+        config.pluginmanager.register(pytest_plugin, "leasehold")
+
+
 @pytest.fixture(scope="session")
 def amqp_engine() -> None:
     """The engine of the local event hubs, which is built from C where it is installed."""
@@ -48,17 +63,15 @@ def amqp_engine() -> None:
 
 
 @pytest.fixture(scope="session")
-def dynalite_url() -> Iterator[str]:
+def dynalite_url(leasehold_dynamodb: Service) -> str:
     """Tables without transactions; trustworthy about conditional writes."""
-    with dynalite() as service:
-        yield service.url
+    return leasehold_dynamodb.url
 
 
 @pytest.fixture(scope="session")
-def kinesis_url() -> Iterator[str]:
+def kinesis_url(leasehold_kinesis: Service) -> str:
     """Streams that split, merge and end."""
-    with kinesis_local() as service:
-        yield service.url
+    return leasehold_kinesis.url
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +85,19 @@ def ferrokinesis_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def azurite_service() -> Iterator[Service]:
+def versitygw_url() -> Iterator[str]:
+    """Buckets whose conditional writes may judge a race, for tests marked `more`."""
+    try:
+        with versitygw() as service:
+            yield service.url
+    except ServiceError as missing:
+        pytest.skip(f"S3 IS NOT TESTED IN RACES: {missing}")
+
+
+@pytest.fixture(scope="session")
+def azurite_service(leasehold_azurite: Service) -> Service:
     """Blob containers."""
-    with azurite() as service:
-        yield service
+    return leasehold_azurite
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,10 @@ in every other block. Nothing is kept from one block to the next.
     ranges 0-1 2-max                   leases r-0, r-1, ... that cover these hash keys
     renew s-1                          its version moves
     annul s-1, annul-shards 3 4        their rows are gone; they are not listed
-    plan me turn=2                     what `me` does
+    plan me turn=2                     what `me` does, and how many leases each then holds, moves under way done
     dialects me                        what `me` does in each dialect of the event-hubs rules
     settle a b*3 rounds=9              these plan and act in turns until nothing but renewals is left
-    problems, first LATEST, holes      what is wrong; the leases of an empty table; what no lease covers
+    problems, holes                    what is wrong with a listing; what no lease covers
 """
 
 import json
@@ -29,15 +29,14 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from adapters.plan_question import question
-from balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal, Taking
-from balancer.ancestry import problems
-from balancer.config import Config
-from balancer.lineage import first_leases
-from balancer.model import HASH_KEYS, HashRange, Lease, Me, Position, Shard, Version
-from balancer.plan import plan
-from balancer.reports import Reports
-from balancer.watch import Watch
+from leasehold.adapters.json_form.question import question
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal, Taking
+from leasehold.balancer.config import Config
+from leasehold.balancer.looking.kcl3_leader import Reports
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import HASH_KEYS, HashRange, Lease, Me, Shard, Version
+from leasehold.balancer.plan import plan
+from leasehold.balancer.shards.ancestry import problems
 
 
 @define
@@ -72,7 +71,6 @@ class Scene:
             "dialects": self._dialects,
             "settle": self._settle,
             "problems": self._problems,
-            "first": self._first,
             "holes": self._holes,
         }
         return commands[name](plain, options) or ""
@@ -142,7 +140,21 @@ class Scene:
     def _plan(self, plain: list[str], options: dict[str, Any]) -> str:
         me = Me(plain[0], options.get("turn", 0), self.watch.history)
         actions = plan(self.leases.values(), self.shards, me, self.config)
-        return "\n".join(_told(action) for action in actions) or "nothing"
+        return "\n".join([*map(_told, actions), *self._held_then(actions, me.worker)]) or "nothing"
+
+    def _held_then(self, actions: Iterable[Action], me: str) -> list[str]:
+        """Which lease goes is left to a digest; how many go, and whose, a reader can check by hand."""
+        then = dict(self.leases)
+        for action in actions:
+            match action:
+                case Claim() | Steal() | RequestHandoff():
+                    then[action.lease.key] = evolve(then[action.lease.key], owner=me)
+                case Release():
+                    then[action.lease.key] = evolve(then[action.lease.key], owner=action.heir)
+                case _:
+                    pass
+        now, after = _counts(self.leases.values()), _counts(then.values())
+        return [] if now == after else [f"held: {now} -> {after}"]
 
     def _dialects(self, plain: list[str], options: dict[str, Any]) -> str:
         answers = []
@@ -170,9 +182,6 @@ class Scene:
 
     def _problems(self, _plain: list[str], _options: dict[str, Any]) -> str:
         return "\n".join(f"{problem.shard} {problem.what}".strip() for problem in problems(self.shards)) or "nothing"
-
-    def _first(self, plain: list[str], _options: dict[str, Any]) -> str:
-        return "\n".join(_told(create) for create in first_leases(self.shards, Position(plain[0]))) or "nothing"
 
     def _holes(self, _plain: list[str], _options: dict[str, Any]) -> str:
         holes = self.watch.history.holes

@@ -1,30 +1,47 @@
 """The rules of the house that no other tool holds."""
 
 import ast
-import contextlib
-import io
 import json
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("balancer", "stores", "adapters")
+LINKS = ("balancer", "stores", "adapters")
+PACKAGES = ("leasehold",)
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "specs", "docs", ".ci")
 LINES_MAX = 300
 FUNCTION_LINES_MAX = 50
+FOLDER_FILES_MAX = 16
 GENERATED = "_pb2.py"
+
+PUBLIC = {
+    "leasehold.balancer": """
+    Action at_timestamp births Claim Config Create Delete EventHubs HASH_KEYS HashRange
+    History Hole Kcl KclRust LATEST Lease Look look_again Me Minimal Notes plan Position Problem
+    problems readable Release Renew renewals RequestHandoff RuleSet Shard SHARD_END slow_owners Steal
+    TRIM_HORIZON Version Watch
+    """,
+    "leasehold.stores": """
+    AnnotateLease CheckpointLate CheckpointLease ClaimLease CreateLease DeleteLease Done execute
+    GiveLease Listing Lost open_store Outcome OutcomeUnknown Promises ReleaseLease RenewLease
+    RequestLease StealLease Store StoreError TakeBackLease WithdrawRequest Write
+    """,
+    "leasehold.adapters": "Delivery Handling Runner Worker by_key dead_letters open_source run",
+}
+"""All that users import; the names of `balancer` come from `leasehold` itself."""
 
 # What balancer may know of: values, and arithmetic on them. Anything else wants an argument, and a line here.
 ALLOWED = {
     "attrs",
-    "balancer",
+    "leasehold.balancer",
     "bisect",
     "collections",
     "enum",
@@ -42,7 +59,22 @@ FORBIDDEN_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "id", "in
 
 # Where somebody's own machine keeps things.
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(work|root|home|Users|tmp)/")
-TEXT_SUFFIXES = {"", ".cfg", ".cjs", ".java", ".json", ".lock", ".md", ".py", ".toml", ".txt", ".xml", ".yaml", ".yml"}
+TEXT_SUFFIXES = {
+    "",
+    ".cfg",
+    ".cjs",
+    ".go",
+    ".java",
+    ".json",
+    ".lock",
+    ".md",
+    ".py",
+    ".toml",
+    ".txt",
+    ".xml",
+    ".yaml",
+    ".yml",
+}
 
 
 def _files(*folders: str) -> Iterator[Path]:
@@ -65,20 +97,40 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imported(node: ast.AST) -> list[str]:
+    """The package that an import names; of our own, the one of the three."""
     match node:
         case ast.Import(names=names):
-            return [alias.name.partition(".")[0] for alias in names]
+            return [_package(alias.name) for alias in names]
         case ast.ImportFrom(level=0, module=str(module)):
-            return [module.partition(".")[0]]
+            return [_package(module)]
         case _:
             return []
+
+
+def _package(module: str) -> str:
+    parts = module.split(".")
+    return ".".join(parts[: 1 + (parts[0] == "leasehold")])
+
+
+def test_no_import_goes_through_the_links() -> None:
+    """Without it a module could be loaded twice, under two names, and its classes would differ."""
+    assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
+    found = [
+        f"{_name(path)}:{node.lineno} imports {module}"
+        for path in _sources("leasehold", "tests", "benchmarks")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in _imported(node)
+        if module in LINKS
+    ]
+    assert found == []
 
 
 def test_balancer_imports_only_what_is_allowed() -> None:
     """Without it a clock, a socket or a cloud's library could slip into the decision."""
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
-        for path in _sources("balancer")
+        for path in _sources("leasehold/balancer")
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in _imported(node)
@@ -91,7 +143,7 @@ def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
     """Without it the decision could print, or depend on a process's own hash seed."""
     found = [
         f"{_name(path)}:{node.lineno} calls {node.func.id}"
-        for path in _sources("balancer")
+        for path in _sources("leasehold/balancer")
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS
     ]
@@ -100,12 +152,14 @@ def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
 
 def test_balancer_needs_attrs_alone() -> None:
     """Without it whoever embeds the planner might have to install a cloud's library."""
-    modules = sorted(_name(path)[:-3].replace("/", ".") for path in _sources("balancer") if path.stem != "__init__")
+    modules = sorted(
+        _name(path)[:-3].replace("/", ".") for path in _sources("leasehold/balancer") if path.stem != "__init__"
+    )
     code = f"""
 import importlib, sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in {{"attr", "attrs", "balancer", *sys.stdlib_module_names}}:
+        if name.partition(".")[0] not in {{"attr", "attrs", "leasehold", *sys.stdlib_module_names}}:
             raise ImportError(name + " is not attrs")
 sys.path.insert(0, {str(ROOT)!r})
 sys.meta_path.insert(0, Blocker())
@@ -126,6 +180,30 @@ def test_files_are_short() -> None:
     """Without it a file would grow until nobody reads it to the end."""
     lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources(*PACKAGES)}
     assert {name: lines for name, lines in lengths.items() if lines >= LINES_MAX} == {}
+
+
+def test_folders_are_small() -> None:
+    """Without it a room would fill up until nobody finds anything in it."""
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in _sources(*PACKAGES))
+    assert {folder: files for folder, files in counts.items() if files > FOLDER_FILES_MAX} == {}
+
+
+def test_public_names_have_one_short_address() -> None:
+    """Without it one name could be imported from two places, or a promise to users be added and go unseen."""
+    addresses = {address: import_module(address) for address in PUBLIC}
+    names = Counter(chain.from_iterable(module.__all__ for module in addresses.values()))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert import_module("leasehold").__all__ == addresses["leasehold.balancer"].__all__
+    assert {address: sorted(module.__all__, key=str.lower) for address, module in addresses.items()} == {
+        address: sorted(words.split(), key=str.lower) for address, words in PUBLIC.items()
+    }
+    missing = [
+        f"{address}.{name}"
+        for address in PUBLIC
+        for name in PUBLIC[address].split()
+        if not hasattr(addresses[address], name)
+    ]
+    assert missing == []
 
 
 def test_functions_are_short() -> None:
@@ -151,15 +229,45 @@ def test_tests_open_with_a_sentence() -> None:
     assert found == []
 
 
+def test_tests_replace_nothing_that_other_threads_use() -> None:
+    """`….moves.time.sleep` is everybody's: a thread that an earlier test left would meet the stand-in, and fail this."""
+    through = re.compile(r'"leasehold[\w.]*\.(os|random|shutil|signal|socket|subprocess|sys|threading|time)\.\w+"')
+    found = [
+        f"{_name(path)}: {match[0]}" for path in _sources("tests") for match in through.finditer(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
 def test_modules_of_tests_have_names_of_their_own() -> None:
     """Tests import their neighbours by bare names: of two modules called the same, one would be taken for the other."""
     names = Counter(path.name for path in _sources("tests", "benchmarks") if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def _named_types(tree: ast.Module) -> Iterator[str]:
+    """Classes, wherever they stand, and the aliases of types that a module gives a name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_")
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id.lstrip("_")
+            if name[:1].isupper() and not name.isupper():
+                yield name
+
+
+def test_no_class_name_has_two_homes() -> None:
+    """Without it a word could mean one thing in one room and another in the next."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in _sources(*PACKAGES):
+        for name in sorted(set(_named_types(_tree(path)))):
+            homes[name].append(_name(path))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
 def test_nothing_names_a_place_on_somebodys_machine() -> None:
     """Without it a command that works here only could reach a user."""
-    top = (path for path in sorted(ROOT.iterdir()) if path.is_file())
+    top = (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
     found = [
         f"{_name(path)}:{number}: {line.strip()[:80]}"
         for path in chain(top, _files(*FOLDERS))
@@ -170,13 +278,19 @@ def test_nothing_names_a_place_on_somebodys_machine() -> None:
     assert found == []
 
 
+def _node_locks() -> list[Path]:
+    return [path for path in _files("leasehold", "tests") if path.name == "package-lock.json"]
+
+
 def test_locks_name_no_registry() -> None:
     """Without it a lock made behind a mirror would send everybody to that mirror."""
-    locks = [*ROOT.glob("*.lock"), *(ROOT / "adapters").rglob("package-lock.json")]
+    locks = [*ROOT.glob("*.lock"), *_node_locks()]
     assert {lock.name for lock in locks} == {
         "requirements.lock",
         "requirements-build.lock",
         "requirements-amqp.lock",
+        "requirements-supply.lock",
+        "requirements-mutants.lock",
         "package-lock.json",
     }
     assert [_name(lock) for lock in locks if "://" in lock.read_text()] == []
@@ -186,19 +300,23 @@ def test_every_locked_package_has_a_digest() -> None:
     """Without it a registry could hand out something other than what was tested."""
     packages = [
         (name, "integrity" in entry)
-        for lock in (ROOT / "adapters").rglob("package-lock.json")
+        for lock in _node_locks()
         for name, entry in json.loads(lock.read_text())["packages"].items()
         if name
     ]
     assert [name for name, pinned in packages if not pinned] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/embedding.md"])
-def test_the_examples_say_what_they_do(page: str) -> None:
-    """Without it the first thing a user copies could be wrong."""
-    blocks = re.findall(r"```(python|text)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        for code in [block for kind, block in blocks if kind == "python"]:
-            exec(compile(code, page, "exec"), {})  # noqa: S102  the page is ours
-    assert out.getvalue() == "".join(block for kind, block in blocks if kind == "text")
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/reliability.md", "specs/why-nothing-is-skipped.md"])
+def test_a_page_names_only_what_there_is(page: str) -> None:
+    """Without it a newcomer would be sent to a file, a function or a test that was renamed since."""
+    missing = []
+    for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
+        found = [
+            path
+            for path in (ROOT / name, ROOT / "leasehold" / name, ROOT / "leasehold/adapters" / name)
+            if path.exists()
+        ]
+        text = found[0].read_text(encoding="utf-8") if found else ""
+        missing += [f"{name}: {word}" for word in inside.split(".") if not found or not re.search(rf"\b{word}\b", text)]
+    assert missing == []

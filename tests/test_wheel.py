@@ -1,21 +1,55 @@
 """What is installed is what was written: the wheel, with nothing beside it but the one library it needs."""
 
 import os
+import re
+import signal
+import site
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attr
 import attrs
 import pytest
+from children import child
+
+from leasehold.adapters.local.cache import cache_folder
+from leasehold.testing import laws
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
 
 ROOT = Path(__file__).parents[1]
 PLAN = """
-import balancer
-took = balancer.plan([balancer.Lease("s-1")], None, balancer.Me("w-1"), balancer.Config())
+from leasehold import Config, Lease, Me, plan
+took = plan([Lease("s-1")], None, Me("w-1"), Config())
 print([type(action).__name__ for action in took])
 """
+
+PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+FEW = "from hypothesis import settings; settings.register_profile('few', max_examples=20, deadline=None)"
+
+APPLICATION = {
+    "stores/__init__.py": "PRICES = {'apple': 3}",
+    "balancer/__init__.py": "def weigh(price): return 2 * price",
+    "adapters/__init__.py": "",
+    "adapters/orders.py": """
+from balancer import weigh
+from leasehold import Config, Lease, Me, plan
+from leasehold.adapters import Worker, run
+from leasehold.stores import open_store
+from stores import PRICES
+
+def handle(batch):
+    claims = plan([Lease("s-1")], None, Me("w-1"), Config())
+    for record in batch.records:
+        print(record.data.decode(), weigh(PRICES["apple"]), *(type(claim).__name__ for claim in claims), flush=True)
+""",
+}
+"""An application that keeps to the hexagonal layout, with packages of the same names as ours."""
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +82,12 @@ def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_wheel_holds_the_packages_and_nothing_else(installed: Path) -> None:
     """Tests would be installed beside other libraries' tests; without the marker no type is seen."""
     names = {path.name.partition("-")[0] for path in installed.iterdir()}
-    assert names == {"balancer", "stores", "adapters", "leasehold", "attr", "attrs"}
-    for package in ("balancer", "stores", "adapters"):
-        missing = {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")} - {
-            path.relative_to(installed) for path in (installed / package).rglob("*.py")
-        }
-        assert not missing
-        assert (installed / package / "py.typed").exists()
+    assert names == {"leasehold", "attr", "attrs"}
+    missing = {path.relative_to(ROOT) for path in (ROOT / "leasehold").rglob("*.py")} - {
+        path.relative_to(installed) for path in (installed / "leasehold").rglob("*.py")
+    }
+    assert not missing
+    assert (installed / "leasehold" / "py.typed").exists()
 
 
 def test_planning_needs_nothing_but_attrs(installed: Path) -> None:
@@ -65,6 +98,108 @@ def test_planning_needs_nothing_but_attrs(installed: Path) -> None:
 
 def test_the_command_says_what_is_missing(installed: Path) -> None:
     """A traceback is no answer to who installed the library alone."""
-    told = run(installed, "-c", "from adapters.cli import run; run()")
+    told = run(installed, "-c", "from leasehold.adapters.cli import run; run()")
     assert told.returncode == 2
-    assert told.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[all]'\n"
+    assert told.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[cli]'\n"
+
+
+def test_the_address_for_testers_says_what_is_missing(installed: Path) -> None:
+    """Importing it must cost nothing, and a missing extra be named."""
+    told = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
+    assert (told.returncode, told.stdout) == (1, "True\n")
+    assert told.stderr.splitlines()[-2:] == [
+        "ModuleNotFoundError: No module named 'hypothesis'",
+        "leasehold.testing needs it: pip install 'leasehold[testing]'",
+    ]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's project: a folder with the files that the page shows, and nothing else."""
+    for code in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, re.DOTALL):
+        (tmp_path / code[1]).write_text(code[0])
+    return tmp_path
+
+
+def in_project(installed: Path, project: Path, files: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the installed wheel, whose entry point brings the plugin; few examples are drawn."""
+    few = installed.parent / "few"
+    few.mkdir(exist_ok=True)
+    (few / "few.py").write_text(FEW)
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "pytest", *files, "-p", "few", "--hypothesis-profile", "few", *words],
+        cwd=project,
+        # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(installed), str(few), *site.getsitepackages())),
+            "LEASEHOLD_CACHE": str(cache_folder()),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+SOUND = ["test_evenly.py", "test_regression.py", "test_moves.py", "test_fleet.py", "test_handler.py", "test_store.py"]
+PLANTED = ["test_greedy.py", "test_careless.py"]
+
+
+@pytest.mark.slow
+def test_the_page_for_testers_does_what_it_says(installed: Path, project: Path) -> None:
+    """Without it the first thing that a tester copies could be wrong."""
+    told = in_project(installed, project, SOUND, "-q")
+    assert told.returncode == 0, told.stdout + told.stderr
+    services = {"test_worker.py"}
+    assert {path.name for path in project.glob("test_*.py")} == {*SOUND, *PLANTED, *services}
+    for law in laws.LAWS:
+        assert f"| `{law}` | {law.says} |" in PAGE
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_told_as_the_page_shows(installed: Path, project: Path) -> None:
+    """A law, or a clause of the contract, that never fails proves nothing; one that fails in riddles helps nobody."""
+    told = in_project(installed, project, PLANTED, "--hypothesis-seed=0")
+    assert told.returncode == 1, told.stdout + told.stderr
+    said = [line.removeprefix("E").strip() for line in told.stdout.splitlines()]
+    for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL):
+        rest = iter(said)
+        missing = [line for line in block.splitlines() if not any(line.strip() in each for each in rest)]
+        assert missing == [], told.stdout
+
+
+@pytest.mark.services
+def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(installed: Path, project: Path) -> None:
+    """The plugin is there by its entry point, without a conftest and without a word."""
+    told = in_project(installed, project, ["test_worker.py"], "-q")
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.services
+def test_an_application_may_have_packages_of_our_names(
+    installed: Path, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path
+) -> None:
+    """Without it whoever has an `adapters` of their own could not import a worker, nor a handler from theirs."""
+    for name, text in APPLICATION.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    kinesis_client.create_stream(StreamName="hexagon", ShardCount=1)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName="hexagon", WaiterConfig={"Delay": 1})
+    kinesis_client.put_record(StreamName="hexagon", Data=b"order-1", PartitionKey="k")
+    words = (
+        "consume",
+        f"kinesis://hexagon?region=eu-west-1&endpoint={kinesis_url}",
+        "--store",
+        f"sqlite:///{tmp_path}/leases.db",
+    )
+    command = [
+        *(sys.executable, "-S", "-c", "from leasehold.adapters.cli import run; run()", *words),
+        *("--initial-position", "TRIM_HORIZON", "--handler", "adapters.orders:handle"),
+    ]
+    # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(installed), *site.getsitepackages()))}
+    with child(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        worker.send_signal(signal.SIGTERM)
+        assert (line, worker.wait(60)) == ("order-1 6 Claim\n", 0)

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from children import child
 
-DEMO = (sys.executable, "-m", "adapters.cli.main", "demo")
+DEMO = (sys.executable, "-m", "leasehold.adapters.cli.main", "demo")
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
@@ -24,14 +25,16 @@ def test_the_demo_loses_nothing_and_says_so() -> None:
     assert [change["before"] for change in verdict["owner_changes"] if change["how"] == "cut"] == ["worker-2"] * 2
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Without it whoever is bored by the demo would be left with its processes and folders."""
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, ending: signal.Signals) -> None:
+    """Without it a demo that is interrupted, or whose terminal is closed, would leave processes and folders."""
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as demo:
+    with child(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as demo:
         assert demo.stdout is not None
         assert any("worker-1 starts" in line for line in demo.stdout)
         assert list(tmp_path.iterdir()) != []
-        demo.send_signal(signal.SIGINT)
+        demo.send_signal(ending)
+        demo.send_signal(ending)
         _, said = demo.communicate(timeout=60)
-    assert (demo.returncode, said) == (130, "leasehold demo: stopped; nothing is left running\n")
+    assert (demo.returncode, said) == (128 + ending, "leasehold demo: stopped; nothing is left running\n")
     assert list(tmp_path.iterdir()) == []

@@ -8,16 +8,16 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from adapters.demo.child import Child
-from adapters.demo.names import shard_names
-from adapters.demo.screen import Screen, marks
-from adapters.demo.stage import AT_WORK, Stage
-from adapters.demo.story import Story
-from adapters.demo.stream import Stream
-from adapters.demo.tail import Tail
-from adapters.history.told import Event
-from balancer.model import SHARD_END, Lease
-from stores.memory import MemoryStore
+from leasehold.adapters.demo.child import Child
+from leasehold.adapters.demo.names import shard_names
+from leasehold.adapters.demo.screen import Screen, marks
+from leasehold.adapters.demo.stage import AT_WORK, Stage
+from leasehold.adapters.demo.story import Story
+from leasehold.adapters.demo.stream import Stream
+from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.history.events import ReadingEvent
+from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.stores.embedded.memory import MemoryStore
 
 GREETS = """
 import signal, sys, threading
@@ -32,7 +32,7 @@ print("down", flush=True)
 def greeter(folder: Path) -> Child:
     """A process that says when it is up."""
     child = Child("greeter", ("-c", GREETS), folder)
-    while not child.out.read_text():
+    while not child.out.read_text().endswith("\n"):
         assert child.running, child.said
     return child
 
@@ -92,7 +92,7 @@ def staged() -> Screen:
         Lease("s-3", checkpoint=SHARD_END),
         Lease("s-4", parents=("s-3",), owner="worker-3"),
     )
-    stage.reading.add(Event(0, "worker-1", "initialize", "s-0"))
+    stage.reading.add(ReadingEvent(0, "worker-1", "initialize", "s-0"))
     stage.workers = {"worker-1": AT_WORK, "worker-2": "killed", "worker-3": AT_WORK}
     story = SimpleNamespace(seconds=12.0, chapter="A chapter", said=[(1.0, "Earlier."), (11.0, "Now.")], sent=[])
     return Screen(stage, cast("Story", story), "utf-8")

@@ -4,15 +4,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
-from adapters.local.event_hubs import EventHubs, event_hubs
-from stores.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs, free_address
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
+from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 
 
 @pytest.fixture(scope="session")
-def running_hubs(amqp_engine: None) -> Iterator[EventHubs]:  # noqa: ARG001  it skips where there is none
+def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
     """The process."""
     with event_hubs({}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+    """Another process, whose hubs have one name for the SDKs of all languages."""
+    try:
+        address = free_address()
+    except ServiceError as missing:
+        pytest.skip(f"OURS ARE NOT TESTED BESIDE THE SDKS OF OTHER LANGUAGES: {missing}")
+    with event_hubs({}, address=address) as running:
         yield running
 
 
@@ -24,8 +36,16 @@ def blobs(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def hubs(running_hubs: EventHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> EventHubs:
+def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
     """The hubs, in the environment too."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, running_hubs.connection_string())
     return running_hubs
+
+
+@pytest.fixture
+def meeting_hubs(hubs_of_one_name: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
+    """Those for all languages, in the environment too."""
+    assert blobs
+    monkeypatch.setenv(HUB_CONNECTION, hubs_of_one_name.connection_string())
+    return hubs_of_one_name

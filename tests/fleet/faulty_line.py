@@ -1,21 +1,22 @@
-"""A line to a service of AWS on this machine that fails as told, request by request, after the service's own manner."""
+"""A line to a service on this machine that fails as told, request by request, after the service's own manner."""
 
 import json
 import os
 import socket
 import struct
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
-from typing import Any
+from threading import Event, Lock, Thread
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
+import cbor2
 from attrs import Factory, define, field, frozen
 
-from adapters.local.process import HOST
+from leasehold.adapters.local.process import HOST
 
 SECONDS = 30.0
 
@@ -42,16 +43,37 @@ class Said:
     fields: dict[str, Any]
 
 
-Fault = Refused | Reset | Said
+@frozen
+class Late:
+    """The service is asked after so many seconds."""
+
+    seconds: float
+
+
+@frozen
+class Silent:
+    """Nothing is sent on and nothing answered, until so many seconds are over; then the connection breaks."""
+
+    seconds: float
+
+
+Fault = Refused | Reset | Said | Late | Silent
+
+HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
+"""Headers that concern one connection alone."""
 
 
 @define
 class Line:
-    """What is to happen to the next requests of each operation, and how often each was asked for."""
+    """What is to happen to the next requests of each operation, and how often each was asked for.
+
+    A request that names no operation is one of its method, or "List".
+    """
 
     to: str
     url: str = ""
     asked: Counter[str] = Factory(Counter)
+    closed: Event = Factory(Event)
     _faults: dict[str, deque[Fault]] = field(factory=dict)
     _lock: Lock = field(factory=Lock)
 
@@ -74,68 +96,116 @@ class Line:
             return faults.popleft() if faults else None
 
 
+class _Carrier(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    line: ClassVar[Line]
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def carry(self) -> None:
+        """Carry one request, or fail it."""
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        fault = self.line.next(_operation(self.command, self.path, self.headers["X-Amz-Target"] or ""))
+        if isinstance(fault, Late | Silent):
+            self.line.closed.wait(fault.seconds)
+        if isinstance(fault, Refused):
+            self._refuse(fault)
+        elif isinstance(fault, Silent) or fault == Reset():
+            self._reset()
+        else:
+            self._carry(body, fault)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  as the server looks them up
+
+    def log_message(self, *_said: object) -> None:
+        """Nothing: the test says what went wrong."""
+
+    def _carry(self, body: bytes, fault: Fault | None) -> None:
+        try:
+            status, answer, said = _asked(self.line.to, self.command, self.path, body, dict(self.headers))
+        except (OSError, HTTPException):
+            self._reset()  # the service is down
+            return
+        if isinstance(fault, Reset):
+            self._reset()
+        elif isinstance(fault, Said):
+            cbor = "cbor" in said["Content-Type"]
+            told = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
+            self._answer(status, cbor2.dumps(told) if cbor else json.dumps(told).encode(), said)
+        else:
+            self._answer(status, answer, said)
+
+    def _refuse(self, fault: Refused) -> None:
+        if "X-Amz-Target" in self.headers:
+            told = json.dumps({"__type": fault.code, "message": "as told"}).encode()
+            self._answer(fault.status, told, {"Content-Type": "application/x-amz-json-1.1"})
+        else:
+            said = f"<Code>{fault.code}</Code><Message>as told</Message>"
+            told = f"<?xml version='1.0'?><Error>{said}</Error>".encode()
+            self._answer(fault.status, told, {"Content-Type": "application/xml", "x-ms-error-code": fault.code})
+
+    def _answer(self, status: int, body: bytes, said: Mapping[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in said.items():
+            if name.lower() not in HOPS:
+                self.send_header(name, value)
+        head = self.command == "HEAD" and "Content-Length" in said
+        self.send_header("Content-Length", said["Content-Length"] if head else str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _reset(self) -> None:
+        # Closed at once with nothing lingering, the other side is told that the connection was reset.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        os.close(self.connection.detach())
+
+    def handle(self) -> None:
+        """Serve one connection; the other side may hang up at any time."""
+        with suppress(ConnectionError):
+            super().handle()
+
+
+AnyLine = TypeVar("AnyLine", bound=Line)
+
+
 @contextmanager
 def line(to: str) -> Iterator[Line]:
     """A line to this address."""
-    made = Line(to)
+    with laid(Line(to)) as made:
+        yield made
 
-    class Handler(BaseHTTPRequestHandler):
-        """One connection of a client."""
 
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            """Carry one request, or fail it."""
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            fault = made.next(self.headers["X-Amz-Target"].rpartition(".")[2])
-            if isinstance(fault, Refused):
-                self._answer(fault.status, json.dumps({"__type": fault.code, "message": "as told"}).encode())
-            elif fault == Reset():
-                self._reset()
-            else:
-                self._carry(body, fault)
-
-        def log_message(self, *_said: object) -> None:
-            """Nothing: the test says what went wrong."""
-
-        def _carry(self, body: bytes, fault: Said | Reset | None) -> None:
-            status, answer = _asked(made.to, self.path, body, dict(self.headers))
-            if isinstance(fault, Reset):
-                self._reset()
-            elif isinstance(fault, Said):
-                self._answer(status, json.dumps({**json.loads(answer), **fault.fields}).encode())
-            else:
-                self._answer(status, answer)
-
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def _reset(self) -> None:
-            # Closed at once with nothing lingering, the other side is told that the connection was reset.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            os.close(self.connection.detach())
-
-    server = ThreadingHTTPServer((HOST, 0), Handler)
+@contextmanager
+def laid(made: AnyLine) -> Iterator[AnyLine]:
+    """This line, while the block lasts."""
+    server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": made}))
     server.daemon_threads = True
     made.url = f"http://{HOST}:{server.server_port}"
     serving = Thread(target=server.serve_forever, args=(0.05,))
     serving.start()
-    yield made
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    try:
+        yield made
+    finally:
+        made.closed.set()
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
-def _asked(to: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+def _operation(method: str, path: str, target: str) -> str:
+    listed = "comp=list" in path or "list-type=" in path
+    return target.rpartition(".")[2] or ("List" if listed else method)
+
+
+def _asked(to: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
     place = urlsplit(to)
     connection = HTTPConnection(place.hostname or HOST, place.port, timeout=SECONDS)
-    connection.request("POST", path, body, {**headers, "Host": place.netloc, "Connection": "close"})
-    answer = connection.getresponse()
-    status, said = answer.status, answer.read()
-    connection.close()
-    return status, said
+    try:
+        connection.request(method, path, body, {**headers, "Connection": "close"})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.headers)
+    finally:
+        connection.close()

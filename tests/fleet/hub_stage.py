@@ -17,28 +17,29 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import define, evolve, field, frozen
 from azure.storage.blob import ContainerClient
+from official import MAKES
 
-from adapters.demo.child import Child
-from adapters.demo.stage import Stage
-from adapters.history.judge import Verdict, judge
-from adapters.history.tenures import by_shard
-from adapters.history.told import Sent
-from adapters.local.event_hubs import EventHubs
-from balancer.model import Shard
-from stores.blob import CONNECTION_STRING as BLOB_CONNECTION
-from stores.urls import open_store
+from leasehold.adapters.demo.child import Child
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.history.events import Sent
+from leasehold.adapters.history.tenures import by_shard
+from leasehold.adapters.history.verdict import RunVerdict, verdict_on
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.balancer.model import Shard
+from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:
-    from adapters.demo.stream import Stream
+    from leasehold.adapters.demo.stream import Stream
 
-OFFICIAL = str(Path(__file__).with_name("official_worker.py"))
+OURS = "ours"
 EXPIRY_SECONDS, CYCLE_SECONDS = 6.0, 2.0
 SETTINGS = (
     *("--lease-seconds", f"{EXPIRY_SECONDS:g}", "--set", f"cycle_seconds={CYCLE_SECONDS:g}"),
     *("--initial-position", "TRIM_HORIZON"),
 )
 SETTLE_SECONDS, ARRIVE_SECONDS = 60.0, 240.0
-LATE_MS = 500.0
+LATE_SECONDS = 0.5
 ROWS = 336_776
 
 
@@ -56,7 +57,7 @@ def flights(count: int) -> Iterator[str]:
 class HubStream:
     """What a stage asks of its stream, of a hub that keeps its partitions."""
 
-    hubs: EventHubs
+    hubs: LocalHubs
     hub: str
     partitions: int
 
@@ -102,18 +103,28 @@ class Feed:
 
 @define
 class Group:
-    """Workers of both makes on one stage."""
+    """Workers of ours and of the SDKs on one stage.
+
+    makes  by worker, the SDK of an official one
+    """
 
     stage: Stage
     feed: Feed
     container: str = ""
-    official: list[str] = field(factory=list)
+    makes: dict[str, str] = field(factory=dict)
 
-    def join_official(self, worker: str, expiry: float = EXPIRY_SECONDS, interval: float = CYCLE_SECONDS) -> None:
+    def join_official(
+        self, worker: str, make: str = "python", expiry: float = EXPIRY_SECONDS, interval: float = CYCLE_SECONDS
+    ) -> None:
         """Start an official worker."""
-        words = (OFFICIAL, worker, self.feed.stream.hub, self.container, str(interval), str(expiry))
-        self.stage.admit(Child(worker, words, self.stage.folder))
-        self.official.append(worker)
+        program, *first = MAKES[make].start()
+        words = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
+        self.stage.admit(Child(worker, (*first, *words), self.stage.folder, program=program))
+        self.makes[worker] = make
+
+    def make(self, worker: str) -> str:
+        """The SDK of an official worker, or that it is one of ours."""
+        return self.makes.get(worker, OURS)
 
     def readers(self) -> dict[str, list[str]]:
         """By partition, everybody who reads it now as far as told."""
@@ -149,7 +160,7 @@ class Group:
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"balance did not last: {self.readers()}"
         return self.shares()
 
-    def finish(self) -> Verdict:
+    def finish(self) -> RunVerdict:
         """Put the rest, see everything delivered, let all drain; the verdict."""
         while self.feed.put(2000):
             self.stage.tick()
@@ -158,36 +169,37 @@ class Group:
         self.stage.end()
         return self.verdict()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RunVerdict:
         """What the history says.
 
         A checkpoint counts as known to the next reader half a second after it was seen: an official
         worker that has been robbed writes its last one unconditionally, perhaps just after the thief looked.
         """
-        events = [evolve(event, key=event.shard) for event in self.stage.events]
-        rows = [evolve(row, t=row.t + LATE_MS) for row in self.stage.rows]
-        return judge(self.feed.sent, events, deeds=self.stage.deeds, rows=rows, parents=self.feed.stream.parents())
+        history = self.stage.recorded(self.feed.sent)
+        events = [evolve(event, key=event.shard) for event in history.events]
+        rows = [evolve(row, t=row.t + LATE_SECONDS) for row in history.rows]
+        return verdict_on(evolve(history, events=events, rows=rows))
 
-    def passed(self, verdict: Verdict) -> set[tuple[bool, bool]]:
-        """Between which makes partitions passed: (from an official worker, to one)."""
-        return {(change.before in self.official, change.after in self.official) for change in verdict.owner_changes}
+    def passed(self, verdict: RunVerdict) -> set[tuple[str, str]]:
+        """Between which makes partitions passed: (from, to)."""
+        return {(self.make(change.before), self.make(change.after)) for change in verdict.owner_changes}
 
     def doubled_seconds(self) -> float:
         """The longest time for which two workers took themselves for the reader of one partition."""
         shelves = by_shard(self.stage.reading.tenures).values()
         overlaps = [min(one.end, two.end) - two.begin for readers in shelves for one, two in combinations(readers, 2)]
-        return max(0.0, *overlaps) / 1000
+        return max(0.0, *overlaps)
 
     def takeover_seconds(self, worker: str) -> float:
         """From its death until the last of its partitions was read by another."""
-        killed = next(deed.t for deed in self.stage.deeds if (deed.what, deed.subject) == ("kill", worker))
+        killed = next(deed.t for deed in self.stage.history.incidents if (deed.what, deed.subject) == ("crash", worker))
         waits = [
             after.begin - killed
             for readers in by_shard(self.stage.reading.tenures).values()
             for before, after in pairwise(readers)
             if before.worker == worker and before.end == killed
         ]
-        return max(waits, default=0.0) / 1000
+        return max(waits, default=0.0)
 
 
 @contextmanager

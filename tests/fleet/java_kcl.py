@@ -5,9 +5,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from adapters.demo.child import Child
-from adapters.demo.stage import Stage
-from adapters.local.cache import filled
+from leasehold.adapters.demo.child import Child
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.local.cache import filled
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000

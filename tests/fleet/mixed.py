@@ -4,17 +4,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby, pairwise
 
 from attrs import define, field
 from java_kcl import java_worker
 
-from adapters.demo.child import Child
-from adapters.demo.producer import sent_of
-from adapters.demo.stage import Stage
-from adapters.demo.staging import staged
-from adapters.demo.tail import Tail
-from adapters.history.judge import Verdict
-from adapters.history.told import Sent
+from leasehold.adapters.demo.child import Child
+from leasehold.adapters.demo.producer import sent_of
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.demo.staging import staged
+from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.history.events import Sent
+from leasehold.adapters.history.verdict import RunVerdict
 
 log = logging.getLogger("leasehold.mixed")
 
@@ -61,6 +62,21 @@ class Mixed:
         mine = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
         return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
 
+    def gifts(self) -> list[tuple[str, str, bool]]:
+        """What passed from ours to Java's so far: the shard, the worker, and whether that one began to read it."""
+        found = []
+        rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
+        for shard, of_shard in groupby(rows, key=lambda row: row.shard):
+            owned = [(owner or "", next(stay).t) for owner, stay in groupby(of_shard, key=lambda row: row.owner)]
+            for (before, _), (after, since) in pairwise(owned):
+                if before.startswith("ours") and after.startswith("java"):
+                    read = any(
+                        (reader.worker, reader.shard) == (after, shard) and reader.begin >= since - 1
+                        for reader in self.stage.reading.tenures
+                    )
+                    found.append((shard, after, read))
+        return found
+
     def join_java(self, name: str) -> None:
         """Start a Java worker."""
         started = java_worker(
@@ -88,7 +104,7 @@ class Mixed:
 
         self._wait(f"all read by {worker}", alone)
 
-    def finish(self) -> Verdict:
+    def finish(self) -> RunVerdict:
         """Stop producing, let everything arrive, let everybody drain; the verdict."""
         self.producer.ask_to_end()
         assert self.producer.wait() == 0, self.producer.said
@@ -101,9 +117,9 @@ class Mixed:
         return verdict
 
     def _wait(self, what: str, holds: Callable[[], bool]) -> None:
-        deed = self.stage.deeds[-1]
+        deed = self.stage.history.incidents[-1]
         done = self.stage.until(holds, WAIT_SECONDS)
-        seconds, held = time.time() - deed.t / 1000, dict(self.stage.held())
+        seconds, held = time.time() - deed.t, dict(self.stage.held())
         log.info(
             "KCL %s (%s): %s %s: %s after %.1f s: %s",
             self.version,
@@ -122,7 +138,7 @@ def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: i
     """A stream of four shards that is written to, a table, and nobody at work yet."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
     with staged(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
-        command = ("-m", "adapters.demo.producer", kinesis, stage.stream.name, str(RATE))
+        command = ("-m", "leasehold.adapters.demo.producer", kinesis, stage.stream.name, str(RATE))
         producer = Child("producer", command, stage.folder)
         fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of), lease_seconds)
         stage.watched = fleet.watched

@@ -1,6 +1,6 @@
 """An official Event Hubs worker as Azure documents it, which tells what it does in the lines that ours write.
 
-    python official_worker.py WORKER HUB CONTAINER INTERVAL EXPIRY
+    python official_worker.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
 Both connection strings are in the environment. It ends, and gives its partitions up, at SIGTERM.
 """
@@ -22,12 +22,13 @@ from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 ENDINGS = {CloseReason.OWNERSHIP_LOST: "lease-lost", CloseReason.SHUTDOWN: "stopped"}
 
 
-def main(worker: str, hub: str, container: str, interval: str, expiry: str) -> None:
+def main(words: list[str]) -> None:
     """Receive until told to end."""
+    worker, hub, group, container, interval, expiry = words
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(
         os.environ["EVENTHUBS_CONNECTION_STRING"],
-        "$Default",
+        group,
         eventhub_name=hub,
         checkpoint_store=store,
         load_balancing_interval=float(interval),
@@ -48,12 +49,17 @@ def main(worker: str, hub: str, container: str, interval: str, expiry: str) -> N
 
 def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
     """Say what came, and checkpoint it."""
+    told_records(tell, context, events)
+    if events:
+        context.update_checkpoint(events[-1])
+
+
+def told_records(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
+    """A line for each."""
     for event in events:
         digest = sha1(b"".join(cast("Iterable[bytes]", event.body)), usedforsecurity=False).hexdigest()
         number = str(event.sequence_number)
         tell("record", context, sequence_number=number, sub_sequence_number=0, partition_key=None, sha1=digest)
-    if events:
-        context.update_checkpoint(events[-1])
 
 
 def told(worker: str, event: str, context: Any, **more: object) -> None:  # noqa: ANN401  likewise
@@ -64,4 +70,4 @@ def told(worker: str, event: str, context: Any, **more: object) -> None:  # noqa
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -13,18 +13,19 @@ from hub_stage import a_container
 from typer.testing import CliRunner
 from wire import Wire
 
-from adapters.cli.consume import app
-from adapters.local.event_hubs import EventHubs
-from adapters.local.process import Service
-from adapters.local.services import AZURITE_ACCOUNT
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import Lease, Shard
-from stores.blob import CONNECTION_STRING, BlobObjects
-from stores.blob_names import EventHubLayout
-from stores.contract.actors import done
-from stores.etags import EtagStore
-from stores.objects import SkewWarning
+from leasehold.adapters.cli.consume import app
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.local.process import Service
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Shard
+from leasehold.stores.contract.actors import done
+from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.requests import SkewWarning
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.writes import CreateLease, RenewLease
 
 pytestmark = pytest.mark.services
 
@@ -92,7 +93,7 @@ def peer(container: ContainerClient) -> EtagStore:
     """What an official peer sees, who owns two partitions of the four and stays in reach of the blobs."""
     store = EtagStore(BlobObjects(container), LAYOUT)
     for key in SHARED:
-        done(store.create(Lease(key)))
+        done(store.write(CreateLease(Lease(key))))
     for key in "01":
         container.upload_blob(f"{PREFIX}/ownership/{key}", b"", metadata={"ownerid": "sdk"})
     return store
@@ -101,7 +102,7 @@ def peer(container: ContainerClient) -> EtagStore:
 def renew(peer: EtagStore) -> None:
     """The peer lives."""
     for lease in peer.get("01"):
-        done(peer.renew(lease))
+        done(peer.write(RenewLease(lease)))
 
 
 def test_storage_down_for_three_cycles(
@@ -126,9 +127,8 @@ def test_storage_down_for_three_cycles(
         assert (ann.cycle(), owners(peer)) == (["2", "3"], SHARED)
         wire.cut()
     said = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    assert (
-        f"the leases could not be read: container '{container.container_name}': the service cannot be reached" in said
-    )
+    assert "no look at the leases, the next in " in said
+    assert f"container '{container.container_name}': the service cannot be reached" in said
     assert "lease 2 could not be renewed: " in said
     assert "lease 2: dropped, not confirmed for 12 s: others may have it" in said
 
@@ -163,7 +163,7 @@ def test_strange_blobs_stop_nobody(
         renew(peer)
     assert held == ["2"]
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    mend = "nothing is created or deleted until it is mended"
+    mend = "until it is mended no lease is made for shards of its line, and none is deleted"
     assert told == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
     broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
@@ -177,7 +177,7 @@ def ended(url: str, *more: str) -> tuple[int, str]:
 
 
 def test_what_cannot_be_used_is_said_by_the_command(
-    hubs: EventHubs, blobs: str, monkeypatch: pytest.MonkeyPatch
+    hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that waited for what will never come would look healthy to whoever watches the process."""
     source = f"eventhubs://{hubs.namespace}/nowhere"

@@ -34,7 +34,7 @@ def test_a_fleet_on_fan_out_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_ki
     """Without it subscriptions could be right one by one, and lose records as leases move between workers."""
     source = f"kinesis://{STREAM}?region=eu-west-1&endpoint={ferrokinesis_url}&consumer=app"
     settings = ["--store", f"sqlite:///{tmp_path / 'leases.db'}", "--events", "--lease-seconds", "3"]
-    start = [sys.executable, "-c", "from adapters.cli.main import run; run()", "consume", source]
+    start = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume", source]
     with a_fleet([*start, *settings, "--initial-position", "TRIM_HORIZON"], tmp_path) as fleet:
         outlive(fleet, producer)
         merged = producer.open_shards()[-1]["ShardId"]

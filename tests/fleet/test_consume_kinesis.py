@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import define, field
 
-from stores.urls import open_store
+from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -188,7 +188,7 @@ def test_a_fleet_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_kill(
     command = [
         sys.executable,
         "-c",
-        "from adapters.cli.main import run; run()",
+        "from leasehold.adapters.cli.main import run; run()",
         "consume",
         source,
         "--store",

@@ -10,12 +10,12 @@ import pytest
 from attrs import define, field
 from hub_stage import SETTINGS, SETTLE_SECONDS, Feed, HubStream, a_container, a_group, flights
 
-from adapters.demo.stage import Stage
-from adapters.demo.stream import Stream, put
-from adapters.history.told import Sent
-from adapters.local.event_hubs import EventHubs
-from adapters.local.services import AZURITE_ACCOUNT
-from stores.urls import open_store
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.demo.stream import Stream, put
+from leasehold.adapters.history.events import Sent
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -26,7 +26,7 @@ KEYS = 17
 ROWS = 1800
 
 
-def test_event_hubs_by_leases_in_dynamodb(hubs: EventHubs, dynalite_url: str, tmp_path: Path) -> None:
+def test_event_hubs_by_leases_in_dynamodb(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
     """Without it a partition, which has no parents and an offset, might not fit into a row made for shards."""
     store = f"dynamodb://hub-leases?region=eu-west-1&endpoint={dynalite_url}"
     with a_group(Feed(HubStream(hubs, "crossing", 4), flights(ROWS), 40), tmp_path, store) as group:

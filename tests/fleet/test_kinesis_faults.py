@@ -13,16 +13,16 @@ from attrs import Factory, define, evolve, field
 from faulty_line import Line, Refused, Reset, Said, line
 from typer.testing import CliRunner
 
-from adapters.cli.consume import app
-from adapters.handling import Delivery, Handling
-from adapters.holdings import WorkerError
-from adapters.kinesis.source import KinesisSource, open_url
-from adapters.runner import Runner
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON, Lease
-from stores.protocol import Store
-from stores.urls import open_store
+from leasehold.adapters.cli.consume import app
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.kinesis.source import KinesisSource, open_url
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -90,7 +90,7 @@ def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> 
             ended.append(error)
 
     runner = Runner(worker, handling)
-    thread = Thread(target=run)
+    thread = Thread(target=run, daemon=True)
     thread.start()
     try:
         yield ended
@@ -209,7 +209,7 @@ def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_u
     refused = CliRunner().invoke(app, [stream, "--store", store, "--events"])
     forbidden = CliRunner().invoke(app, [stream, "--store", store, "--events", "--no-create"])
     assert (refused.exit_code, forbidden.exit_code, refused.stdout + forbidden.stdout) == (1, 1, "")
-    assert "AccessDeniedException: these credentials may not do this; a worker needs DescribeTable" in refused.stderr
+    assert "AccessDeniedException: these credentials may not do this (dynamodb:CreateTable); a worker" in refused.stderr
     assert f"absent-{orders.name}" in forbidden.stderr
     assert table_line.asked["CreateTable"] == 1
 

@@ -1,5 +1,8 @@
 """Our workers beside real Java KCL workers: they balance, reshard, outlive each other, and lose nothing."""
 
+import json
+import subprocess
+import sys
 import time
 from contextlib import closing
 
@@ -8,10 +11,11 @@ import pytest
 from mixed import SETTINGS, WAIT_SECONDS, Mixed, mixed
 from types_boto3_dynamodb import DynamoDBClient
 
-from adapters.demo.staging import staged
-from adapters.demo.stream import client, put
-from adapters.kinesis.aggregation_encode import Aggregate
-from balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.adapters.demo.staging import staged
+from leasehold.adapters.demo.stream import client, put
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.stores.writes import CreateLease
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
@@ -30,6 +34,13 @@ def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
     """What the rows of the table say they are, where they say so."""
     items = client.scan(TableName=fleet.table)["Items"]
     return {item["entityType"]["S"] for item in items if "entityType" in item}
+
+
+def told_lag(store: str, *more: str) -> list[float | None]:
+    """The seconds that `leasehold leases` says of each lease."""
+    command = (sys.executable, "-m", "leasehold.adapters.cli.main", "leases", store, "--json", *more)
+    lags = json.loads(subprocess.check_output(command, text=True))["lags"]
+    return [lag.get("seconds") for lag in lags.values()]
 
 
 def reshard_and_lose_java(fleet: Mixed) -> None:
@@ -95,7 +106,7 @@ def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         stage = fleet.stage
         for shard in stage.stream.shards():
-            stage.store.create(Lease(shard.id, hash_range=shard.hash_range, weight=10.0))
+            stage.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range, weight=10_240)))
         stage.join("ours-1")
         fleet.balanced()
 
@@ -124,7 +135,9 @@ def test_ours_lets_one_go_where_java_2_would_stay_at_three_to_one(kinesis_url: s
         # Nothing is written: no child is begun, so that its parent's lease, read to the end, has to stay.
         for shard in listed:
             ended = SHARD_END if not shard.open else TRIM_HORIZON
-            stage.store.create(Lease(shard.id, parents=shard.parents, checkpoint=ended, hash_range=shard.hash_range))
+            stage.store.write(
+                CreateLease(Lease(shard.id, parents=shard.parents, checkpoint=ended, hash_range=shard.hash_range))
+            )
         stage.join("ours-1")
         assert stage.until(lambda: stage.held() == {"ours-1": 4}, WAIT_SECONDS)
         stage.admit(java_kcl.java_worker(stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url))
@@ -135,7 +148,10 @@ def test_ours_lets_one_go_where_java_2_would_stay_at_three_to_one(kinesis_url: s
 
 
 def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Without it a change of hands would repeat, or skip, a part of an aggregated record."""
+    """Without it a change of hands would repeat, or skip, a part of an aggregated record.
+
+    Java's rows tell of no lag; asked, the stream tells how far its lease is behind.
+    """
     built("2.7.2")
     with staged(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
         packed = Aggregate(10_000)
@@ -147,7 +163,7 @@ def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, d
                 StreamName=stage.stream.name, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"
             )
             number = to.get_records(ShardIterator=first["ShardIterator"])["Records"][0]["SequenceNumber"]
-        stage.store.create(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range))
+        stage.store.write(CreateLease(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range)))
         # It handles four records, checkpoints the fourth, and hangs in the middle of its batch.
         hold = ("-Dhold.after=4",)
         stage.admit(
@@ -160,9 +176,13 @@ def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, d
             return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
 
         assert stage.until(held, WAIT_SECONDS)
+        assert told_lag(stage.store_url) == [None]
+        (lag,) = told_lag(stage.store_url, "--source", stage.stream.url)
+        assert lag is not None
+        assert lag > 0
         stage.kill("java-1")
         stage.join("ours-1")
-        assert stage.until(lambda: len(stage.events) >= 19, WAIT_SECONDS)
-        handed = [(event.worker, event.place[1]) for event in stage.events if event.event == "record"]
+        assert stage.until(lambda: len(stage.history.events) >= 19, WAIT_SECONDS)
+        handed = [(event.worker, event.place[1]) for event in stage.history.events if event.event == "record"]
         by_java = [("java-1", sub) for sub in (3, 4, 5, 6)]
         assert handed == by_java + [("ours-1", sub) for sub in (7, 8, 9, *range(10))]

@@ -8,6 +8,7 @@ import pytest
 from hub_stage import (
     CYCLE_SECONDS,
     EXPIRY_SECONDS,
+    OURS,
     ROWS,
     SETTLE_SECONDS,
     Feed,
@@ -18,16 +19,16 @@ from hub_stage import (
     flights,
 )
 
-from adapters.local.event_hubs import EventHubs
-from adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
-BOTH_WAYS = {(True, False), (False, True)}
+BOTH_WAYS = {(OURS, "python"), ("python", OURS)}
 
 
 @contextmanager
-def a_mixed_group(hubs: EventHubs, hub: str, rows: Iterator[str], a_tick: int, folder: Path) -> Iterator[Group]:
+def a_mixed_group(hubs: LocalHubs, hub: str, rows: Iterator[str], a_tick: int, folder: Path) -> Iterator[Group]:
     """Nobody yet, of a hub with twelve partitions; both connection strings are in the environment."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
@@ -51,7 +52,7 @@ def two_and_two(group: Group) -> None:
 def judged(group: Group, count: int) -> None:
     """Finish, say what the history says, and insist that it is good."""
     verdict = group.finish()
-    killed = [deed.subject for deed in group.stage.deeds if deed.what == "kill"]
+    killed = [deed.subject for deed in group.stage.history.incidents if deed.what == "crash"]
     took = {worker: group.takeover_seconds(worker) for worker in killed}
     print(took, group.doubled_seconds(), verdict)  # noqa: T201  shown if it fails
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), count, 0)
@@ -60,7 +61,7 @@ def judged(group: Group, count: int) -> None:
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
 
 
-def test_two_of_each_share_twelve_partitions_and_survive_a_death(hubs: EventHubs, tmp_path: Path) -> None:
+def test_two_of_each_share_twelve_partitions_and_survive_a_death(hubs: LocalHubs, tmp_path: Path) -> None:
     """Without it each side could be right by its own tests, and both together read twice or lose."""
     with a_mixed_group(hubs, "shared", flights(6000), 40, tmp_path) as group:
         two_and_two(group)
@@ -69,7 +70,7 @@ def test_two_of_each_share_twelve_partitions_and_survive_a_death(hubs: EventHubs
 
 @pytest.mark.more
 @pytest.mark.timeout(600)
-def test_all_flights_pass_through_a_mixed_group_and_two_deaths(hubs: EventHubs, tmp_path: Path) -> None:
+def test_all_flights_pass_through_a_mixed_group_and_two_deaths(hubs: LocalHubs, tmp_path: Path) -> None:
     """Without it a loss that takes a year of rows to show would be met by users.
 
     How long the take-overs took is printed beside what is wanted: a busy machine must not fail the test.

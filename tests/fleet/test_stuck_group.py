@@ -17,12 +17,16 @@ from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from hub_stage import a_container
 
-from adapters.local.services import AZURITE_ACCOUNT
-from adapters.worker import Worker
-from balancer.config import Config, EventHubs, Minimal, Rules
-from balancer.model import Shard
-from stores.blob_names import stream_of
-from stores.urls import open_store
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Shard
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.objects.event_hubs_layout import stream_of
+from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services
 
@@ -97,13 +101,14 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
         ("b", EventHubs("python"), [4, 2, 2]),  # E3
     ],
 )
-def test_one_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: Rules, ends: list[int]) -> None:
+def test_one_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: RuleSet, ends: list[int]) -> None:
     """A user who adds our worker to an uneven group, with the setting the documentation names, would see no change."""
     now = 1000.0
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
     with closing(open_store(group.url)) as store:
         source: Any = Partitions()
-        worker = Worker(store=store, source=source, me=ours, config=config, clock=lambda: now, process="p-1")
+        alone: dict[str, Any] = {"consumer": Unread(), "clock": lambda: now, "process": "p-1"}
+        worker = Worker(store=store, source=source, me=ours, config=config, **alone)
         managers = [group.official(me, LoadBalancingStrategy.GREEDY) for me in "abc" if me != ours]
         for _ in range(CYCLES):
             now += CYCLE

@@ -1,20 +1,30 @@
-"""A wire to a service on this machine that can be cut and mended."""
+"""A wire to a service on this machine that can be cut and mended, or held and slowed for some who use it."""
 
 import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
+from threading import Condition, Thread
 
-from adapters.local.process import HOST, free_port
+from leasehold.adapters.local.process import HOST, free_port
 
 PIECE = 65536
 
 
 class Wire:
-    """Carries whatever comes to `port` on to another port of this machine."""
+    """Carries whatever comes to `port` on to another port of this machine.
 
-    def __init__(self, to: int) -> None:
-        self._to, self.port = to, free_port()
-        self._ends: list[socket.socket] = []
+    name_of says who is at the other end of a connection, by the port that it comes from.
+    """
+
+    def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
+        self.to, self.port, self._name_of = to, free_port(), name_of
+        self._ends: defaultdict[str, list[socket.socket]] = defaultdict(list)
+        self._apart: set[str] = set()
+        self._held: set[str] = set()
+        self._delays: dict[str, float] = {}
+        self._changed = Condition()
         self.mend()
 
     def mend(self) -> None:
@@ -24,23 +34,65 @@ class Wire:
 
     def cut(self) -> None:
         """Take no more, and break those there are."""
-        for end in (self._server, *self._ends):
-            with suppress(OSError):  # the other side may have hung up already
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self._ends.clear()
+        _break(self._server)
+        for name in list(self._ends):
+            self.reset(name)
+
+    def reset(self, name: str) -> None:
+        """Break the connections of one."""
+        for end in self._ends.pop(name, ()):
+            _break(end)
+
+    def part(self, name: str) -> None:
+        """Break the connections of one, and take no more of it, until it is let through again."""
+        self._apart.add(name)
+        self.reset(name)
+
+    def hold(self, name: str) -> None:
+        """Carry nothing for one, and break nothing, until it is let through again."""
+        self._held.add(name)
+
+    def delay(self, name: str, seconds: float) -> None:
+        """Carry each piece for one so much later, until it is let through again."""
+        self._delays[name] = seconds
+
+    def let_through(self, name: str) -> None:
+        """Nothing is in the way of this one any more."""
+        self._apart.discard(name)
+        self._delays.pop(name, None)
+        with self._changed:
+            self._held.discard(name)
+            self._changed.notify_all()
 
     def _accept(self, server: socket.socket) -> None:
         with suppress(OSError):  # how `accept` learns that the server was closed
             while True:
-                near, far = server.accept()[0], socket.create_connection((HOST, self._to))
-                self._ends += [near, far]
+                near, (_, port) = server.accept()
+                Thread(target=self._begin, args=(near, port), daemon=True).start()
+
+    def _begin(self, near: socket.socket, port: int) -> None:
+        name = self._name_of(port)
+        with suppress(OSError):  # the service is down
+            far = socket.create_connection((HOST, self.to))
+            self._ends[name] += [near, far]
+            if name not in self._apart:  # whoever is parted from now on finds both ends
                 for start, end in ((near, far), (far, near)):
-                    Thread(target=_carry, args=(start, end), daemon=True).start()
+                    Thread(target=self._carry, args=(start, end, name), daemon=True).start()
+                return
+        self.reset(name)
+        _break(near)
+
+    def _carry(self, start: socket.socket, end: socket.socket, name: str) -> None:
+        with suppress(OSError):  # cut
+            while data := start.recv(PIECE):
+                with self._changed:
+                    self._changed.wait_for(lambda: name not in self._held)
+                time.sleep(self._delays.get(name, 0.0))
+                end.sendall(data)
+            end.shutdown(socket.SHUT_WR)
 
 
-def _carry(start: socket.socket, end: socket.socket) -> None:
-    with suppress(OSError):  # cut
-        while data := start.recv(PIECE):
-            end.sendall(data)
-        end.shutdown(socket.SHUT_WR)
+def _break(end: socket.socket) -> None:
+    with suppress(OSError):  # the other side may have hung up already
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

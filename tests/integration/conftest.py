@@ -2,8 +2,8 @@
 
 import pytest
 
-from adapters.local.java import java_home
-from adapters.local.process import ServiceError
+from leasehold.adapters.local.java import java_home
+from leasehold.adapters.local.process import ServiceError
 
 
 @pytest.fixture(scope="session")

@@ -27,14 +27,17 @@ from threading import Event
 
 from attrs import frozen
 
-from adapters.demo.stage import Stage
-from adapters.demo.staging import services, staged
-from adapters.demo.stream import client, put
-from adapters.history.judge import Verdict
-from adapters.history.told import Sent
-from adapters.kinesis.producer import Producer
-from adapters.kinesis.producer_values import Settings
-from adapters.local.dynamodb_local import dynamodb_local
+sys.path.append(str(Path(__file__).parents[1]))
+
+from standins.dynamodb_local import dynamodb_local
+
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.demo.staging import services, staged
+from leasehold.adapters.demo.stream import client, put
+from leasehold.adapters.history.events import Sent
+from leasehold.adapters.history.verdict import RunVerdict
+from leasehold.adapters.sources.kinesis.producer.producer import Producer
+from leasehold.adapters.sources.kinesis.producer.values import Settings
 
 ROWS = 336_776
 SHARDS = 8
@@ -115,7 +118,7 @@ class Feed:
 
 def run(
     kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, told: Callable[[str], None]
-) -> Verdict:
+) -> RunVerdict:
     """Send the rows through a stream and a table of their own; the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
@@ -193,7 +196,7 @@ def to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def printed(verdict: Verdict, *, changes: bool = False) -> str:
+def printed(verdict: RunVerdict, *, changes: bool = False) -> str:
     """The verdict as JSON."""
     told = verdict.as_json()
     if not changes:

@@ -16,14 +16,14 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # likewise
 
-from adapters.handling import Delivery
-from adapters.runner import run
-from adapters.source import Record
-from adapters.urls import open_source
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON
-from stores.urls import open_store
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.run import run
+from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.stores.urls import open_store
 
 FIELDS = (
     *(("number", pa.int32()), ("carrier", pa.string()), ("tailnum", pa.string())),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from adapters.demo.child import Child
-from adapters.demo.tail import Tail
+from leasehold.adapters.demo.child import Child
+from leasehold.adapters.demo.tail import Tail
 
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.05
@@ -29,7 +29,7 @@ class Application(Child):
         # Read by the process that starts Java, which is this one's child.
         submit = f"--master local[{cores}] --driver-java-options '{QUICK}' pyspark-shell"
         with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
-            super().__init__(name, ("-m", "adapters.cli.main", "pipeline", *arguments), folder)
+            super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)
         self._told = Tail(self.out, json.loads)
 
     def progress(self) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class Application(Child):
     def stop(self) -> int:
         """Ctrl-C: it calls `query.stop()` and ends; its exit status."""
         for pid, words in descendants(self._process.pid).items():
-            if "adapters.cli.main" in words and "pipeline" in words:
+            if "leasehold.adapters.cli.main" in words and "pipeline" in words:
                 os.kill(pid, signal.SIGINT)
         return self._process.wait(END_SECONDS)
 

@@ -24,15 +24,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import descendants, resident_mib
 from spark_flights import rows
 from spark_ground import SHARDS, Ground, a_ground, options
+from standins.spark import spark_session
 
-from adapters.local.spark import spark_session
-from adapters.runner import Runner
-from adapters.urls import open_source
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON, Lease
-from stores.protocol import Done, Outcome, Store
-from stores.urls import open_store
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.protocol import Done, Outcome, Store
+from leasehold.stores.urls import open_store
 
 LEASE_SECONDS = 10.0
 WAIT_SECONDS = 300.0

@@ -25,7 +25,7 @@ from flights import ROWS, Row, flights, to_stderr
 from spark_application import Application
 from spark_ground import MARK, SHARDS, Feed, Ground, a_ground, options
 
-from adapters.demo.child import Child
+from leasehold.adapters.demo.child import Child
 
 SCHEMA = "number int, carrier string, tailnum string, distance double, at timestamp"
 LEASE_SECONDS = 6.0

@@ -13,17 +13,17 @@ from uuid import uuid4
 from attrs import define, field, frozen
 from flights import Feed as KinesisFeed
 from flights import Row
+from standins.dynamodb_local import dynamodb_local
 
-from adapters.demo.child import ENVIRONMENT
-from adapters.demo.staging import services
-from adapters.demo.stream import Stream, client, put
-from adapters.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
-from adapters.local.dynamodb_local import dynamodb_local
-from adapters.local.event_hubs import EventHubs, event_hubs
-from adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
-from stores.blob import CONNECTION_STRING as BLOB_CONNECTION
-from stores.protocol import Store
-from stores.urls import open_store
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.demo.staging import services
+from leasehold.adapters.demo.stream import Stream, client, put
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
+from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
 
 SHARDS = 8
 MARK = b"no flight: all that was sent lies before this"
@@ -123,7 +123,7 @@ class HubFeed:
 class Hub:
     """A local hub, and blobs of azurite in the layout of the Azure SDKs."""
 
-    hubs: EventHubs
+    hubs: LocalHubs
     hub: str
     store: str
     table: Store

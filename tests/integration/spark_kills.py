@@ -25,9 +25,9 @@ from pyspark.sql import DataFrame
 from spark_application import LATE
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
+from standins.spark import spark_session
 
-from adapters.demo.child import Child
-from adapters.local.spark import spark_session
+from leasehold.adapters.demo.child import Child
 
 LEASE_SECONDS = 6.0
 ROUND_SECONDS, LEAVE_SECONDS = 240.0, 20.0

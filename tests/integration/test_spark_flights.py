@@ -1,4 +1,4 @@
-"""Flights through applications of Spark that are killed: slices of what `make chaos` does at full length."""
+"""Flights through applications of Spark that are killed: slices of what `make chaos-spark` does at full length."""
 
 from pathlib import Path
 

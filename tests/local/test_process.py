@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from children import child
 
-from adapters.local.process import Command, ServiceError, answers, free_port, serving
+from leasehold.adapters.local.process import Command, ServiceError, answers, free_port, serving
 
 SERVES = """
 import socket, sys
@@ -103,12 +104,12 @@ def test_a_service_dies_with_its_parent() -> None:
     """Without it every run that is killed would leave its services behind."""
     parent = f"""
 import sys, threading
-from adapters.local.process import Command, serving
+from leasehold.adapters.local.process import Command, serving
 with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, str(port)))) as service:
     print(service.port, flush=True)
     threading.Event().wait()
 """
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+    with child([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:

@@ -6,11 +6,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from standins.ferrokinesis import ferrokinesis
+from standins.versitygw import versitygw
 
-from adapters.local import java, node
-from adapters.local.cache import PROJECT, cache_folder, filled
-from adapters.local.ferrokinesis import ferrokinesis
-from adapters.local.process import ServiceError
+from leasehold.adapters.local import java, node
+from leasehold.adapters.local.cache import PROJECT, cache_folder, filled
+from leasehold.adapters.local.process import ServiceError
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("LEASEHOLD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     checkout, shared = cache_folder(), cache_folder(shared=True)
-    monkeypatch.setattr("adapters.local.cache.PROJECT", tmp_path)
+    monkeypatch.setattr("leasehold.adapters.local.cache.PROJECT", tmp_path)
     assert (chosen, checkout, shared, cache_folder()) == (
         tmp_path / "cache",
         PROJECT / ".local",
@@ -81,6 +82,23 @@ def test_without_cargo_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CARGO_HOME", str(tmp_path))
     with pytest.raises(ServiceError, match="put cargo on the PATH"), ferrokinesis():
+        pass
+
+
+def test_what_to_do_without_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it S3's races would fail where they should be skipped with a reason."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServiceError, match="put go on the PATH"), versitygw():
+        pass
+
+
+def test_another_versitygw_than_the_one_tried_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a module changed behind its version would be built and run."""
+    go = tmp_path / "go"
+    go.write_text('#!/bin/sh\necho \'{"Sum": "h1:somebody-elses"}\'\n')
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ServiceError, match="its checksum differs"), versitygw():
         pass
 
 
@@ -106,8 +124,8 @@ def test_what_npm_said_when_it_failed(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "aws").mkdir()
     (tmp_path / "aws" / "package.json").write_text("{}")
     (tmp_path / "aws" / "package-lock.json").write_text("no lock")
-    monkeypatch.setattr("adapters.local.node.LOCKS", tmp_path)
-    with pytest.raises(ServiceError, match=r"npm could not install the aws stand-ins:\n.*npm error"):
+    monkeypatch.setattr("leasehold.adapters.local.node.LOCKS", tmp_path)
+    with pytest.raises(ServiceError, match=r"npm could not install the aws tree:\n.*npm error"):
         node.installed("aws")
 
 

@@ -5,22 +5,31 @@ import math
 import pytest
 from hypothesis import given
 
-from adapters.json_fields import BadField
-from adapters.report.changes import Change, Lag, Snapshot, Still, changes, lags, standstill
-from adapters.report.distribution import Distribution, GroupShare, Share, Spread, distribution, tallies
-from adapters.report.report import report, report_json
-from adapters.report.snapshots import looked, saved
-from balancer.groups import Groups
-from balancer.model import SHARD_END, Lease, Position
-from stores.memory import MemoryStore
+from leasehold.adapters.json_form.fields import BadJsonField
+from leasehold.adapters.report.changes import (
+    CheckpointLag,
+    Snapshot,
+    SnapshotChange,
+    StalledLease,
+    changes,
+    standstill,
+    standstills,
+)
+from leasehold.adapters.report.distribution import Distribution, GroupShare, Share, Spread, distribution, tallies
+from leasehold.adapters.report.report import report, report_json
+from leasehold.adapters.report.snapshots import looked, saved
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.rules.groups import Groups
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.embedded.memory import MemoryStore
 
 LEASES = (
-    Lease("s-0", owner="a/east-1", weight=1.5),
+    Lease("s-0", owner="a/east-1", weight=1536),
     Lease("s-1", owner="a/east-1", checkpoint=Position("7")),
-    Lease("s-2", owner="a/east-2", weight=2.0),
+    Lease("s-2", owner="a/east-2", weight=2048),
     Lease("s-3", owner="b/west-1", checkpoint=Position("LATEST")),
     Lease("s-4"),
-    Lease("s-5", owner="b/west-9", checkpoint=SHARD_END, weight=9.0),
+    Lease("s-5", owner="b/west-9", checkpoint=SHARD_END, weight=9216),
     Lease("s-6", checkpoint=SHARD_END),
 )
 EVEN_ONE, EAST = Spread(1, 1, 1.0, 0.0), Spread(1, 2, 1.5, 0.5)
@@ -116,7 +125,7 @@ THIRD = Snapshot(125.0, SECOND.leases[1:], malformed=1)
 def test_what_changed_between_snapshots() -> None:
     """A fleet that moves its leases to and fro would look as calm as one that holds them."""
     assert changes((FIRST, SECOND, THIRD)) == (
-        Change(
+        SnapshotChange(
             at=110.0,
             seconds=10.0,
             moved=1,
@@ -129,7 +138,7 @@ def test_what_changed_between_snapshots() -> None:
             left=1,
             advanced=1,
         ),
-        Change(at=125.0, seconds=15.0, deleted=1),
+        SnapshotChange(at=125.0, seconds=15.0, deleted=1),
     )
     assert changes((FIRST, SECOND))[0].owner_changes == 3
 
@@ -137,12 +146,12 @@ def test_what_changed_between_snapshots() -> None:
 def test_how_long_checkpoints_have_stood_still() -> None:
     """A shard that nobody reads on would hide among those that move, or one that is finished pass for stuck."""
     assert standstill((FIRST, SECOND, THIRD)) == (
-        Still("s-1", "a", 25.0),
-        Still("s-2", None, 25.0),
-        Still("s-3", "c", 25.0),
-        Still("s-6", "c", 15.0),
+        StalledLease("s-1", "a", 25.0),
+        StalledLease("s-2", None, 25.0),
+        StalledLease("s-3", "c", 25.0),
+        StalledLease("s-6", "c", 15.0),
     )
-    assert lags((FIRST, SECOND, THIRD)) == (Lag(110.0, 10.0, 10.0), Lag(125.0, 25.0, 25.0))
+    assert standstills((FIRST, SECOND, THIRD)) == (CheckpointLag(110.0, 10.0, 10.0), CheckpointLag(125.0, 25.0, 25.0))
 
 
 def test_a_report_orders_its_snapshots_and_says_the_last() -> None:
@@ -164,7 +173,7 @@ def _spread(least: int, most: int, mean: float, deviation: float) -> dict[str, f
 def test_looks_at_a_store_are_as_many_as_asked() -> None:
     """A series would end a wait too late, or miss its last snapshot."""
     store, waits = MemoryStore(), list[float]()
-    store.create(Lease("s-0", owner="ann"))
+    placed(store, Lease("s-0", owner="ann"))
     found = tuple(looked(store, 3, 5.0, waits.append))
     assert [[lease.owner for lease in each.leases] for each in found] == [["ann"]] * 3
     assert waits == [5.0, 5.0]
@@ -192,6 +201,6 @@ def test_saved_snapshots_are_read_back() -> None:
 )
 def test_a_bad_line_is_named(line: bytes, says: str) -> None:
     """A user would search a long file for one broken line."""
-    with pytest.raises(BadField) as raised:
+    with pytest.raises(BadJsonField) as raised:
         tuple(saved("f", (SAVED[0], line)))
     assert str(raised.value).startswith(says)

@@ -8,25 +8,27 @@ import pytest
 from outline import Outline
 from typer.testing import CliRunner
 
-from adapters.cli.report import app
-from adapters.lease_json import lease_json
-from adapters.report.changes import Snapshot
-from adapters.report.page import page
-from adapters.report.report import report
-from balancer.groups import Groups
-from balancer.model import SHARD_END, Lease, Position
-from stores.sqlite import SqliteStore
+from leasehold.adapters.cli.report import app
+from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.report.changes import Snapshot
+from leasehold.adapters.report.page import page
+from leasehold.adapters.report.report import report
+from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.rules.groups import Groups
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.embedded.sqlite import SqliteStore
 
 EVIL = "<script>alert('$x$')</script>&-1"
 LEASES = (
-    Lease("s-0", owner="east-1", weight=1.5),
+    Lease("s-0", owner="east-1", weight=1536),
     Lease("s-1", owner="east-1"),
     Lease("s-2", owner="east-1"),
     Lease("s-3", owner=EVIL, checkpoint=Position("9")),
     Lease("s-4"),
     Lease("s-5", checkpoint=SHARD_END),
 )
-LATER = (*LEASES[1:4], Lease("s-0", owner=EVIL, weight=1.5), Lease("s-4", owner="east-1"), LEASES[5])
+LATER = (*LEASES[1:4], Lease("s-0", owner=EVIL, weight=1536), Lease("s-4", owner="east-1"), LEASES[5])
 
 
 def drawn(*readings: tuple[Lease, ...], groups: Groups = "prefix") -> str:
@@ -39,13 +41,19 @@ def test_the_page_of_one_snapshot() -> None:
     """A reader would miss a share, or what is wrong; or be shown churn that nobody measured."""
     seen = Outline(drawn(LEASES)).texts
     assert seen["h1"] == ["Leases in memory://x"]
-    assert seen["h2"] == ["By group", "Workers by the number of leases they hold", "Progress", "By worker"]
+    assert seen["h2"] == [
+        "By group",
+        "Workers by the number of leases they hold",
+        "Progress",
+        "By worker",
+        "Every lease",
+    ]
     assert seen["dd"] == ["5", "1", "1", "2", "1 to 3", "2", "1"]
     assert seen["li"] == [
         "1 of 5 unfinished leases has no owner: nobody reads what is in it.",
         "Workers hold between 1 and 3 leases; even would differ by one.",
     ]
-    by_group, by_worker = seen["td"][:24], seen["td"][24:]
+    by_group, by_worker = seen["td"][:24], seen["td"][24:36]
     assert by_group == [
         *(EVIL.removesuffix("-1"), "1", "20.0 %", "1", "1", "1", "1", "-"),
         *("east", "3", "60.0 %", "1", "3", "3", "3", "1.50"),
@@ -63,9 +71,10 @@ def test_the_page_of_several_snapshots() -> None:
         "Progress",
         "Leases per worker over time",
         "Changes of owner over time",
-        "Lag: how long checkpoints have stood still",
+        "How long checkpoints have stood still",
         "Each snapshot",
         "By worker",
+        "Every lease",
     ]
     assert seen["dd"][-1] == "2"
     changed = seen["td"].index("1970-01-01 00:01:00 UTC")
@@ -105,7 +114,23 @@ def test_a_cluster_with_more_than_its_part_is_named() -> None:
     assert Outline(drawn(leases)).texts["li"] == [
         "Group east holds 18 leases; its 6 of 12 workers would evenly hold 15.",
         "Group west holds 12 leases; its 6 of 12 workers would evenly hold 15.",
+        "3 moves would make it even, and no fewer.",
     ]
+
+
+def test_lag_that_rows_tell_is_drawn_and_hot_shards_are_named() -> None:
+    """A drained stream would look as if it fell behind, and one partition key that takes all would hide in a mean."""
+
+    def seen(key: str, weight: int, behind: float) -> Lease:
+        note = Reach(60.0, "a-1", behind=behind, end=not behind).note
+        return Lease(key, owner="a-1", weight=weight, notes=((NOTE, note),))
+
+    quiet = tuple(seen(f"s-{number}", 100, 0.0) for number in range(9))
+    found = Outline(drawn((*quiet, seen("s-hot", 9_000, 12.5)), (*quiet, seen("s-hot", 9_000, 0.0)))).texts
+    assert "Lag: how far behind the tip of their shards leases are" in found["h2"]
+    assert "How long checkpoints have stood still" not in found["h2"]
+    assert found["li"] == ["Hot: s-hot carry more than 3 times the mean throughput."]
+    assert found["td"][-40:-36] == ["s-0", "a-1", "0.0 s", "0.10"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +146,7 @@ def test_every_shape_of_table_has_a_page(leases: tuple[Lease, ...], groups: Grou
 def test_from_a_file_of_leases_to_a_page(tmp_path: Path) -> None:
     """The command would not find its way from a URL to a page."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    store.create(Lease("s-0", owner="ann-1"))
+    placed(store, Lease("s-0", owner="ann-1"))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "-o", str(tmp_path / "r.html"), "--json"])
     assert (ran.exit_code, ran.stderr) == (0, "")
@@ -144,6 +169,9 @@ def test_from_saved_snapshots_to_json(tmp_path: Path) -> None:
     ("arguments", "status", "says"),
     [
         (["memory://x"], 2, "--output: say where"),
+        (["memory://x", "-o", "{}/none/r.html"], 2, "--output: there is no folder"),
+        (["memory://x", "-o", "{}"], 2, "is a folder; name a file in it"),
+        (["memory://nobody-made-it", "--json"], 2, "is seen by the process that made it alone"),
         (["nowhere://x", "--json"], 2, "store URL: unknown scheme 'nowhere'"),
         (["sqlite://{}/none.db", "--json"], 1, "there is no file"),
         (["{}/none.jsonl", "--json"], 1, "No such file"),

@@ -8,9 +8,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from outline import Outline
 
-from adapters.report.progress import Told, told_of
-from adapters.report.progress_page import BATCHES_MAX, PAUSE_SECONDS, ProgressPage
-from adapters.spark.pipeline_metrics import PipelineMetrics
+from leasehold.adapters.report.progress import BatchProgress, ReadingProgress, reading_of, told_of
+from leasehold.adapters.report.progress_page import BATCHES_MAX, PAUSE_SECONDS, ProgressPage
+from leasehold.adapters.spark.pipeline.metrics import PipelineMetrics
 
 PROGRESS = {
     "name": "rows-one",
@@ -53,15 +53,27 @@ def test_progress_without_a_sum_is_summed_up() -> None:
     """Without it a pipeline would fail on Spark Connect, which tells rows by source only, and nothing of no time."""
     sources = [{"numInputRows": 4}, {"numInputRows": 5}]
     progress = PROGRESS | {"numInputRows": None, "sources": sources, "observedMetrics": {"landed": {"unparsable": 0}}}
-    assert told_of(progress) == Told("rows-one", 3, 101.5, 9, 1.5, unparsable=0)
-    assert told_of(progress | {"observedMetrics": {"landed": {}}}) == Told("rows-one", 3, 101.5, 9, 1.5)
+    assert told_of(progress) == BatchProgress("rows-one", 3, 101.5, 9, 1.5, unparsable=0)
+    assert told_of(progress | {"observedMetrics": {"landed": {}}}) == BatchProgress("rows-one", 3, 101.5, 9, 1.5)
 
 
-ROWS = Told("rows-<b>", 0, 1000.0, 20, 0.5, unparsable=2, lag_seconds=1.5)
-WINDOWS = Told("windows", 0, 1001.0, 18, 0.5, watermark="1970-01-01T00:10:00Z", late=3)
+def test_reading_is_told_with_a_batch_and_without_one() -> None:
+    """Without it nobody would see how far a query is behind while it has nothing to show for it."""
+    told = '{"shards": 4, "behindMs": 2500, "behindMsByShard": {"s-1": 2500, "s-2": 10}}'
+    progress = PROGRESS | {"numInputRows": 0, "observedMetrics": {}, "sources": [{"latestOffset": told}]}
+    assert reading_of(progress) == ReadingProgress("rows-one", 101.5, 4, 2.5, {"s-1": 2.5, "s-2": 0.01})
+    for others in ([], [{"latestOffset": None}], [{"latestOffset": '{"logOffset": 3}'}], [{"latestOffset": "null"}]):
+        assert reading_of(progress | {"sources": others}) is None
 
 
-def drawn(path: Path, batches: Sequence[Told], *, running: bool) -> Outline:
+ROWS = BatchProgress("rows-<b>", 0, 1000.0, 20, 0.5, unparsable=2, lag_seconds=1.5)
+WINDOWS = BatchProgress("windows", 0, 1001.0, 18, 0.5, watermark="1970-01-01T00:10:00Z", late=3)
+
+
+READ = ReadingProgress("rows-<b>", 1003.0, 4, 7.5, {"s-<i>": 7.5, "s-2": 1.0})
+
+
+def drawn(path: Path, batches: Sequence[BatchProgress | ReadingProgress], *, running: bool) -> Outline:
     """The page of these batches, once it is written a last time."""
     page = ProgressPage("flights", path)
     for told in batches:
@@ -72,7 +84,7 @@ def drawn(path: Path, batches: Sequence[Told], *, running: bool) -> Outline:
 
 def test_the_page_shows_what_each_query_did(tmp_path: Path) -> None:
     """Without it nobody would see that a pipeline falls behind, or throws rows away."""
-    more = [ROWS, WINDOWS, Told("rows-<b>", 1, 1002.0, 30, 0.7, unparsable=1, lag_seconds=2.5)]
+    more = [ROWS, WINDOWS, BatchProgress("rows-<b>", 1, 1002.0, 30, 0.7, unparsable=1, lag_seconds=2.5)]
     seen = drawn(tmp_path / "p.html", more, running=False)
     assert seen.texts["dd"] == ["50", "0.7 s", "3", "2.5 s", "18", "0.5 s", "3"]
     assert seen.texts["h2"] == [
@@ -88,6 +100,20 @@ def test_the_page_shows_what_each_query_did(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "p.html"]
 
 
+def test_the_page_shows_how_far_each_shard_is_behind_though_no_rows_come(tmp_path: Path) -> None:
+    """Without it a query that cannot get at its records would look like one that has read them all."""
+    silent = drawn(tmp_path / "p.html", [READ], running=True)
+    assert silent.texts["dd"] == ["4", "7.5 s"]
+    assert silent.texts["td"] == ["s-<i>", "7.5 s", "s-2", "1.0 s"]
+    assert "i" not in silent.tags
+    level = ReadingProgress("rows-<b>", 1004.0, 4, 0.0, {})
+    seen = drawn(tmp_path / "p.html", [READ, ROWS, level], running=True)
+    assert seen.texts["dd"] == ["20", "0.5 s", "2", "1.5 s", "4", "0.0 s"]
+    assert seen.texts["td"] == []
+    none = drawn(tmp_path / "p.html", [ReadingProgress("rows-<b>", 1004.0, 0, 0.0, {})], running=True)
+    assert none.texts["dd"] == ["0"]  # who has read nothing is not level with anything
+
+
 def test_the_page_is_written_now_and_then_and_keeps_the_last_batches(tmp_path: Path) -> None:
     """Without it drawing would take longer than the batches, or memory grow for as long as a pipeline runs."""
     path = tmp_path / "p.html"
@@ -97,7 +123,7 @@ def test_the_page_is_written_now_and_then_and_keeps_the_last_batches(tmp_path: P
     page.tell(WINDOWS)
     assert path.read_text(encoding="utf-8") == first
     for number in range(BATCHES_MAX):
-        page.tell(Told("windows", number, 1000.0 + PAUSE_SECONDS, 1, 0.1, late=0))
+        page.tell(BatchProgress("windows", number, 1000.0 + PAUSE_SECONDS, 1, 0.1, late=0))
     written = Outline(path.read_text(encoding="utf-8"))
     assert "Query windows" in written.texts["h2"]
     assert (len(page.queries["windows"].batches), page.queries["windows"].rows) == (BATCHES_MAX, BATCHES_MAX + 18)
@@ -114,7 +140,7 @@ def test_opentelemetry_is_told() -> None:
     """Without it no alarm could be built on a pipeline's lag."""
     reader = InMemoryMetricReader()
     metrics = PipelineMetrics(MeterProvider([reader]).get_meter("test"))
-    for told in (ROWS, ROWS, WINDOWS):
+    for told in (ROWS, ROWS, WINDOWS, READ):
         metrics.tell(told)
     data = reader.get_metrics_data()
     numbers = {
@@ -128,6 +154,7 @@ def test_opentelemetry_is_told() -> None:
         ("pipeline_unparsable", "rows-<b>"): 4,
         ("pipeline_late", "windows"): 3,
         ("pipeline_lag", "rows-<b>"): 1.5,
+        ("pipeline_behind", "rows-<b>"): 7.5,
         ("pipeline_batch", "rows-<b>"): 0.5,
         ("pipeline_batch", "windows"): 0.5,
     }

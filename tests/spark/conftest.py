@@ -9,8 +9,9 @@ import pytest
 from pipeline_process import SECRET, SHARDS, SPARK
 from types_boto3_kinesis import KinesisClient
 
-from adapters.local.java import java_home
-from adapters.local.process import ServiceError
+from leasehold.adapters.local.java import java_home
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.spark.runner_process import HIDING
 
 _names = count()
 
@@ -39,3 +40,9 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
     yield kinesis_client, name, tmp_path
     kinesis_client.delete_stream(StreamName=name)
+
+
+@pytest.fixture(autouse=True)
+def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's setting about faults, as it was before: data sources set it, in a process that they think Spark's."""
+    monkeypatch.setenv(HIDING, "")

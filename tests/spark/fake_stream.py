@@ -1,6 +1,7 @@
 """A stream in memory that shards can be added to and ended in, and a reader driven as Spark drives it."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -9,13 +10,14 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from adapters.source import Batch, Record
-from adapters.spark.kinesis_rows import columns
-from adapters.spark.options import Given, LeaseOptions, lease_options
-from adapters.spark.stream import Feedstock, LeasedReader
-from balancer.model import Lease, Position, Shard, at_timestamp
-from stores.protocol import OutcomeUnknown, Store
-from stores.urls import open_store
+from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
+from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
+from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
+from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.urls import open_store
 
 PAGE = 10
 TRIES = 400
@@ -23,10 +25,13 @@ TRIES = 400
 
 @define
 class Stream:
-    """Records by shard; readings are counted.
+    """Records by shard; readings are counted, and each opening is kept with the epoch of its lease.
 
     refuses  shards of which nothing can be read any more by whoever opens them anew
     silent   shards whose readings are not even answered
+    throttled, unreachable
+             how many readings of the next reader of a shard are not answered, and how many openings fail
+    trimmed  the number up to which a shard's records are gone
     numbers  whether what is latest is told as a number, as event hubs do, or as a time
     """
 
@@ -34,8 +39,12 @@ class Stream:
     children: dict[str, tuple[str, ...]] = Factory(dict)
     refuses: set[str] = Factory(set)
     silent: set[str] = Factory(set)
+    throttled: Counter[str] = Factory(Counter)
+    unreachable: Counter[str] = Factory(Counter)
+    trimmed: Counter[str] = Factory(Counter)
     numbers: bool = False
     readings: int = 0
+    opened: list[tuple[str, int]] = Factory(list)
     stream: str = ""
 
     def put(self, shard: str, *texts: str) -> None:
@@ -63,8 +72,13 @@ class Stream:
         return at_timestamp(1 + len(lease.key))
 
     def open(self, lease: Lease, start: Position) -> "FakeReader":
-        """From just after there."""
-        return FakeReader(self, lease.shard, int(start.sequence) if start.numbered else 0)
+        """From just after there, or the oldest record."""
+        self.opened.append((lease.shard, lease.epoch))
+        if self.unreachable[lease.shard] > 0:
+            self.unreachable[lease.shard] -= 1
+            raise SourceUnavailable("the service asks to slow down")
+        at = int(start.sequence) if start.numbered else 0
+        return FakeReader(self, lease.shard, max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -77,11 +91,13 @@ class FakeReader:
     stream: Stream
     shard: str
     at: int
+    throttled: int = 0
 
     def read(self) -> Batch:
         """A page at most."""
         self.stream.readings += 1
-        if self.shard in self.stream.silent:
+        self.throttled -= 1
+        if self.throttled >= 0 or self.shard in self.stream.silent:
             return Batch((), None, None, 0.01)
         texts = self.stream.records[self.shard][self.at : self.at + PAGE]
         if self.shard in self.stream.refuses or not texts:
@@ -125,10 +141,16 @@ class Query:
                 return end
         return None
 
+    def plan_patiently(self) -> dict[str, Any]:
+        """The end of the next batch, however long the processes that read take to start."""
+        while (end := self.plan()) is None:
+            pass
+        return end
+
     def run(self, end: dict[str, Any]) -> list[tuple[str, int, str]]:
         """The rows of the batch that ends there."""
         parts = self.reader.partitions(self.offset, end)
-        rows = sorted(row for part in parts for batch in self.reader.read(part) for row in _rows(batch))
+        rows = sorted(row for part in parts for batch in self.reader.read(part) for row in rows_of(batch))
         self.rows += rows
         return rows
 
@@ -164,7 +186,8 @@ class Query:
         return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
+def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
+    """Shard, number and text of each row."""
     found = batch.to_pydict()
     yield from zip(
         found["shardId"],
@@ -176,7 +199,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
 
 def options(path: Path, start: str, **more: str) -> LeaseOptions:
     """Of a group whose leases are in this file."""
-    given = Given({"lease.durationMs": "2000", **more})
+    given = Given({"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more})
     return lease_options(given, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
 
 
@@ -199,7 +222,8 @@ class Place:
     ) -> Query:
         """One more run, going on at this offset."""
         life = Mortal(open_store(f"sqlite:///{self.path}"))
-        stock = Feedstock(lambda: self.stream, columns("fake"), 0.01, 2**53, rereadable, spooled=True)
+        stream = self.stream  # alone: readers are given what opens it, and the queries have locks
+        stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
         reader = LeasedReader(stock, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
         query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())

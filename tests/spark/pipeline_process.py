@@ -13,7 +13,7 @@ import pyspark
 from attrs import define
 from types_boto3_kinesis import KinesisClient
 
-from stores.urls import open_store
+from leasehold.stores.urls import open_store
 
 WAIT = 240
 SHARDS = 2

@@ -6,15 +6,15 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from pipeline_process import SECRET, SPARK, WAIT, freed, started
+from standins.spark import spark_class, spark_cluster
 from types_boto3_kinesis import KinesisClient
 
-from adapters.cli import pipeline
-from adapters.local.process import Command, free_port, serving
+from leasehold.adapters.cli import pipeline
+from leasehold.adapters.local.process import Command, free_port, serving
 
 pytestmark = [
     pytest.mark.spark,
@@ -29,7 +29,7 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
     """Without it whoever stops a pipeline would see a traceback, and others wait for its shards."""
-    command = [sys.executable, "-m", "adapters.cli.main", "pipeline"]
+    command = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
     with started(place, command, environment, kinesis_url) as application:
         application.put(range(30))
         application.until_landed()
@@ -43,42 +43,11 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
     assert ("Query rows-main" in page, "It has ended." in page) == (True, True)
 
 
-def spark_class(name: str, *arguments: str, environment: dict[str, str]) -> Command:
-    """One of the programs in Spark's own package."""
-    return Command((str(SPARK / "bin/spark-class"), name, *arguments), environment)
-
-
-@contextmanager
-def a_cluster(environment: dict[str, str]) -> Iterator[str]:
-    """A master and two workers of one core each, every one with a temporary folder of its own; its address."""
-    with ExitStack() as stack:
-
-        def apart() -> dict[str, str]:
-            return {**environment, "TMPDIR": stack.enter_context(tempfile.TemporaryDirectory())}
-
-        def master(port: int) -> Command:
-            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
-            return spark_class("org.apache.spark.deploy.master.Master", *place, environment=apart())
-
-        found = stack.enter_context(serving("spark-master", master, WAIT))
-        url = f"spark://127.0.0.1:{found.port}"
-
-        def worker(port: int) -> Command:
-            env = apart()
-            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
-            place += ["--cores", "1", "--memory", "600m", "--work-dir", env["TMPDIR"]]
-            return spark_class("org.apache.spark.deploy.worker.Worker", *place, url, environment=env)
-
-        for number in range(2):
-            stack.enter_context(serving(f"spark-worker-{number}", worker, WAIT))
-        yield url
-
-
-def test_a_cluster_is_handed_rows_by_its_driver_and_shows_no_secret(
+def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
     """Without it tasks on other machines would look for files of the driver's, or a web page show who reads."""
-    with a_cluster(environment) as master, tempfile.TemporaryDirectory() as own:
+    with spark_cluster(environment) as master, tempfile.TemporaryDirectory() as own:
         port = free_port()
         settings = {
             "spark.driver.host": "127.0.0.1",
@@ -96,7 +65,7 @@ def test_a_cluster_is_handed_rows_by_its_driver_and_shows_no_secret(
             application.until_landed()
             pages = "".join(shown(port))
             assert ("rows-main" in pages, SECRET in pages) == (True, False)
-            assert list(Path(own).glob("leasehold-spool-*")) == []
+            assert "tasks fetch rows from 127.0.0.1, port " in application.words
             application.end(signal.SIGINT)
             freed(application)
     kept = [path.read_bytes() for path in application.folder.rglob("*") if path.is_file()]

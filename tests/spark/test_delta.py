@@ -26,7 +26,7 @@ pytestmark = [
 WAIT = 500
 QUICK = "--master local[2] --driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' pyspark-shell"
 """Java that starts soon rather than runs fast: Delta's first batch is all compiling."""
-COMMAND = [sys.executable, "-m", "adapters.cli.main", "pipeline"]
+COMMAND = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
 LAST = {"at": "2026-01-02T00:00:00Z", "delay": 0}
 """So late that every window before it is complete."""
 

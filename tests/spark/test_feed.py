@@ -1,20 +1,24 @@
 """One shard read ahead, on a clock that the test moves."""
 
 import math
+from collections.abc import Callable, Sequence
 from threading import Condition
 
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 from fake_stream import Stream
 
-from adapters.holding import Holding
-from adapters.spark.feed import Feed, Pace, Shelf
-from adapters.spark.kinesis_options import LEAST_MS
-from adapters.spark.kinesis_rows import columns
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import SHARD_END, TRIM_HORIZON, Position
-from stores.memory import MemoryStore
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.spark.chunks import ReadAheadPace
+from leasehold.adapters.spark.feed import ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.kinesis.options import LEAST_MS
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.stores.embedded.memory import MemoryStore
 
 
 @define
@@ -31,25 +35,27 @@ class Hands:
         """Nothing; the test does it."""
 
 
-def pace(interval_seconds: float = LEAST_MS / 1000) -> Pace:
+def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
     """As fast as may be."""
-    return Pace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
+    return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
 
-def a_feed(stream: Stream, shelf: Shelf) -> tuple[Worker, Feed]:
+def a_feed(
+    stream: Stream, shelf: ReadAheadState, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[Worker, ShardPrefetcher]:
     """The feed of the only shard of this stream, its worker having just taken the lease."""
     hands = Hands()
     config = Config(initial_position=TRIM_HORIZON)
-    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=lambda: 0.0)
+    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=clock)
     due = 0.0
     for _ in range(3):  # it looks, makes the lease, and takes it
         due = worker.turn(due)
-    return worker, Feed(worker, hands.held[0], shelf, lambda _feed: None)
+    return worker, ShardPrefetcher(worker, hands.held[0], shelf, lambda _feed: None)
 
 
-def a_shelf() -> Shelf:
+def a_shelf() -> ReadAheadState:
     """For one feed that begins where its lease says."""
-    return Shelf(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
+    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
 
 
 @pytest.mark.parametrize("records", [0, 100_000])
@@ -135,3 +141,65 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
     assert before is not None
     assert before > 5
     assert feed.holding.throughput.average(300.0) == before
+
+
+def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:
+    """Without it a process that had been suspended would hand on what another worker has read since."""
+    now = [0.0]
+    stream = Stream({"a": ["x"] * 30})
+    worker, feed = a_feed(stream, a_shelf(), lambda: now[0])
+    for _ in range(3):
+        feed.step(now[0])
+    now[0] = worker.config.lease_seconds + 1
+    before = stream.readings
+    feed.step(now[0])
+    assert (feed.held, stream.readings) == (None, before)
+    worker.renew(now[0])
+    feed.step(now[0])
+    assert feed.held is not None
+    assert stream.readings == before + 1
+
+
+def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
+    """Without it a metric that fails, or a page that memory does not suffice for, would be skipped for good."""
+    shelf, faults = a_shelf(), [MemoryError("no room"), ArithmeticError("no such metric")]
+    whole = shelf.pace.columns.rows
+
+    def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
+        if len(faults) > 1:
+            raise faults.pop(0)
+        return whole(lease, records)
+
+    def measure(_holding: Holding, _batch: Batch) -> None:
+        while faults:
+            raise faults.pop()
+
+    shelf.pace, shelf.measure = evolve(shelf.pace, columns=evolve(shelf.pace.columns, rows=rows)), measure
+    _, feed = a_feed(Stream({"a": [f"x{place}" for place in range(15)]}), shelf)
+    raised = []
+    for now in range(6):
+        try:
+            feed.step(float(now))
+        except (MemoryError, ArithmeticError) as fault:
+            raised.append(str(fault))
+    chunk = feed.take(100, 1 << 20)
+    assert raised == ["no room", "no such metric"]
+    assert chunk is not None
+    assert chunk.rows["sequenceNumber"].to_pylist() == [str(place) for place in range(1, 16)]
+
+
+def test_what_an_earlier_run_committed_is_written_once_the_shard_was_read() -> None:
+    """Without it the numbers of another stream would be in a lease before anybody had seen that they are foreign."""
+    stream = Stream({"a": ["x"] * 30}, silent={"a"})
+    shelf = ReadAheadState(
+        pace(), Condition(), lambda _holding, _checkpoint: Position("20"), lambda _key: Position("20")
+    )
+    worker, feed = a_feed(stream, shelf)
+    for now in range(5):
+        feed.step(float(now))
+    assert stream.readings > 0
+    assert worker.store.get(["a"])[0].checkpoint == TRIM_HORIZON
+    stream.silent.clear()
+    feed.step(9.0)
+    feed.step(10.0)
+    assert worker.store.get(["a"])[0].checkpoint == Position("20")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from killed_reader import read
 
+pytestmark = pytest.mark.slow
+
 READER = str(Path(__file__).with_name("killed_reader.py"))
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from attrs import frozen
 
-from adapters.kinesis.aggregation_encode import Aggregate
-from adapters.kinesis.poller import Poller
-from adapters.spark.chunks import ArrowBatch, chunk_of
-from adapters.spark.kinesis_poller import ArrowPoller
-from adapters.spark.kinesis_rows import columns
-from balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.spark.chunks import ArrowBatch, chunk_of
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -47,7 +47,7 @@ class Answers:
 
     def get_records(self, **_asked: object) -> dict[str, Any]:
         """All at once."""
-        return {"Records": self.records, "MillisBehindLatest": 7, "ChildShards": []}
+        return {"Records": list(self.records), "MillisBehindLatest": 7, "ChildShards": []}
 
 
 RECORDS = [
@@ -76,3 +76,13 @@ def test_rows_are_what_records_are(
         (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size)
         for each in (plain, arrow)
     ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size)] * 2
+
+
+def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a query would pass over records that were trimmed, and nobody would know."""
+    client = cast("KinesisClient", Answers(RECORDS))
+    ArrowPoller(client, "s", "shard-0", Position("9"), HASH_KEYS).read()
+    assert "shard-0: the record of its checkpoint, 9, was trimmed; reading goes on at 10" in caplog.text
+    caplog.clear()
+    ArrowPoller(client, "s", "shard-0", Position("10"), HASH_KEYS).read()
+    assert not caplog.text

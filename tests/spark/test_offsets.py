@@ -1,6 +1,7 @@
 """What Spark stores about a batch: exact, stable as text, and never behind what was said before."""
 
 import json
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from random import Random
@@ -10,22 +11,76 @@ from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed, shares
-from balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, at_timestamp
+from leasehold.adapters.spark.offsets import (
+    Held,
+    Offset,
+    Range,
+    advance,
+    decode,
+    encode,
+    owed,
+    resumed,
+    shares,
+    text_of,
+)
+from leasehold.adapters.spark.packing import packed, texts_of, unpacked
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, at_timestamp
 
 numbers = st.builds(Position, st.integers(0, 10**56).map(str), st.integers(0, 900), st.text("0123456789:-", max_size=9))
 positions = st.one_of(numbers, st.sampled_from([TRIM_HORIZON, SHARD_END, at_timestamp(1_700_000_000_000)]))
 keys = st.text("shard-0123456789:/é", min_size=1, max_size=12)
 ranges = st.builds(Range, positions, positions, st.integers(0, 10**9))
 offsets = st.builds(
-    Offset, st.integers(0, 10**6), st.dictionaries(keys, ranges, max_size=6).map(lambda pairs: tuple(pairs.items()))
+    Offset,
+    st.integers(0, 10**6),
+    st.dictionaries(keys, ranges, max_size=6).map(lambda pairs: tuple(pairs.items())),
+    st.sampled_from(["", "kinesis://orders", "eventhubs://ns/hub"]),
 )
 
 
-@given(offsets)
-def test_an_offset_comes_back_from_its_text(offset: Offset) -> None:
+PACKING = pytest.mark.parametrize("least", [0, 2, 64], ids=["packed", "packed from two on", "as it is"])
+
+
+@PACKING
+@given(offset=offsets)
+def test_an_offset_comes_back_from_its_text(least: int, offset: Offset) -> None:
     """Without it a restart would read another range than was planned, or lose an opaque Event Hubs offset."""
-    back = decode(json.loads(json.dumps(encode(offset))))
+    assert_it_comes_back(offset, least)
+
+
+@given(st.lists(st.from_regex(r"[0-9]{1,129}", fullmatch=True).map(Position), min_size=1))
+def test_numbers_of_any_form_come_back_packed(found: list[Position]) -> None:
+    """Without it a number with zeros before it would come back as another text, and its batch be read anew."""
+    rows = [(str(place), position, position, 1) for place, position in enumerate(found)]
+    texts = [(key, *texts_of(begins, ends, epoch)) for key, begins, ends, epoch in rows]
+    assert list(unpacked(json.loads(json.dumps(packed(texts))))) == rows
+
+
+def test_a_thousand_quiet_shards_are_little_text() -> None:
+    """Without it each batch of a large stream would write 150 KB to the checkpointLocation."""
+    draw = Random(1)  # noqa: S311  numbers of any kind
+    quiet = {
+        key: Position(kinesis_number(place, draw))
+        for place, key in enumerate(map("shardId-{:012}".format, range(1000)))
+    }
+    offset = Offset(7, tuple((key, Range(at, at, 12)) for key, at in quiet.items()), "kinesis://orders")
+    assert len(json.dumps(encode(offset))) < 20_000
+    assert decode(encode(offset)) == offset
+
+
+def kinesis_number(shard: int, draw: Random) -> str:
+    """As Kinesis composes them: version, birth, shard, count, time of the record, shard, version."""
+    count, at = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
+    return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16))
+
+
+def assert_it_comes_back(offset: Offset, least: int) -> None:
+    """Packed if it has at least so many ranges."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", max(least, 1))
+        stored = json.loads(json.dumps(encode(offset)))
+    assert stored["v"] == (2 if len(offset.ranges) >= max(least, 1) else 1)
+    back = decode(stored)
     tokens = [(each.begins.token, each.ends.token) for _, each in offset.ranges]
     assert (back, [(each.begins.token, each.ends.token) for _, each in back.ranges]) == (offset, tokens)
 
@@ -41,12 +96,45 @@ def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
 
 @pytest.mark.parametrize(
     "stored",
-    [{}, {"v": 2, "n": 1, "r": {}}, {"shardId-0": {"iteratorType": "AFTER"}}, {"v": 1, "n": 1, "r": {"s": ["x", 1]}}],
+    [
+        {},
+        {"v": 3, "n": 1, "r": {}},
+        {"v": 2, "n": 1, "r": {}},
+        {"v": 2, "n": 1, "p": []},
+        {"v": 2, "n": 1, "p": [1, 1, 1, 0, 0, 0, 0, 0, 1, "eJw="]},
+        {
+            "v": 2,
+            "n": 1,
+            "p": [2, 1, 1, 0, 0, 0, 0, 0, 1, packed([("a", *texts_of(TRIM_HORIZON, TRIM_HORIZON, 1))])[-1]],
+        },
+        {"shardId-0": {"iteratorType": "AFTER"}},
+        {"v": 1, "n": 1, "r": {"s": ["x", 1]}},
+    ],
 )
 def test_an_offset_of_somebody_else_is_refused_in_words(stored: dict[str, object]) -> None:
     """Without it another connector's checkpoint directory would end in a KeyError, or be taken for an empty one."""
     with pytest.raises(ValueError, match=r"offset: .*checkpointLocation"):
         decode(stored)
+
+
+def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() -> None:
+    """Without it a query would go on in one stream at the places of another, and say so in its leases."""
+    part = ("a", Range(TRIM_HORIZON, Position("7"), 4))
+    named, old = Offset(3, (part,), "kinesis://orders"), decode({"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}})
+    with pytest.raises(
+        ValueError, match=r"^offset: the checkpointLocation is of kinesis://orders, and .* kinesis://b;"
+    ):
+        named.named("kinesis://b")
+    assert old.named("kinesis://orders") == named.named("kinesis://orders") == named
+    assert advance(named, {"a": Held(4, Position("7"))}, {}).stream == "kinesis://orders"
+
+
+def test_an_end_of_a_shard_is_believed_only_where_the_stream_is_named() -> None:
+    """Without it an offset of another stream would end our shards of the same ids, unread."""
+    parts = (("a", Range(Position("5"), SHARD_END, 4)), ("b", Range(Position("5"), Position("7"), 4)))
+    assert Offset(3, parts).gone_on_from("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
+    named = Offset(3, parts, "kinesis://orders")
+    assert named.gone_on_from("kinesis://orders") == named
 
 
 @frozen
@@ -112,6 +200,29 @@ def test_a_flush_changes_the_text_and_nothing_else() -> None:
     assert [owed(before, 2), owed(before, 3), owed(flush, 3), owed(Offset(), -1)] == [True, False, False, False]
 
 
+def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:
+    """Without it each batch of a large stream would make thousands of texts anew, or keep an epoch that is over."""
+    begins = Position("7")
+    first = advance(Offset(), {"a": Held(4, begins)}, {})
+    second = advance(first, {"a": Held(4, begins)}, {})
+    assert second.of("a") is first.of("a") is not None
+    assert second.of("b") is None
+    assert advance(second, {"a": Held(5, begins)}, {}).of("a") == Range(begins, begins, 5)
+
+
+def test_a_range_is_as_short_a_text_as_says_it_all() -> None:
+    """Without it a later run would not know the ranges that this one has noted as given up, and take them for done."""
+    assert text_of(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
+    assert text_of(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
+
+
+def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
+    """Without it the offsets of earlier queries would differ as texts from the same ones now."""
+    parts = (("a", Range(TRIM_HORIZON, Position("7"), 4)),)
+    assert encode(Offset(3, parts)) == {"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}}
+    assert encode(Offset(3, (), "kinesis://b")) == {"v": 1, "n": 3, "s": "kinesis://b", "r": {}}
+
+
 def test_released_shards_leave_the_offset() -> None:
     """Without it a later batch would claim to hold what another worker reads."""
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
@@ -128,7 +239,7 @@ def test_what_no_lease_says_yet_stays_in_the_offset() -> None:
 
 def test_no_shard_goes_back_and_none_goes_on_behind_its_end() -> None:
     """Without it a mistake in reading ahead would be stored, and replayed for ever."""
-    with pytest.raises(ValueError, match="go back from 7 to 6"):
+    with pytest.raises(ValueError, match=r"^ends: a would go back from 7 to 6"):
         advance(Offset(), {"a": Held(1, Position("7"))}, {"a": Position("6")})
     with pytest.raises(ValueError, match="have ended before"):
         advance(Offset(), {"a": Held(4, SHARD_END)}, {"a": SHARD_END})
@@ -159,3 +270,17 @@ def test_shares_fit_and_starve_nobody(waiting: Mapping[str, int], most: int) -> 
     assert sum(found.values()) == min(most, sum(waiting.values()))
     assert all(found[key] <= waiting[key] for key in waiting)
     assert all(found[key] >= min(waiting[key], most // len(waiting)) for key in waiting)
+
+
+def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
+    """Without it a batch that is planned again after a crash would be another one."""
+    assert shares({"b": 5, "a": 5}, 5) == shares({"a": 5, "b": 5}, 5) == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize(
+    "stored", [[], None, {"v": 1}, {"v": 1, "n": math.inf, "r": {}}, {"v": 1, "n": 0, "r": {"a": 7}}]
+)
+def test_an_offset_of_another_shape_is_said(stored: object) -> None:
+    """A damaged checkpointLocation would show an error that says nothing of it."""
+    with pytest.raises(ValueError, match=r"^offset: "):
+        decode(stored)

@@ -2,13 +2,23 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
-from adapters.spark.event_hubs_options import event_hubs_options
-from adapters.spark.kinesis_options import kinesis_options
-from balancer.config import Kcl, Minimal
-from balancer.model import TRIM_HORIZON, at_timestamp
+from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.pipeline.pipeline import Recipe
+from leasehold.adapters.spark.registration import address_of
+from leasehold.balancer.model import TRIM_HORIZON, at_timestamp
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CONNECTION = "Endpoint=sb://namespace.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=hush=;EntityPath=h"
 KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
@@ -54,15 +64,24 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     ("name", "value", "said"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
-        ("kinesis.consumertype", "efo", "by GetRecords only"),
+        ("kinesis.consumertype", "efo", "one subscription at a time, which a repeated batch would take"),
+        ("consumer", "orders-app", "one subscription at a time, which a repeated batch would take"),
+        ("kinesis.consumername", "orders-app", "Spark's triggers take longer than fan-out saves; leave it out"),
         ("kinesis.stsrolearn", "arn", "not supported"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
         ("lease.store", "memory://x", "seen by one process only"),
         ("lease.maxleases", "0", "'0' is not a whole number"),
+        ("lease.maxleases", "9" * 5000, "' is not a whole number"),
+        ("kinesis.startingposition", '{"at_timestamp": ' + "[" * 20_000, "not the JSON of a position"),
         ("lease.rules", "fair", "'fair' is not one of minimal, kcl, kcl-rust, event-hubs"),
         ("lease.transport", "", "it is empty"),
-        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerName"),
+        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerType"),
+        ("initialposition", "latest", "unknown; did you mean kinesis.startingPosition?"),
+        ("streamname", "s", "unknown; did you mean kinesis.streamName?"),
+        ("lease.transport", "spool", "'spool' is not one of auto, fetch, embedded"),
+        ("lease.transport", "fetch", "give lease.fetchHost"),
+        ("lease.fetchport", "70000", "is not a whole number from 1 to 65535"),
     ],
 )
 def test_a_bad_option_is_named(name: str, value: str, said: str) -> None:
@@ -103,3 +122,69 @@ def test_a_secret_is_refused_where_spark_would_show_it(
     with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
         event_hubs_options({**given, "lease.store": "sqlite://x"})
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, None),
+        ({"lease.fetchHost": "driver"}, Address("driver", "driver")),
+        (
+            {"lease.fetchHost": "driver", "lease.fetchBindHost": "192.0.2.1", "lease.fetchPort": "7"},
+            Address("driver", "192.0.2.1", 7),
+        ),
+        ({"lease.fetchHost": "driver", "lease.transport": "embedded"}, None),
+    ],
+    ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
+)
+def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], address: Address | None) -> None:
+    """Without it tasks would look for rows at an address that nobody listens on, or 4 MB be all of a batch."""
+    assert kinesis_options({**KINESIS, **given}).lease.fetch == address
+
+
+@pytest.mark.parametrize(
+    ("settings", "known"),
+    [
+        ({"spark.master": "local[4]", "spark.driver.host": "192.0.2.7"}, {"lease.fetchHost": "127.0.0.1"}),
+        (
+            {"spark.master": "spark://m:7077", "spark.driver.host": "192.0.2.7"},
+            {"lease.fetchHost": "192.0.2.7", "lease.fetchBindHost": "192.0.2.7"},
+        ),
+        (
+            {"spark.master": "k8s://x", "spark.driver.host": "driver-svc", "spark.driver.bindAddress": "10.0.0.2"},
+            {"lease.fetchHost": "driver-svc", "lease.fetchBindHost": "10.0.0.2"},
+        ),
+        (
+            {"spark.master": "yarn", "spark.driver.host": "[2001:db8::7]"},
+            {"lease.fetchHost": "2001:db8::7", "lease.fetchBindHost": "2001:db8::7"},
+        ),
+        ({"spark.master": "yarn", "spark.driver.host": "h", "spark.network.crypto.enabled": "true"}, {}),
+        ({"spark.master": "yarn"}, {}),
+    ],
+    ids=["this machine", "a cluster", "a bound address", "IPv6", "encrypted", "unknown"],
+)
+def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], known: dict[str, str]) -> None:
+    """Without it rows would leave a machine that keeps to itself, be sent unencrypted, or not be found."""
+
+    class Session:
+        conf = settings
+
+    assert address_of(cast("SparkSession", Session)) == known
+
+
+def test_a_schema_of_the_users_is_refused_at_once() -> None:
+    """Without it the first batch would fail, in a task, with a message of Spark's about Arrow."""
+    made = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
+    with pytest.raises(ValueError, match=r"^schema: the columns are data, streamName, .* leave out \.schema"):
+        made.streamReader(StructType([StructField("data", StringType())]))
+
+
+def test_a_field_that_the_schema_lacks_is_refused_before_spark_starts() -> None:
+    """Without it a pipeline would start Java, take leases, and fail with a message of Spark's analyser."""
+    schema = "at timestamp, place struct<x: int, y: decimal(3,2)>, delay: int"
+    Recipe("json", schema, "AT", by=("place.x",), values=("delay",)).check()
+    Recipe("json", "`at, or so` timestamp", "at, or so").check()
+    with pytest.raises(ValueError, match=r"^--time: 'when' is no field of --schema, which has at, delay, place$"):
+        Recipe("json", schema, "when").check()
+    with pytest.raises(ValueError, match=r"^--by: 'y' is no field"):
+        Recipe("json", schema, "at", by=("y",)).check()

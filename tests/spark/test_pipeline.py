@@ -15,13 +15,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
-from adapters.cli.pipeline import app, run
-from adapters.report.progress import Told
-from adapters.spark import pipeline_run
-from adapters.spark.event_hubs_rows import DDL as EVENT_HUBS
-from adapters.spark.kinesis_rows import DDL as KINESIS
-from adapters.spark.pipeline import Recipe, landed, windowed
-from adapters.spark.pipeline_run import Place
+from leasehold.adapters.cli.pipeline import app, run
+from leasehold.adapters.report.progress import BatchProgress, ReadingProgress
+from leasehold.adapters.spark.event_hubs.rows import DDL as EVENT_HUBS
+from leasehold.adapters.spark.kinesis.rows import DDL as KINESIS
+from leasehold.adapters.spark.pipeline import run as pipeline_run
+from leasehold.adapters.spark.pipeline.pipeline import Recipe, landed, windowed
+from leasehold.adapters.spark.pipeline.run import OutputPlace
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -64,9 +64,12 @@ def arriving(spark: SparkSession, folder: Path) -> DataFrame:
     return files.withColumn("data", f.col("text").cast("binary"))
 
 
-def ran(records: DataFrame, place: Place, *, also: tuple[str, ...] = (), windows: bool = True) -> list[dict[str, Any]]:
+def ran(
+    records: DataFrame, place: OutputPlace, *, also: tuple[str, ...] = (), windows: bool = True
+) -> list[dict[str, Any]]:
     """What a run over everything that is there tells."""
-    return [told.json for told in run(records, RECIPE, place, also, windows=windows, once=True)]
+    told = run(records, RECIPE, place, also, windows=windows, once=True)
+    return [each.json for each in told if isinstance(each, BatchProgress)]
 
 
 def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -76,9 +79,9 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
     put(tmp_path / "b", first[60:], 60)  # the other application reads the last third again
     put(tmp_path / "b", [record(600)], 1000)  # moves the watermark past all others
     out = f"{tmp_path}/out"
-    told = ran(arriving(spark, tmp_path / "b"), Place(out, "two"), windows=False)
-    told += ran(arriving(spark, tmp_path / "a"), Place(out, "one"), also=("two",))
-    again = ran(arriving(spark, tmp_path / "a"), Place(out, "one"), also=("two",))
+    told = ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
+    told += ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
+    again = ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
 
     rows = spark.read.parquet(f"{out}/rows/one")
     dead = rows.where("kind = 'dead-letter'").select(f.col("data").cast("string")).collect()
@@ -102,11 +105,12 @@ def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark:
     put(tmp_path / "b", map(record, range(30, 60)), 30)
     put(tmp_path / "b", [record(600)], 1000)
     out = f"{tmp_path}/out"
-    one = run(arriving(spark, tmp_path / "a"), RECIPE, Place(out, "one"), ("two",), windows=True, once=False)
-    told = [next(one)]
-    ran(arriving(spark, tmp_path / "b"), Place(out, "two"), windows=False)
+    one = run(arriving(spark, tmp_path / "a"), RECIPE, OutputPlace(out, "one"), ("two",), windows=True, once=False)
+    batches = (each for each in one if isinstance(each, BatchProgress))
+    told = [next(batches)]
+    ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
     while sum(line.rows for line in told if line.query == "windows") < 61:
-        told.append(next(one))
+        told.append(next(batches))
     assert sorted(query.name for query in spark.streams.active) == ["rows-one", "windows"]
     one.close()
     assert spark.streams.active == []
@@ -118,11 +122,17 @@ class Idler:
 
     id = "q"
     recentProgress = tuple(  # noqa: N815  Spark's name
-        SimpleNamespace(batchId=number, durationMs=durations, told=Told("q", number, 0.0, rows, 0.1))
-        for number, durations, rows in (
-            (3, {"latestOffset": 5}, 0),
-            (3, {"addBatch": 5}, 9),
-            (4, {"latestOffset": 5}, 0),
+        SimpleNamespace(
+            batchId=number,
+            durationMs=durations,
+            timestamp=f"2026-01-01T00:00:{at:02}.000Z",
+            told=BatchProgress("q", number, 0.0, rows, 0.1),
+            read=ReadingProgress("q", at, 2, 0.0, {}),
+        )
+        for number, durations, rows, at in (
+            (3, {"latestOffset": 5}, 0, 10),
+            (3, {"addBatch": 5}, 9, 12),
+            (4, {"latestOffset": 5}, 0, 22),
         )
     )
 
@@ -131,11 +141,25 @@ class Idler:
         return True
 
 
-def test_a_batch_is_told_though_the_query_idled_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it what a pipeline tells would lack rows: Spark numbers an idle turn like the batch it waits for."""
+TOLD = [
+    ReadingProgress("q", 10, 2, 0.0, {}),
+    ReadingProgress("q", 12, 2, 0.0, {}),
+    BatchProgress("q", 3, 0.0, 9, 0.1),
+    ReadingProgress("q", 22, 2, 0.0, {}),
+]
+
+
+@pytest.fixture
+def _as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress that carries what is to be told of it."""
     monkeypatch.setattr(pipeline_run, "told_of", lambda progress: progress.told)
-    told = list(pipeline_run.finished([cast("StreamingQuery", Idler())], 1))
-    assert told == [Told("q", 3, 0.0, 9, 0.1)]
+    monkeypatch.setattr(pipeline_run, "reading_of", lambda progress: progress.read)
+
+
+@pytest.mark.usefixtures("_as_it_is")
+def test_a_batch_is_told_though_the_query_idled_before_it_and_reading_also_while_it_idles() -> None:
+    """Without it what a pipeline tells would lack rows: Spark numbers an idle turn like the batch it waits for."""
+    assert list(pipeline_run.finished([cast("StreamingQuery", Idler())], 1)) == TOLD
 
 
 class Endless(Idler):
@@ -146,14 +170,14 @@ class Endless(Idler):
         return False
 
 
-def test_whoever_is_asked_to_end_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_as_it_is")
+def test_whoever_is_asked_to_end_looks_no_further() -> None:
     """An interrupt may be raised where it is swallowed, between two calls to Java, and the pipeline would go on."""
-    monkeypatch.setattr(pipeline_run, "told_of", lambda progress: progress.told)
     looks: list[None] = []
     told = pipeline_run.finished(
         [cast("StreamingQuery", Endless())], 1, lambda: looks.append(None), lambda: len(looks) == 2
     )
-    assert list(told) == [Told("q", 3, 0.0, 9, 0.1)]
+    assert list(told) == TOLD
     assert len(looks) == 2
 
 
@@ -206,3 +230,14 @@ def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
     assert (refused.exit_code, "Spark would show it" in refused.stderr, "hush" in refused.stderr) == (2, True, False)
     done = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
     assert (done.exit_code, done.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
+
+
+def test_a_lease_table_that_cannot_be_used_is_said_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """A user would look for the cause in a hundred lines of Spark's and Python's."""
+    assert spark.version
+    sets = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
+    ends = ["--folder", str(tmp_path), "--schema", "at timestamp", "--time", "at", "--once"]
+    done = CliRunner().invoke(app, ["kinesis-leased", *sets, *ends])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"leasehold pipeline: {tmp_path}/no/leases.db: unable to open database file; check ")
+    assert done.stderr.count("\n") == 1

@@ -11,8 +11,8 @@ from botocore.exceptions import ClientError
 from fake_stream import Stream
 from test_feed import a_feed, a_shelf
 
-from adapters.spark.kinesis_poller import ArrowPoller
-from balancer.model import Lease, Position
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.balancer.model import Lease, Position
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -10,8 +10,11 @@ from attrs import Factory, define
 from fake_stream import Place, Query, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from balancer.model import Position
-from stores.protocol import Done
+from leasehold.balancer.model import Position
+from leasehold.stores.protocol import Done
+from leasehold.stores.writes import CheckpointLease, RenewLease, StealLease
+
+pytestmark = pytest.mark.slow
 
 Row = tuple[str, int, str]
 
@@ -147,12 +150,12 @@ def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Pl
     """Without it what Spark had of it and its lease did not know yet would come again under a new number."""
     crash = crashed(place, sunk=True)
     store = place.queries[0].store
-    away = store.steal(store.get(["a"])[0], "away")
+    away = store.write(StealLease(store.get(["a"])[0], "away"))
     second = place.query(crash.planned)
     place.stream.put("b", "meanwhile")
     while ("b", len(place.stream.records["b"]), "meanwhile") not in crash.sink.rows:
         assert isinstance(away, Done)
-        away = store.renew(away.lease)  # or it would expire about when the other does
+        away = store.write(RenewLease(away.lease))  # or it would expire about when the other does
         before = len(second.rows)
         second.batch()
         crash.sink.take(second.offset["n"], second.rows[before:])
@@ -180,10 +183,10 @@ def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
     """Without it a theft meanwhile would lose the batch, end the query, or move the thief's checkpoint back."""
     crash = crashed(place, sunk=False)
     store = place.queries[0].store
-    taken = store.steal(store.get(["a"])[0], "thief")
+    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
     assert isinstance(taken, Done)
     begins, ends = taken.lease.checkpoint, Position(str(len(place.stream.records["a"])))
-    moved = store.checkpoint(taken.lease, ends)
+    moved = store.write(CheckpointLease(taken.lease, ends))
     assert isinstance(moved, Done)
     query = again(place, crash)
     assert query.rows == crash.rows
@@ -217,7 +220,7 @@ def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
     """Without it a range that nobody could read again at that moment would be skipped as if the sink had it."""
-    monkeypatch.setattr("adapters.spark.replay.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = True
@@ -268,8 +271,8 @@ def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a nightly job would hang on one unreadable shard until somebody looks."""
-    monkeypatch.setattr("adapters.spark.waiting.STUCK_SECONDS", 1.0)
-    monkeypatch.setattr("adapters.spark.waiting.EXPIRIES", 0.0)
+    monkeypatch.setattr("leasehold.adapters.spark.waiting.STUCK_SECONDS", 1.0)
+    monkeypatch.setattr("leasehold.adapters.spark.waiting.EXPIRIES", 0.0)
     place.stream.silent.add("a")
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()

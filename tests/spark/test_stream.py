@@ -1,15 +1,18 @@
 """The reader as Spark calls it, over a stream in memory and a real lease table: no session is needed."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_stream import PAGE, Place, Stream
+from fake_stream import PAGE, Place, Query, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from balancer.model import Position
-from stores.protocol import Done, Store
+from leasehold.balancer.model import Position
+from leasehold.stores.protocol import Done, Store
+from leasehold.stores.writes import CheckpointLease, ReleaseLease, RequestLease, StealLease
 
 
 def texts(prefix: str, count: int) -> list[str]:
@@ -34,12 +37,12 @@ def everything(stream: Stream) -> list[tuple[str, int, str]]:
 
 def stolen(store: Store, key: str, position: str | None = None) -> None:
     """Another worker takes a lease, goes on to this position and lets go again."""
-    taken = store.steal(store.get([key])[0], "thief")
+    taken = store.write(StealLease(store.get([key])[0], "thief"))
     assert isinstance(taken, Done)
     if position is not None:
-        moved = store.checkpoint(taken.lease, Position(position))
+        moved = store.write(CheckpointLease(taken.lease, Position(position)))
         # Lost: what was committed before goes further.
-        store.release(moved.lease if isinstance(moved, Done) else taken.lease, "thief")
+        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))
 
 
 def test_limited_batches_hold_every_record_once(place: Place) -> None:
@@ -126,7 +129,7 @@ def test_a_shard_that_cannot_be_repeated_gives_nothing_and_goes_on_at_its_checkp
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it an event hub's partition read by another worker would end the query, or lose the range."""
-    monkeypatch.setattr("adapters.spark.replay.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
     place.stream.refuses.add("a")
@@ -153,7 +156,7 @@ def test_a_lease_asked_for_is_given_once_its_batch_is_committed(place: Place) ->
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     lease = query.store.get(["a"])[0]
-    asked = query.store.request_handoff(lease, "heir")
+    asked = query.store.write(RequestLease(lease, "heir"))
     assert isinstance(asked, Done)
     query.until(lambda query: query.store.get(["a"])[0].owner == "heir")
     assert query.checkpoints()["a"] == "35"
@@ -175,6 +178,22 @@ def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held
         row for row in everything(place.stream) if row[2] != "too late"
     }
     assert leases == [("a", None, "35"), ("b", None, str(max(row[1] for row in query.rows if row[0] == "b")))]
+
+
+def test_a_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
+    """Without it a user would see how many rows came, and not how many are still to come."""
+    place.stream.put("a", *texts("x", 4000))
+    query = place.query(buffer="100")
+    assert query.reader.reportLatestOffset() is None
+    told: dict[str, Any] = {}
+
+    def both_are_told(query: Query) -> bool:
+        told.update(query.reader.reportLatestOffset() or {})
+        return told.get("shards") == 2 and told["behindMsByShard"].keys() == {"a"}
+
+    query.until(both_are_told)
+    assert told["behindMs"] == told["behindMsByShard"]["a"] > 0
+    json.dumps(told)
 
 
 def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:

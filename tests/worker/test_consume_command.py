@@ -3,21 +3,27 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from running import run_to_its_end
 from typer.testing import CliRunner
 from virtual_fleet import FaultyStore, four_shards
 
-from adapters.cli.callables import load
-from adapters.cli.consume import app
-from adapters.events import EventLines
-from adapters.holding import Holding
-from adapters.identity import Identity
-from adapters.runner import Runner
-from adapters.simulator.stream import ListSource, Shelf, records
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON, Lease
+from leasehold.adapters.cli.common import consuming
+from leasehold.adapters.cli.consume import app
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.events import EventLines
+from leasehold.adapters.reading.handlers.callables import load
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.identity import Identity
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.protocol import Outcome, OutcomeUnknown, Store
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CheckpointLease, Write
 
 SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
 
@@ -31,7 +37,11 @@ SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
         ([SOURCE, "--store", STORE, "--events", "--lease-seconds", "0"], "lease_seconds: "),
         ([SOURCE, "--store", STORE, "--events", "--set", "max_lease=3"], "max_lease: unknown field"),
         ([SOURCE, "--store", STORE, "--events", "--set", "max_leases"], "'max_leases' is not of the form name=value"),
-        ([SOURCE, "--store", STORE, "--events", "--initial-position", "AT_TIMESTAMP"], "timestamp_ms: is missing"),
+        (
+            [SOURCE, "--store", STORE, "--events", "--initial-position", "AT_TIMESTAMP"],
+            "AT_TIMESTAMP wants --timestamp-ms",
+        ),
+        ([SOURCE, "--store", STORE, "--events", "--from", "yesterday"], "--initial-position: 'yesterday' is neither"),
         ([SOURCE, "--store", STORE, "--events", "--attempts", "0"], "attempts"),
         ([SOURCE, "--store", "redis://x", "--events"], "store URL: unknown scheme 'redis'"),
         ([SOURCE, "--store", STORE, "--events", "--metrics", "koala"], "metrics: there is no exporter 'koala'"),
@@ -39,6 +49,16 @@ SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
         ([SOURCE, "--store", STORE, "--handler", "json"], "'json' is not of the form module:function"),
         ([SOURCE, "--store", STORE, "--handler", "json:nothing"], "module 'json' has no function 'nothing'"),
         ([SOURCE, "--store", STORE, "--handler", "no_such:f"], "there is no module 'no_such' here"),
+        (
+            [SOURCE, "--store", STORE, "--handler", "fnmatch:fnmatch"],
+            "does not fit: missing a required argument: 'pat'",
+        ),
+        ([SOURCE, "--store", STORE, "--handler", "ast:walk"], "handler: a generator does nothing when it is called"),
+        (
+            [SOURCE, "--store", STORE, "--events", "--dead-letter", "json:dumps"],
+            "dead_letter: it is called with (batch,",
+        ),
+        ([SOURCE, "--store", STORE, "--events", "--handler-seconds", "0"], "handler_seconds"),
     ],
 )
 def test_bad_usage_is_one_sentence_and_exit_status_2(arguments: list[str], says: str) -> None:
@@ -58,6 +78,40 @@ def test_a_stream_out_of_reach_of_its_credentials_ends_with_status_1(monkeypatch
     assert "leasehold consume: no credentials for stream 'orders': set them in the environment" in done.stderr
 
 
+def test_a_first_start_need_not_wait_for_a_stream_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong endpoint would look like a stream that is down for a while, and a deployment would never fail."""
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "test")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    nobody = f"{SOURCE}&endpoint=http://127.0.0.1:9"
+    done = CliRunner().invoke(app, [nobody, "--store", "memory://nobody", "--events", "--no-wait"])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("leasehold consume: ")
+    assert "Could not connect to the endpoint URL" in done.stderr
+
+
+@pytest.mark.parametrize(("wait", "asked"), [("--wait", 3), ("--no-wait", 1)])
+def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
+    wait: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet that is started while its store is slow for seconds would end, all of it."""
+    answers: list[str] = []
+
+    def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  as the function it stands for
+        answers.append(url)
+        if len(answers) < 3:
+            raise OutcomeUnknown("table 'orders': the service cannot be reached")
+        return open_store(url, **options)
+
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(consuming, "open_store", slow_to_answer)
+    monkeypatch.setattr(consuming, "FAULT_WAITS", (0.0, 0.0))
+    done = CliRunner().invoke(app, [SOURCE, "--store", "memory://slow-to-answer", "--events", wait])
+    assert (done.exit_code, len(answers)) == (1, asked)
+    assert ("the service cannot be reached" if wait == "--no-wait" else "no credentials") in done.stderr
+
+
 def test_a_function_is_found_in_the_folder_the_command_is_called_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,19 +125,20 @@ def test_a_function_is_found_in_the_folder_the_command_is_called_in(
 def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
     """Without it nobody could judge from outside what was delivered."""
     store, out = FaultyStore(), io.StringIO()
-    source = ListSource(four_shards()[:1], {"s-0": Shelf(records(2))})
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(2))})
     lines = EventLines("a-1", out, wall=lambda: 1.5)
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     runner = Runner(worker, lines.handling)
-    checkpoint, told = store.checkpoint, []
+    write_now, told = store.write, []
 
-    def checkpoint_and_stop(*given: object, **named: object) -> object:
-        runner.stop()
-        told.append(out.getvalue().count('"record"'))
-        return checkpoint(*given, **named)  # type: ignore[arg-type]
+    def stopped_by_a_checkpoint(write: Write) -> Outcome:
+        if isinstance(write, CheckpointLease):
+            runner.stop()
+            told.append(out.getvalue().count('"record"'))
+        return write_now(write)
 
-    store.checkpoint = checkpoint_and_stop  # type: ignore[assignment, method-assign]
-    runner.run()
+    store.write = stopped_by_a_checkpoint  # type: ignore[method-assign]
+    run_to_its_end(runner)
     said = [json.loads(line) for line in out.getvalue().splitlines()]
     assert told == [2]
     common = {"t": 1500, "worker": "a-1", "shard": "s-0"}
@@ -96,6 +151,7 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
             "sub_sequence_number": 0,
             "partition_key": "k-0",
             "sha1": "b6589fc6ab0dc82cf12099d1c2d40ab994e8410c",
+            "epoch": 1,
         },
         common
         | {
@@ -104,6 +160,7 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
             "sub_sequence_number": 0,
             "partition_key": "k-1",
             "sha1": "356a192b7913b04c54574d18c28d46e6395428ab",
+            "epoch": 1,
         },
         common | {"event": "stopped"},
     ]

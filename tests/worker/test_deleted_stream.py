@@ -1,15 +1,17 @@
 """A stream that is deleted while a fleet reads it: its checkpoints outlive it."""
 
 import pytest
-from attrs import define
+from attrs import Factory, define
 from virtual_fleet import Clock, FaultyStore, four_shards, member
 
-from adapters.handling import Handling
-from adapters.reading import Reading
-from adapters.simulator.stream import ListSource, Shelf, records
-from adapters.source import SourceError
-from balancer.config import Config
-from balancer.model import Position, Shard
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.worker.discovery import Discovery
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Me, Position, Shard
+from leasehold.stores.protocol import Listing
 
 HOUR = 3600.0
 
@@ -32,24 +34,53 @@ class Deletable(ListSource):
         return super().gone(shard)
 
 
+@define
+class Reluctant(ListSource):
+    """A stream that cannot be listed, for one reason after another; "" stands for an answer."""
+
+    reasons: list[str] = Factory(list)
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The next refusal, or the listing."""
+        if reason := self.reasons.pop(0):
+            raise SourceUnavailable(reason)
+        return super().shards()
+
+
 def test_its_leases_and_checkpoints_stay(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a stream deleted by mistake, or made anew, would be begun from scratch, and nobody be told."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
-    source.shelves["s-0"] = Shelf(records(3))
+    source.shelves["s-0"] = ShardRecords(records(3))
     happened: list[str] = []
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
+    ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     ours.run(60)
     handling = Handling(lambda _batch: None, observer=lambda what, _holding: happened.append(what))
-    reading = Reading(ours.worker, ours.worker.holdings[0], handling)
+    reading = ShardReading(ours.worker, ours.worker.holdings[0], handling)
     for _ in range(3):
         reading.step(clock.now)
     source.deleted = True
     ours.run(HOUR)
     assert {lease.key: lease.checkpoint.sequence for lease in store.list().leases} == {
         "s-0": "102",
-        "s-1": "LATEST",
-        "s-2": "LATEST",
-        "s-3": "LATEST",
+        "s-1": "TRIM_HORIZON",
+        "s-2": "TRIM_HORIZON",
+        "s-3": "TRIM_HORIZON",
     }
     assert (store.row("s-0").checkpoint, happened) == (Position("102"), ["initialize"])
-    assert "the shards could not be listed, trying again next turn: stream 'orders': it does not exist" in caplog.text
+    said = "the shards could not be listed, trying again at each turn: stream 'orders': it does not exist"
+    assert caplog.text.count(said) == 1
+
+
+def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """A log of one line for each turn buries all else; one that says a thing once for ever hides the next fault."""
+    reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
+    discovery = Discovery(Reluctant(reasons=reasons.copy()))
+    for turn in range(len(reasons)):
+        discovery.want()
+        discovery.shards(float(turn), Listing(()), Me("w-1"))
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "throttled",
+        "forbidden",
+        "the shards are listed again",
+        "throttled",
+    ]

@@ -4,28 +4,55 @@ import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import four_shards
+from virtual_fleet import KCL, Clock, Driven, FaultyStore, Kept, four_shards
 
-from adapters.discovery import Discovery
-from adapters.simulator.stream import ListSource, shard
-from adapters.source import SourceError, SourceUnavailable
-from balancer.model import SHARD_END, TRIM_HORIZON, Hearing, History, Hole, Lease, Me, Position, Shard
-from stores.protocol import Listing, Malformed
+from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.worker.discovery import Discovery
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
+from leasehold.stores.protocol import Listing, Malformed
+from leasehold.stores.writes import CreateLease
 
 HEALTHY = Listing(())
 ME = Me("a-1")
 
 
-def test_nothing_is_listed_while_a_row_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a shard whose lease cannot be read would get a second one, at another position."""
-    source = ListSource(four_shards())
+BROKEN = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
+
+
+def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it one bad row left every new shard unread; or its children would start at the tip, past its rest."""
+    family = [*four_shards(), shard("s-1a", 25, 49, "s-1"), shard("s-1b", 25, 49, "s-1a"), shard("s-3a", 75, 99, "s-3")]
+    source = ListSource(family)
     discovery = Discovery(source)
-    broken = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
-    assert [discovery.shards(now, broken, ME) for now in (0.0, 1.0)] == [None, None]
-    assert source.listings == 0
-    said = "row s-1: leaseCounter is missing; nothing is created or deleted until it is mended"
-    assert caplog.messages == [said], "once, not every turn"
-    assert discovery.shards(2.0, HEALTHY, ME) == tuple(four_shards())
+    listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
+    assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
+    said = (
+        "row s-1: leaseCounter is missing; until it is mended no lease is made for shards of its line, "
+        "and none is deleted"
+    )
+    assert [text for text in caplog.messages if "s-1:" in text] == [said], "once, not every turn"
+    assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)
+
+
+def test_no_lease_goes_while_a_row_cannot_be_read() -> None:
+    """Without it a finished lease could go before the child whose row is bad was begun."""
+    discovery = Discovery(ListSource(four_shards(), missing={"s-9"}))
+    shards = discovery.shards(0.0, BROKEN, ME) or ()
+    assert not discovery.deletable(Lease("s-0"), shards)
+    assert not discovery.deletable(Lease("s-9"), shards)
+    discovery.shards(1.0, HEALTHY, ME)
+    assert discovery.deletable(Lease("s-9"), shards)
+
+
+def test_partitions_wait_for_the_row_of_another() -> None:
+    """Without it a new partition under LATEST would skip its first events: the bad row may say that reading began."""
+    partitions = [Shard(str(number)) for number in range(3)]
+    discovery = Discovery(ListSource(partitions))
+    assert discovery.shards(0.0, Listing((), (Malformed("1", "offset", "is missing"),)), ME) == ()
+    stranger = Listing((), (Malformed("notes.txt", "offset", "is missing"),))
+    assert discovery.shards(1.0, stranger, ME) == tuple(partitions)
 
 
 def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
@@ -67,7 +94,7 @@ def test_what_a_whole_fleet_sees_is_listed_for_by_a_few_in_turns() -> None:
 
 def test_where_bulletins_are_heard_whoever_looks_lists() -> None:
     """Without it the one worker that reads the table for all would seldom list, and the others never."""
-    ((me, discovery, source),) = fleet(1, History(hearing=Hearing()))
+    ((me, discovery, source),) = fleet(1, History(hearing=BulletinState()))
     owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))
     for times in range(1, 6):
         discovery.shards(301.0 * times, owned, me)
@@ -137,3 +164,21 @@ def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() 
         return source.listings
 
     assert [listings_at(at) for at in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
+
+
+def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
+    """Without it such a row is claimed and refused once a minute, with an ERROR each time, until the next listing."""
+    clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
+    worker = Worker(store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, process="p-1")
+    ours = Driven(worker, clock)
+    ours.run(60.0)
+    store.write(CreateLease(Lease("s-9", hash_range=(0, 9), checkpoint=Position("7"))))
+    ours.run(60.0)
+    tried = next(holding for holding in worker.holdings if holding.key == "s-9")
+    assert source.listings == 1
+    worker.exclude("s-9", 60.0)
+    tried.ask_release()
+    assert tried.part()
+    ours.run(40.0)
+    # One listing showed that it is to go, another that it is gone.
+    assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})

@@ -6,10 +6,15 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member
 
-from adapters.cli.consume import _config
-from adapters.event_hubs.pace import paced
-from adapters.simulator.stream import ListSource
-from balancer.config import Config, EventHubs, KclRust, Minimal, Rules
+from leasehold.adapters.cli.consume import _config
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.sources.event_hubs.pace import paced
+from leasehold.balancer.config import Config
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.writes import RenewLease, StealLease
 
 SOURCE = "eventhubs://contoso/flights"
 
@@ -23,7 +28,7 @@ SOURCE = "eventhubs://contoso/flights"
         (EventHubs("python"), (180.0, 30.0, 20.0)),
     ],
 )
-def test_over_event_hubs_the_seconds_suit_official_workers(rules: Rules, seconds: tuple[float, float, float]) -> None:
+def test_over_event_hubs_the_seconds_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
     """At ten seconds every official peer, renewing every thirty, would count as dead; at forty they would rob us."""
     config = paced(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
@@ -57,7 +62,7 @@ def test_a_thief_that_a_reading_shows_is_believed_before_the_next_renewal() -> N
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
-    store.steal(store.row("s-0"), "sdk-1")
+    store.write(StealLease(store.row("s-0"), "sdk-1"))
     one.worker.hurry()
     one.worker.turn(clock.now)
     assert (victim.lost.is_set(), victim.why) == (True, "now owned by sdk-1")
@@ -67,11 +72,11 @@ def test_a_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFix
     """A group of two minds about expiry robs itself for ever, and nobody would know why."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
-    store.steal(store.row("s-0"), "sdk-1")
+    store.write(StealLease(store.row("s-0"), "sdk-1"))
     with caplog.at_level(logging.WARNING, "leasehold.worker"):
         for _ in range(4):
             one.run(0.8 * KCL.lease_seconds)
-            store.renew(store.row("s-0"))
+            store.write(RenewLease(store.row("s-0")))
     said = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("worker sdk-1 let ")

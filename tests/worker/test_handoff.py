@@ -3,11 +3,12 @@
 import pytest
 from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
 
-from adapters.identity import Identity
-from adapters.simulator.stream import ListSource
-from balancer.config import Config
-from balancer.model import Lease, Position
-from stores.protocol import Done, Outcome, OutcomeUnknown, Promises
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.worker.identity import Identity
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Promises
+from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease, WithdrawRequest, Write
 
 MINIMAL = Config(lease_seconds=10.0)
 
@@ -37,7 +38,7 @@ def consumer(driven: Driven) -> Kept:
 
 def asked_for(store: FaultyStore, key: str = "s-0", heir: str = "b-1") -> None:
     """A request on a lease, as its heir writes it."""
-    outcome = store.request_handoff(store.row(key), heir)
+    outcome = store.write(RequestLease(store.row(key), heir))
     assert isinstance(outcome, Done)
 
 
@@ -60,6 +61,18 @@ def test_an_owner_asked_for_a_lease_is_told_at_its_next_renewal() -> None:
     one.run(MINIMAL.renew_seconds + 0.1)
     assert [holding.key for holding in consumer(one).parting] == ["s-0"]
     assert store.row("s-0").owner == "b-1"
+
+
+def test_whoever_was_alone_watches_its_heir_at_once() -> None:
+    """C13: an heir that dies with its first lease would be noticed as late as somebody who is alone looks."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    asked_for(store)
+    one.run(MINIMAL.renew_seconds + 0.1)
+    assert isinstance(store.write(ClaimLease(store.row("s-0"), "b-1")), Done)
+    one.turn_due = clock.now  # as the runner is told
+    one.run(3.1)
+    assert one.worker.watch.sightings["s-0"].lease.owner == "b-1"
 
 
 def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
@@ -98,10 +111,10 @@ class Mute(FaultyStore):
 
     told = False
 
-    def take_back(self, lease: Lease, me: str) -> Outcome:
+    def write(self, write: Write) -> Outcome:
         """Carried out, each time."""
-        outcome = super().take_back(lease, me)
-        if self.told:
+        outcome = super().write(write)
+        if self.told or not isinstance(write, TakeBackLease):
             return outcome
         self.told = True
         raise OutcomeUnknown("the reply was lost")
@@ -169,7 +182,7 @@ def test_what_was_accepted_is_not_taken_back() -> None:
     one, _two = pair(clock, store)
     asked_for(store)
     one.run(MINIMAL.renew_seconds + 0.1)
-    store.accept(store.row("s-0"), "b-1")
+    store.write(ClaimLease(store.row("s-0"), "b-1"))
     one.turn_due = clock.now
     one.run(2.1)
     assert ("s-0" in one.held, store.row("s-0").owner) == (False, "b-1")
@@ -202,7 +215,7 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.part()
-    store.claim(store.row(holding.key), "b-1", Identity("b-1", "p-2").notes)
+    store.write(ClaimLease(store.row(holding.key), "b-1", Identity("b-1", "p-2").notes))
     assert holding.part()
     one.turn_due = clock.now
     one.run(2.1)
@@ -229,7 +242,7 @@ def test_a_request_taken_back_leaves_the_lease_where_it_is() -> None:
     asked_for(store, holding.key)
     assert holding.renew()
     assert holding.parting
-    store.withdraw(store.row(holding.key), "b-1")
+    store.write(WithdrawRequest(store.row(holding.key), "b-1"))
     assert not holding.part()
     assert (holding.parting, holding.lost.is_set(), store.row(holding.key).owner) == (False, False, "a-1")
 

@@ -2,19 +2,19 @@
 
 import time
 from collections.abc import Callable
-from threading import Thread
 
 import pytest
+from running import running
 from types_boto3_dynamodb import DynamoDBClient
 
-from adapters.handling import Delivery, Handling, Happening
-from adapters.holding import Holding
-from adapters.runner import Runner
-from adapters.simulator.stream import ListSource, Shelf, even_shards, records
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON, Lease
-from stores.urls import open_store
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services
 
@@ -45,36 +45,39 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
         if ends[-1] == ("stopped", "s-0"):
             gifts.append(holding.given)
 
-    source = ListSource(even_shards(("s-0", "s-1")), {"s-0": Shelf(records(10)), "s-1": Shelf(records(10))})
+    source = ListSource(
+        even_shards(("s-0", "s-1")), {"s-0": ShardRecords(records(10)), "s-1": ShardRecords(records(10))}
+    )
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
     # Checkpoints are so rare that only the hand-over says how far this worker came.
     handling = Handling(handle, observer=happened, checkpoint_seconds=1000.0)
     runner = Runner(Worker(store=store, source=source, me="ours", config=config), handling)
-    working = Thread(target=runner.run, daemon=True)
-    working.start()
-    key = {"leaseKey": {"S": "s-0"}}
-    until(lambda: len(handled) == 20)
-    source.shelves["s-0"].records += records(5, 10)
-    until(lambda: len(handled) == 25)
-    # As the leader writes it: the counter stays, and the old owner goes on under another name.
-    dynalite_client.update_item(
-        TableName=TABLE,
-        Key=key,
-        UpdateExpression="SET leaseOwner = :java, checkpointOwner = :ours",
-        ConditionExpression="leaseOwner = :ours AND attribute_not_exists(checkpointOwner)",
-        ExpressionAttributeValues={":java": {"S": "java-1"}, ":ours": {"S": "ours"}},
-    )
-    until(lambda: ("stopped", "s-0") in ends)
-    row = dynalite_client.get_item(TableName=TABLE, Key=key, ConsistentRead=True)["Item"]
-    told = {
-        name: row.get(name, {}).get("S") for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "checkpoint")
-    }
-    assert told == {"leaseOwner": "java-1", "checkpointOwner": None, "handoffOwner": None, "checkpoint": handled[-1]}
-    assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
-    # Java finds it at its next poll, which may be a lease's whole length away: it is no gift to be taken back.
-    assert gifts == [None]
-    runner.stop()
-    working.join(WAIT)
-    assert not working.is_alive()
+    with running(runner):
+        key = {"leaseKey": {"S": "s-0"}}
+        until(lambda: len(handled) == 20)
+        source.shelves["s-0"].records += records(5, 10)
+        until(lambda: len(handled) == 25)
+        # As the leader writes it: the counter stays, and the old owner goes on under another name.
+        dynalite_client.update_item(
+            TableName=TABLE,
+            Key=key,
+            UpdateExpression="SET leaseOwner = :java, checkpointOwner = :ours",
+            ConditionExpression="leaseOwner = :ours AND attribute_not_exists(checkpointOwner)",
+            ExpressionAttributeValues={":java": {"S": "java-1"}, ":ours": {"S": "ours"}},
+        )
+        until(lambda: ("stopped", "s-0") in ends)
+        row = dynalite_client.get_item(TableName=TABLE, Key=key, ConsistentRead=True)["Item"]
+        told = {
+            name: row.get(name, {}).get("S") for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "checkpoint")
+        }
+        assert told == {
+            "leaseOwner": "java-1",
+            "checkpointOwner": None,
+            "handoffOwner": None,
+            "checkpoint": handled[-1],
+        }
+        assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
+        # Java finds it at its next poll, which may be a lease's whole length away: it is no gift to be taken back.
+        assert gifts == [None]
     assert sorted(ends) == [("initialize", "s-0"), ("initialize", "s-1"), ("stopped", "s-0"), ("stopped", "s-1")]

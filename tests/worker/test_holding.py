@@ -6,11 +6,12 @@ from threading import Barrier, Thread
 import pytest
 from virtual_fleet import Clock, FaultyStore
 
-from adapters.holding import Holding
-from adapters.identity import Identity
-from balancer.model import SHARD_END, Lease, Position
-from stores.protocol import Lost, Outcome, OutcomeUnknown
-from stores.transacted import Change
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.identity import Identity
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises
+from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease, Write
 
 
 class CountingStore(FaultyStore):
@@ -18,16 +19,17 @@ class CountingStore(FaultyStore):
 
     refused = 0
 
-    def _change(self, key: str, change: Change) -> Outcome:
-        outcome = super()._change(key, change)
+    def write(self, write: Write) -> Outcome:
+        """Apply it, and count a refusal."""
+        outcome = super().write(write)
         self.refused += isinstance(outcome, Lost)
         return outcome
 
 
 def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holding:
     """A lease just claimed."""
-    store.create(Lease("s-0"))
-    store.claim(store.row("s-0"), "a-1", (("process", "p-1/a-1"),))
+    store.write(CreateLease(Lease("s-0")))
+    store.write(ClaimLease(store.row("s-0"), "a-1", (("process", "p-1/a-1"),)))
     return Holding(
         store,
         store.row("s-0"),
@@ -73,7 +75,7 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     """Without it an heir would wait for a checkpoint and then for a gift that stores the same position again."""
     store = FaultyStore()
     holding = held(store)
-    store.request_handoff(store.row("s-0"), "b-1")
+    store.write(RequestLease(store.row("s-0"), "b-1"))
     assert holding.renew()
     count = len(store.writes)
     assert holding.checkpoint(Position("5"), unless_parting=True)
@@ -91,6 +93,21 @@ def test_a_note_is_no_sign_of_life() -> None:
     assert holding.confirmed == 1000.0
     assert holding.renew()
     assert holding.confirmed == 1005.0
+
+
+class Uncounted(FaultyStore):
+    """A layout in which nobody counts owners."""
+
+    @property
+    def promises(self) -> Promises:
+        """All but the count."""
+        return Promises(counts_owners=False)
+
+
+def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
+    """Without it a handler would fence by a number that stays 0, and let every former owner in."""
+    tokens = [Delivery((), Position("1"), None, held(store)).epoch for store in (FaultyStore(), Uncounted())]
+    assert tokens == [1, None]
 
 
 @pytest.mark.parametrize("keep_owner", [False, True])
@@ -121,9 +138,9 @@ def test_what_is_lost_stays_lost() -> None:
     """Without it a reader that was told to stop could go on with another owner's lease."""
     store = FaultyStore()
     holding = held(store)
-    store.steal(store.row("s-0"), "b-1")
+    store.write(StealLease(store.row("s-0"), "b-1"))
     assert not holding.renew()
-    store.steal(store.row("s-0"), "a-1", (("process", "p-1/a-1"),))
+    store.write(StealLease(store.row("s-0"), "a-1", (("process", "p-1/a-1"),)))
     assert [holding.renew(), holding.checkpoint(Position("5")), holding.annotate("x", "y")] == [False] * 3
     assert store.row("s-0").checkpoint == Lease("s").checkpoint
 
@@ -132,6 +149,21 @@ def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
     """Without it its former owner would take it back at once, past every plan."""
     store = FaultyStore()
     holding = held(store)
-    store.release(store.row("s-0"), "a-1")
+    store.write(ReleaseLease(store.row("s-0"), "a-1"))
     assert not holding.renew()
     assert (holding.lost.is_set(), holding.given) == (True, None)
+
+
+def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
+    """Without it a lease would be read on that others may have claimed: they count from when it was applied."""
+    store, clock = FaultyStore(), Clock()
+    holding = held(store, clock)
+
+    def pass_four_seconds() -> None:
+        clock.now += 4.0
+
+    store.passes = pass_four_seconds
+    assert holding.renew()
+    assert (holding.confirmed, clock.now) == (1000.0, 1008.0)
+    clock.now = 1010.1
+    assert holding.expired

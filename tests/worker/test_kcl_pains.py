@@ -7,11 +7,14 @@ import pytest
 from attrs import evolve
 from virtual_fleet import Clock, Driven, FaultyStore, member, together
 
-from adapters.simulator.stream import ListSource, even_shards
-from balancer.actions import Action, Claim, Create, Release, RequestHandoff
-from balancer.config import Config, Kcl, Minimal, Rules
-from balancer.model import SHARD_END, TRIM_HORIZON, History, Lease, Me, Position
-from balancer.plan import plan
+from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.balancer.actions import Action, Claim, Create, Release, RequestHandoff
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, History, Lease, Me, Position
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
 
 MINIMAL = Config(lease_seconds=10.0)
 SHARDS = tuple(f"s-{n}" for n in range(6))
@@ -32,7 +35,7 @@ def held(owner: str, *keys: str) -> list[Lease]:
     return [Lease(key, owner=owner, checkpoint=Position("7"), yields=True) for key in keys]
 
 
-def planned(leases: list[Lease], me: str, rules: Rules = MINIMAL.rules) -> tuple[Action, ...]:
+def planned(leases: list[Lease], me: str, rules: RuleSet = MINIMAL.rules) -> tuple[Action, ...]:
     """What a worker does about them."""
     return plan(leases, None, Me(me), Config(rules=rules, lease_seconds=10.0))
 
@@ -91,7 +94,7 @@ def test_children_spread_at_once_after_a_reshard() -> None:
     children = [Lease(f"c-{n}", idle=math.inf) for n in range(8)]
     leases = [*children, *held("a", "a-0", "a-1"), *held("b", "b-0", "b-1")]
 
-    def claimed(me: str, rules: Rules) -> set[str]:
+    def claimed(me: str, rules: RuleSet) -> set[str]:
         return {action.lease.key for action in planned(leases, me, rules) if isinstance(action, Claim)}
 
     ours = [claimed(me, MINIMAL.rules) for me in "ab"]

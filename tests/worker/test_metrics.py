@@ -1,6 +1,7 @@
-"""What a worker tells OpenTelemetry: seven names that alarms are built on, and nothing where it is not installed."""
+"""What a worker tells OpenTelemetry: twelve names that alarms are built on, and nothing where it is not installed."""
 
 import sys
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -9,15 +10,18 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from virtual_fleet import Clock, FaultyStore, four_shards, member, together
 
-from adapters.exporting import exporting
-from adapters.handling import Handling
-from adapters.metrics import Metrics
-from adapters.reading import Reading
-from adapters.runner import Runner
-from adapters.simulator.stream import ListSource, Shelf, records
-from adapters.source import Batch
-from balancer.config import Config
-from balancer.model import SHARD_END, Lease
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.exporting import exporting
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.metrics import WorkerMetrics
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
+from leasehold.stores.writes import CreateLease
 
 Series = dict[tuple[str, str], float]
 
@@ -37,29 +41,96 @@ def told(reader: InMemoryMetricReader) -> Series:
 def test_the_table_the_stream_and_each_lease_are_told() -> None:
     """Without it nobody would be woken by a fleet that falls behind, or leaves shards to nobody."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
-    shelf = source.shelves["s-0"] = Shelf(records(30), size=20)
+    shelf = source.shelves["s-0"] = ShardRecords(records(30), size=20)
     shelf.records = [record._replace(data=bytes(7)) for record in shelf.records]
-    store.create(Lease("old", checkpoint=SHARD_END))
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
+    store.write(CreateLease(Lease("old", checkpoint=SHARD_END)))
+    ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     reader = InMemoryMetricReader()
-    metrics = Metrics(ours.worker, MeterProvider([reader]).get_meter("test"))
-    assert told(reader) == {("total_leases", "a-1"): 0, ("unclaimed_leases", "a-1"): 0, ("worker_leases", "a-1"): 0}
+    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    assert told(reader) == {("worker_leases", "a-1"): 0}
     ours.run(60)
     store.rewrite("s-3", lambda lease: evolve(lease, owner=None))
     ours.worker.holdings[3].drop("it is another's now")
     ours.run(ours.turn_due - clock.now)
-    reading = Reading(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
+    reading = ShardReading(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
     for _ in range(3):
-        reading.step(clock.now)
+        clock.now = reading.step(clock.now)
     assert told(reader) == {
         ("total_leases", "a-1"): 4,
         ("total_shards", "a-1"): 4,
         ("unclaimed_leases", "a-1"): 1,
+        ("unread_leases", "a-1"): 1,
+        ("lag_max", "a-1"): 0,
+        ("lag_sum", "a-1"): 0,
         ("worker_leases", "a-1"): 4,
         ("millis_behind_latest", "s-0"): 0,
         ("bytes", "s-0"): 210,
         ("records", "s-0"): 30,
     }
+
+
+def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
+    """Nobody could scale by lag, or be woken by it: each worker knows its own leases alone."""
+    clock, store = Clock(), FaultyStore()
+    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours.run(60)
+    reader = InMemoryMetricReader()
+    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    ours.worker.holdings[0].reach.read(Batch((), None, 40.0, 0.2), clock.now)
+    note = Reach(time.time(), "b-1", behind=25.0, read=time.time()).note
+    for key in ("s-1", "s-2"):
+        store.rewrite(key, lambda lease: evolve(lease, owner="b-1", notes=((NOTE, note),)))
+    for holding in ours.worker.holdings[1:3]:
+        holding.drop("it is another's now")
+    ours.run(ours.turn_due - clock.now)
+    found = told(reader)
+    assert (found["lag_max", "a-1"], found["lag_sum", "a-1"]) == (40.0, 90.0)
+    assert metrics is not None
+
+
+def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
+    """Without it a fleet of one worker, or a hung lookout, would never say that nobody reads a lease."""
+    clock, store = Clock(), FaultyStore()
+    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours.run(60)
+    reader = InMemoryMetricReader()
+    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    ours.worker.holdings[0].reach.read(Batch((), None, 40.0, 0.2), clock.now)
+    note = Reach(time.time(), "a-1", behind=25.0, read=time.time() - 300).note
+    store.rewrite("s-0", lambda lease: evolve(lease, notes=((NOTE, note),)))
+    ours.run(ours.turn_due - clock.now)
+    assert told(reader)["unread_leases", "a-1"] == 1
+    assert metrics is not None
+
+
+def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
+    """Without it a lease that passes from worker to worker looks like any other."""
+    clock, store = Clock(), FaultyStore()
+    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours.run(1)
+    note = Reach(time.time(), "b-1").note
+    ours.worker.holdings[0].drop("it is another's now")
+    store.rewrite("s-0", lambda lease: evolve(lease, owner=None, notes=((NOTE, note),)))
+    ours.run(60)
+    reader = InMemoryMetricReader()
+    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    for holding in 2 * ours.worker.holdings:
+        metrics.read(holding, Batch((), None, 0.0, 0.2))
+    found = told(reader)
+    assert {key: value for key, value in found.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
+
+
+def test_an_old_reading_of_the_table_is_not_told() -> None:
+    """Most workers read the table seldom: their old view would set off alarms, and keep others silent."""
+    clock, store = Clock(), FaultyStore()
+    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours.run(60)
+    reader = InMemoryMetricReader()
+    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    assert ("total_leases", "a-1") in told(reader)
+    clock.now += 41
+    assert {name for name, _ in told(reader)} == {"total_shards", "worker_leases"}
+    assert metrics is not None
 
 
 def test_what_is_no_longer_held_is_told_by_its_new_owner() -> None:
@@ -68,7 +139,7 @@ def test_what_is_no_longer_held_is_told_by_its_new_owner() -> None:
     ours = member(store, ListSource(four_shards()), clock)
     ours.run(60)
     reader = InMemoryMetricReader()
-    metrics = Metrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     for holding in ours.worker.holdings[:2]:
         metrics.read(holding, Batch((), None, 1.5, 0.2, size=10))
         metrics.read(holding, Batch((), None, None, 0.2))  # a reading that failed says nothing of the tip
@@ -79,17 +150,25 @@ def test_what_is_no_longer_held_is_told_by_its_new_owner() -> None:
 
 def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it an extra that nobody asked for would be needed by everybody."""
-    monkeypatch.setitem(sys.modules, "adapters.metrics", None)
+    monkeypatch.setitem(sys.modules, "leasehold.adapters.reading.metrics", None)
     handling = Handling(lambda _batch: None)
-    runner = Runner(member(FaultyStore(), ListSource(four_shards()), Clock()).worker, handling)
-    assert runner._handling is handling  # noqa: SLF001  nothing stands in between
+    runner = Runner(Worker(store=FaultyStore(), source=ListSource(four_shards()), me="a-1"), handling)
+    assert runner.handling.handler is handling.handler
 
 
 @pytest.mark.parametrize(
     ("name", "environment", "says"),
     [
-        ("koala", None, "metrics: there is no exporter 'koala' .koala.; choose among console, none, otlp"),
-        (None, "koala", "metrics: there is no exporter 'koala' .koala.; choose among console, none, otlp"),
+        (
+            "koala",
+            None,
+            "metrics: there is no exporter 'koala'; choose among console, none, otlp, or pip install .*-koala",
+        ),
+        (
+            None,
+            "koala",
+            "metrics: there is no exporter 'koala'; choose among console, none, otlp, or pip install .*-koala",
+        ),
     ],
 )
 def test_an_unknown_exporter_is_named(
@@ -125,7 +204,7 @@ def test_two_workers_of_one_program_are_both_told() -> None:
     together(fleet, 60)
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
-    kept = [Metrics(each.worker, meter) for each in fleet]
+    kept = [WorkerMetrics(each.worker, meter) for each in fleet]
     data = reader.get_metrics_data()
     assert data is not None
     held = [

@@ -1,5 +1,6 @@
 """One held lease being read, step by step: order, faults, thefts, ends."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -7,14 +8,24 @@ import pytest
 from attrs import define, evolve, field
 from virtual_fleet import KCL, Clock, FaultyStore, Kept
 
-from adapters.handling import Delivery, Handling
-from adapters.holding import Holding
-from adapters.reading import Reading
-from adapters.simulator.stream import ListSource, Shelf, records, shard
-from adapters.source import Record, SourceError
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.adapters.proving.simulator.world.stream import (
+    FIRST_MS,
+    ListReader,
+    ListSource,
+    ShardRecords,
+    records,
+    shard,
+)
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.room import Room
+from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.writes import CreateLease, StealLease
 
 MINIMAL = Config(lease_seconds=10.0)
 
@@ -23,7 +34,7 @@ MINIMAL = Config(lease_seconds=10.0)
 class Bench:
     """One worker that holds s-0, and a handler that does what the test says."""
 
-    shelf: Shelf = field(factory=lambda: Shelf(records(5)))
+    shelf: ShardRecords = field(factory=lambda: ShardRecords(records(5)))
     lease: Lease = field(factory=lambda: Lease("s-0", hash_range=(0, 9)))
     clock: Clock = field(factory=Clock)
     store: FaultyStore = field(factory=FaultyStore)
@@ -31,13 +42,14 @@ class Bench:
     config: Config = MINIMAL
     handed: list[list[bytes]] = field(factory=list)
     happened: list[str] = field(factory=list)
+    dues: dict[ShardReading, float] = field(factory=dict)
     does: Callable[[Delivery], object] = lambda _delivery: None
     worker: Worker = field(init=False)
     consumer: Kept = field(factory=Kept)
 
     def __attrs_post_init__(self) -> None:
         self.source.shelves["s-0"] = self.shelf
-        self.store.create(self.lease)
+        self.store.write(CreateLease(self.lease))
         self.worker = Worker(
             store=self.store,
             source=self.source,
@@ -59,22 +71,24 @@ class Bench:
         self.handed.append([record.data for record in delivery.records])
         self.does(delivery)
 
-    def reading(self, **policy: Any) -> Reading:  # noqa: ANN401  any of the policy's settings
-        """A reading of what it holds."""
-        handling = evolve(
-            Handling(self.handle, observer=lambda happening, _holding: self.happened.append(happening)), **policy
-        )
-        return Reading(self.worker, self.holding, handling)
+    def reading(self, room: Room | None = None, **policy: Any) -> ShardReading:  # noqa: ANN401  any of its settings
+        """A reading of what it holds, which checkpoints every batch unless the policy says otherwise."""
 
-    def steps(self, reading: Reading, count: int) -> float:
+        def observe(happening: Happening, _holding: Holding) -> None:
+            self.happened.append(happening)
+
+        handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
+        return ShardReading(self.worker, self.holding, handling, room)
+
+    def steps(self, reading: ShardReading, count: int) -> float:
         """That many steps, each when it wishes to be called."""
-        due = self.clock.now
         for _ in range(count):
-            self.clock.now = max(self.clock.now, due)
-            due = reading.step(self.clock.now)
-        return due
+            due = self.dues.get(reading, self.clock.now)
+            self.clock.now = max(self.clock.now, due if due < math.inf else self.clock.now)
+            self.dues[reading] = reading.step(self.clock.now)
+        return self.dues[reading]
 
-    def until_over(self, reading: Reading) -> None:
+    def until_over(self, reading: ShardReading) -> None:
         """Steps until there is nothing left to do."""
         due = self.clock.now
         for _ in range(100):
@@ -92,20 +106,44 @@ def data(count: int, start: int = 0) -> list[bytes]:
 
 def test_records_are_handed_over_in_order_and_checkpointed() -> None:
     """Without it a restart would hand them all over again."""
-    bench = Bench(Shelf(records(5), size=2))
+    bench = Bench(ShardRecords(records(5), size=2))
     bench.steps(bench.reading(), 4)
     assert bench.handed == [data(2), data(2, 2), data(1, 4)]
     assert bench.store.row("s-0").checkpoint == Position("104")
     assert bench.source.opened == [("s-0", TRIM_HORIZON)]
 
 
+@define
+class Numbered(ListSource):
+    """Remembers under which number each reader was opened."""
+
+    epochs: list[int] = field(factory=list)
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """With the lease's epoch noted."""
+        self.epochs.append(lease.epoch)
+        return super().open(lease, start)
+
+
+def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
+    """Without it what repeats a batch under the ownership's number would be shut out by that ownership's own reader."""
+    source, tokens = Numbered(), []
+    bench = Bench(source=source, does=lambda delivery: tokens.append(delivery.epoch))
+    assert bench.holding.renew()
+    assert bench.holding.renew()
+    bench.steps(bench.reading(), 2)
+    assert source.epochs == tokens == [bench.holding.epoch]
+    assert bench.store.row("s-0").epoch > bench.holding.epoch
+
+
 def test_checkpoints_may_be_spared() -> None:
     """Without it a busy shard would cost a write for each batch."""
-    bench = Bench(Shelf(records(5), size=1))
+    bench = Bench(ShardRecords(records(5), size=1))
     reading = bench.reading(checkpoint_seconds=60)
     bench.steps(reading, 6)
     assert bench.store.row("s-0").checkpoint == Position("100")
     bench.clock.now += 60
+    bench.worker.renew(bench.clock.now)
     bench.steps(reading, 1)
     assert bench.store.row("s-0").checkpoint == Position("104")
 
@@ -113,7 +151,7 @@ def test_checkpoints_may_be_spared() -> None:
 def test_a_child_waits_for_its_parents() -> None:
     """Without it records of one key would be handed over in the wrong order (L12)."""
     bench = Bench(lease=Lease("s-0", parents=("p",)))
-    bench.store.create(Lease("p", owner="z-1", checkpoint=Position("3")))
+    placed(bench.store, Lease("p", owner="z-1", checkpoint=Position("3")))
     reading = bench.reading()
     bench.steps(reading, 3)
     assert (bench.handed, bench.source.opened) == ([], [])
@@ -124,18 +162,59 @@ def test_a_child_waits_for_its_parents() -> None:
 
 def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
     """Without it what arrives before the first checkpoint would be lost with a crash."""
-    bench = Bench(Shelf(), lease=Lease("s-0", checkpoint=LATEST))
+    bench = Bench(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     bench.steps(bench.reading(), 1)
-    pinned = at_timestamp(1_700_000_000_003)
-    assert bench.store.row("s-0").note("latest_ms") == "1700000000003"
+    pinned = at_timestamp(FIRST_MS + 2)
+    assert bench.store.row("s-0").note("latest_ms") == str(pinned.sub)
     assert bench.store.row("s-0").checkpoint == LATEST
-    bench.steps(bench.reading(), 1)
+    bench.shelf.records += records(3, 2)
+    bench.steps(bench.reading(), 2)
     assert bench.source.opened == [("s-0", pinned), ("s-0", pinned)]
+    assert bench.handed == [data(3, 2)]
+
+
+def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
+    """Without it the second try would pin a later present, and skip what arrived in between."""
+    bench = Bench(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
+    bench.store.lose_replies = 1
+    reading = bench.reading()
+    due = bench.steps(reading, 1)
+    bench.shelf.records += records(3, 2)
+    bench.clock.now = due
+    bench.steps(reading, 2)
+    assert bench.store.row("s-0").note("latest_ms") == str(FIRST_MS + 2)
+    assert bench.handed == [data(3, 2)]
+
+
+def test_what_a_reader_passed_over_and_did_not_deliver_is_read_again() -> None:
+    """Without it a source of a user's own that raises in the midst of a reading would lose what it had fetched."""
+
+    @define
+    class BreaksOffOnce(ListReader):
+        """Fetches, and then finds that the connection broke off."""
+
+        def read(self) -> Batch:
+            batch = super().read()
+            if len(bench.source.opened) == 1:
+                raise SourceUnavailable("the connection broke off")
+            return batch
+
+    class Breaking(ListSource):
+        """A stream with such readers."""
+
+        def open(self, lease: Lease, start: Position) -> Reader:
+            reader = super().open(lease, start)
+            assert isinstance(reader, ListReader)
+            return BreaksOffOnce(reader.shelf, reader.at)
+
+    bench = Bench(ShardRecords(records(4), size=2), source=Breaking())
+    bench.steps(bench.reading(), 5)
+    assert bench.handed == [data(2), data(2, 2)]
 
 
 def test_nothing_is_read_while_latest_cannot_be_pinned() -> None:
     """Without it the first read could come before the note that makes it safe."""
-    bench = Bench(Shelf(), lease=Lease("s-0", checkpoint=LATEST))
+    bench = Bench(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
     bench.store.down = True
     bench.steps(bench.reading(), 2)
     assert bench.source.opened == []
@@ -165,6 +244,26 @@ def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     assert bench.store.row("s-0").checkpoint == Position("104")
 
 
+def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
+    """Without it a handler that fails at once burns all its attempts at once, and a shard is asked too often."""
+
+    def fails_once(_delivery: Delivery) -> None:
+        if len(bench.handed) == 1:
+            raise ValueError("a passing fault")
+
+    bench = Bench(ShardRecords(records(2), wait_seconds=3.0), does=fails_once)
+    reading, now = bench.reading(), bench.clock.now
+    again = bench.steps(reading, 2)
+    assert again > now
+    assert (reading.step(now), len(bench.handed)) == (again, 1)
+    bench.clock.now = again
+    bench.shelf.records += records(1, 2)
+    assert reading.step(again) == now + 3.0
+    assert (reading.step(again), len(bench.handed)) == (now + 3.0, 2)
+    reading.step(now + 3.0)
+    assert bench.handed == [data(2), data(2), data(1, 2)]
+
+
 def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a poisoned record would be skipped silently, or retried for ever by the same worker."""
 
@@ -181,7 +280,7 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
     assert bench.worker.holdings == ()
 
 
-def test_a_dead_letter_takes_a_batch_over_and_the_shard_goes_on() -> None:
+def test_a_dead_letter_takes_a_record_over_and_the_shard_goes_on() -> None:
     """Without it those who prefer going on to waiting would have no way."""
     letters: list[tuple[list[bytes], str]] = []
 
@@ -189,11 +288,11 @@ def test_a_dead_letter_takes_a_batch_over_and_the_shard_goes_on() -> None:
         if delivery.records[0].data == b"0":
             raise ValueError("poison")
 
-    bench = Bench(Shelf(records(4), size=2), does=fails_on_the_first)
+    bench = Bench(ShardRecords(records(4), size=2), does=fails_on_the_first)
     bury = lambda delivery, error: letters.append(([each.data for each in delivery.records], str(error)))  # noqa: E731
-    bench.steps(bench.reading(attempts=2, dead_letter=bury), 4)
-    assert letters == [(data(2), "poison")]
-    assert bench.handed == [data(2), data(2), data(2, 2)]
+    bench.steps(bench.reading(attempts=2, dead_letter=bury), 6)
+    assert letters == [(data(1), "poison")]
+    assert bench.handed == [data(2), data(2), data(1), data(1, 1), data(2, 2)]
     assert bench.store.row("s-0").checkpoint == Position("103")
 
 
@@ -213,7 +312,7 @@ def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     told: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
-        bench.store.steal(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),))
+        bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
         told.append(delivery.checkpoint())
         told.append(delivery.lost)
 
@@ -227,7 +326,7 @@ def test_after_a_theft_work_done_may_be_said_late() -> None:
     """Without the option the thief would do again what was done already."""
 
     def robbed(_delivery: Delivery) -> None:
-        bench.store.steal(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),))
+        bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
     bench = Bench(does=robbed)
     bench.until_over(bench.reading(late_checkpoints=True))
@@ -252,7 +351,7 @@ def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
 def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
     """Without this order a crash in between would strand the children, or skip the tail (L3)."""
     children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
-    bench = Bench(Shelf(records(3), children, ended=True))
+    bench = Bench(ShardRecords(records(3), children, ended=True))
     bench.until_over(bench.reading())
     row = bench.store.row("s-0")
     assert bench.store.writes[-3:] == ["c-0", "c-1", "s-0"]
@@ -272,7 +371,7 @@ def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    bench = Bench(Shelf(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), does=fails)
+    bench = Bench(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), does=fails)
     bench.until_over(bench.reading(attempts=2))
     assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
     assert bench.store.get(["c-0"]) == ()
@@ -281,7 +380,7 @@ def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
 def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     """Without it the child could be read before a parent that nobody has met yet."""
     child = shard("c-0", 0, 9, "s-0", "s-1")
-    bench = Bench(Shelf(records(1), (child,), ended=True))
+    bench = Bench(ShardRecords(records(1), (child,), ended=True))
     bench.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
     bench.until_over(bench.reading())
     assert bench.store.get(["c-0"]) == ()
@@ -290,7 +389,7 @@ def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
 
 def test_an_end_without_named_children_looks_them_up() -> None:
     """Without it services that do not name children would leave the rest of the stream unread."""
-    bench = Bench(Shelf(records(1), ended=True))
+    bench = Bench(ShardRecords(records(1), ended=True))
     bench.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
     bench.until_over(bench.reading())
     assert [lease.key for lease in bench.store.get(["c-0"])] == ["c-0"]
@@ -298,7 +397,7 @@ def test_an_end_without_named_children_looks_them_up() -> None:
 
 def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
     """Without it a fleet under KCL's rules would count its load differently from KCL."""
-    bench = Bench(Shelf(records(1), ended=True), config=KCL)
+    bench = Bench(ShardRecords(records(1), ended=True), config=KCL)
     bench.until_over(bench.reading())
     assert (bench.store.row("s-0").owner, bench.store.row("s-0").ended) == ("a-1", True)
     assert [holding.key for holding in bench.worker.holdings] == ["s-0"]
@@ -318,7 +417,7 @@ def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
 
 def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
     """Without it a lost reply would either stop the reader or move a checkpoint back."""
-    bench = Bench(Shelf(records(4), size=2))
+    bench = Bench(ShardRecords(records(4), size=2))
     reading = bench.reading()
     bench.steps(reading, 1)
     bench.store.lose_replies = 1
@@ -334,7 +433,7 @@ def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
         if delivery.records[0].data == b"2":
             raise OSError("passing")
 
-    bench = Bench(Shelf(records(4), size=2), does=fails_on_the_second)
+    bench = Bench(ShardRecords(records(4), size=2), does=fails_on_the_second)
     reading = bench.reading(checkpoint_seconds=3600)
     bench.steps(reading, 3)
     bench.holding.ask_release()

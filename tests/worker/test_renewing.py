@@ -2,18 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterable
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from attrs import define, field
+from running import running
 from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member
 
-from adapters.runner import Runner
-from adapters.simulator.stream import ListSource
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import Lease, Notes, Position
-from stores.protocol import Outcome
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Position
+from leasehold.stores.protocol import Outcome
+from leasehold.stores.writes import RenewLease, Write
 
 WAIT = 30.0
 
@@ -40,7 +42,7 @@ def stalled() -> tuple[FaultyStore, Driven, Stalling]:
     alone = member(store, ListSource(four_shards()), Clock())
     alone.run(1)
     assert alone.held == ["s-0", "s-1", "s-2", "s-3"]
-    alone.worker.each_renewal = stalling
+    alone.each_renewal = stalling
     return store, alone, stalling
 
 
@@ -79,12 +81,12 @@ class HangingStore(FaultyStore):
         super().__init__()
         self.hanging, self.answer = Event(), Event()
 
-    def renew(self, lease: Lease, notes: Notes = ()) -> Outcome:
+    def write(self, write: Write) -> Outcome:
         """In time, or much later."""
-        if lease.key == "s-0":
+        if isinstance(write, RenewLease) and write.lease.key == "s-0":
             self.hanging.set()
             assert self.answer.wait(2 * WAIT)
-        return super().renew(lease, notes)
+        return super().write(write)
 
 
 def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
@@ -93,15 +95,11 @@ def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     worker = Worker(store=store, source=ListSource(four_shards()), me="a-1", config=config)
     runner = Runner(worker, lambda _delivery: None)
-    thread = Thread(target=runner.run)
-    thread.start()
-    assert store.hanging.wait(WAIT)
-    others = {lease.key: lease.epoch + 5 for lease in store.list().leases if lease.key != "s-0"}
-    deadline = time.monotonic() + WAIT
-    while any(store.row(key).epoch < epoch for key, epoch in others.items()):
-        assert time.monotonic() < deadline, f"{store.list().leases}, not yet {others}"
-        time.sleep(0.02)
-    store.answer.set()
-    runner.stop()
-    thread.join(WAIT)
-    assert not thread.is_alive()
+    with running(runner):
+        assert store.hanging.wait(WAIT)
+        others = {lease.key: lease.epoch + 5 for lease in store.list().leases if lease.key != "s-0"}
+        deadline = time.monotonic() + WAIT
+        while any(store.row(key).epoch < epoch for key, epoch in others.items()):
+            assert time.monotonic() < deadline, f"{store.list().leases}, not yet {others}"
+            time.sleep(0.02)
+        store.answer.set()

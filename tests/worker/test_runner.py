@@ -4,30 +4,38 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from threading import Event, Lock, Thread
+from threading import Event, Lock
+from typing import NoReturn
 
 import pytest
+from running import WAIT, running
 from virtual_fleet import FaultyStore, four_shards
 
-from adapters.appointments import Appointments
-from adapters.handling import Delivery, Handling
-from adapters.holding import Holding
-from adapters.runner import Runner, run
-from adapters.simulator.stream import ListSource, Shelf, records
-from adapters.source import Batch, SourceError
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import Position, Shard
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.appointments import Appointments
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.run import run
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.threads import ThreadScheduler
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Position, Shard
+from leasehold.stores.protocol import Done
+from leasehold.stores.writes import StealLease
 
-WAIT = 30.0
+
+def _raised(fault: BaseException) -> NoReturn:
+    raise fault
 
 
 @pytest.fixture
 def appointments() -> Iterator[Appointments]:
     """A pool of four threads."""
-    kept = Appointments(4, time.monotonic)
+    kept = Appointments(4, ThreadScheduler(time.monotonic), _raised)
     yield kept
-    kept.close()
+    kept.close(time.monotonic() + WAIT)
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
@@ -38,7 +46,7 @@ def joined(store: FaultyStore, source: ListSource) -> Worker:
 
 def stream(count: int = 5) -> ListSource:
     """Four shards of some records."""
-    return ListSource(four_shards(), {f"s-{n}": Shelf(records(count)) for n in range(4)})
+    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(count)) for n in range(4)})
 
 
 def test_no_step_runs_beside_itself(appointments: Appointments) -> None:
@@ -55,7 +63,7 @@ def test_no_step_runs_beside_itself(appointments: Appointments) -> None:
         return float("inf") if len(calls) == 200 else now
 
     appointments.add("s", step)
-    assert appointments.drain(WAIT)
+    assert appointments.drain(time.monotonic() + WAIT)
     assert (len(calls), beside) == (200, [])
 
 
@@ -77,7 +85,7 @@ def test_a_successor_waits_for_its_predecessor(appointments: Appointments) -> No
     assert running.wait(WAIT)
     appointments.add("s", second)
     finish.set()
-    assert appointments.drain(WAIT)
+    assert appointments.drain(time.monotonic() + WAIT)
     assert order == ["first", "second"]
 
 
@@ -95,13 +103,13 @@ def test_a_thousand_shards_need_few_threads(appointments: Appointments) -> None:
 
     for number in counts:
         appointments.add(f"s-{number}", stepping(number))
-    assert appointments.drain(WAIT)
+    assert appointments.drain(time.monotonic() + WAIT)
     assert set(counts.values()) == {3}
 
 
 def test_a_step_that_raises_is_called_again(appointments: Appointments, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it one unforeseen fault would leave a held shard unread for ever."""
-    monkeypatch.setattr("adapters.appointments.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr("leasehold.adapters.reading.appointments.FAULT_SECONDS", 0.0)
     calls: list[float] = []
 
     def step(now: float) -> float:
@@ -111,7 +119,7 @@ def test_a_step_that_raises_is_called_again(appointments: Appointments, monkeypa
         return float("inf")
 
     appointments.add("s", step)
-    assert appointments.drain(WAIT)
+    assert appointments.drain(time.monotonic() + WAIT)
     assert len(calls) == 2
 
 
@@ -124,13 +132,10 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
         assert finish.wait(WAIT)
 
     runner = Runner(joined(store, stream()), handle)
-    thread = Thread(target=runner.run)
-    thread.start()
-    assert started.wait(WAIT)
-    runner.stop()
-    finish.set()
-    thread.join(WAIT)
-    assert not thread.is_alive()
+    with running(runner):
+        assert started.wait(WAIT)
+        runner.stop()
+        finish.set()
     leases = store.list().leases
     assert [lease.owner for lease in leases] == [None] * 4
     done = [lease.checkpoint for lease in leases if lease.checkpoint.numbered]
@@ -142,12 +147,9 @@ def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pyte
     """C15: whoever starts by mistake need not wait until it has begun."""
     store = FaultyStore()
     runner = Runner(joined(store, stream()), lambda _delivery: None)
-    monkeypatch.setattr("adapters.runner.start_seconds", lambda *_: 1e6)
-    running = Thread(target=runner.run)
-    running.start()
-    runner.stop()
-    running.join(WAIT)
-    assert not running.is_alive()
+    monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_: 1e6)
+    with running(runner):
+        runner.stop()
     assert store.list().leases == ()
 
 
@@ -161,34 +163,70 @@ def test_renewals_go_on_while_a_handler_is_slow() -> None:
         assert finish.wait(2 * WAIT)
 
     runner = Runner(Worker(store=store, source=stream(), me="a-1", config=config), handle)
-    thread = Thread(target=runner.run)
-    thread.start()
-    assert started.wait(WAIT)
-    before = {lease.key: lease.epoch for lease in store.list().leases}
-    deadline = time.monotonic() + WAIT
-    while any(lease.epoch < before[lease.key] + 5 for lease in store.list().leases):
-        assert time.monotonic() < deadline, f"{store.list().leases} since {before}"
-        time.sleep(0.02)
-    finish.set()
-    runner.stop()
-    thread.join(WAIT)
-    assert not thread.is_alive()
+    with running(runner):
+        assert started.wait(WAIT)
+        before = {lease.key: lease.epoch for lease in store.list().leases}
+        deadline = time.monotonic() + WAIT
+        while any(lease.epoch < before[lease.key] + 5 for lease in store.list().leases):
+            assert time.monotonic() < deadline, f"{store.list().leases} since {before}"
+            time.sleep(0.02)
+        finish.set()
 
 
-def test_a_signal_drains_and_gives_the_handlers_back() -> None:
-    """Without it a container that is told to stop would be killed with its leases owned."""
-    before = signal.getsignal(signal.SIGTERM)
+def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
+    """Without it a handler learns 10 s late that a peer took its partition, and its link with it."""
+    store, waiting, lost = FaultyStore(), Event(), Event()
+    # What is lost stays lost for an hour: a lease won again would wake the reading, too.
+    config = Config(lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
+    source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
+    worker = Worker(store=store, source=source, me="a-1", config=config)
+
+    def observe(what: str, _holding: Holding) -> None:
+        if what == "lease-lost":
+            lost.set()
+
+    handling = Handling(lambda _delivery: None, observer=observe, measure=lambda _holding, _batch: waiting.set())
+    with running(Runner(worker, handling)):
+        assert waiting.wait(WAIT)
+        while not isinstance(store.write(StealLease(store.row("s-0"), "b-1")), Done):
+            pass  # a renewal came in between
+        assert lost.wait(WAIT)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
+    """Without it a container that is told to stop, or a terminal that is closed, would leave its leases owned."""
+    ending = signal.Signals[name]
+    before = signal.getsignal(ending)
     store, seen = FaultyStore(), Lock()
     happened: list[str] = []
 
     def handle(_delivery: Delivery) -> None:
         if seen.acquire(blocking=False):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), ending)
 
     run(joined(store, stream()), Handling(handle, observer=lambda what, _holding: happened.append(what)))
     assert [lease.owner for lease in store.list().leases] == [None] * 4
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(ending) is before
     assert happened.count("initialize") == happened.count("stopped") > 0
+
+
+def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
+    """Without it `nohup leasehold consume` would end with the session that it was to outlive."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    calls: list[str] = []
+
+    def handle(delivery: Delivery) -> None:
+        calls.append(delivery.lease)
+        if len(calls) in {1, 4}:
+            os.kill(os.getpid(), signal.SIGHUP if len(calls) == 1 else signal.SIGTERM)
+
+    try:
+        run(joined(FaultyStore(), stream()), Handling(handle))
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert sorted(set(calls)) == ["s-0", "s-1", "s-2", "s-3"]
 
 
 def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
@@ -202,12 +240,8 @@ def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
             seen.set()
 
     runner = Runner(joined(FaultyStore(), stream()), Handling(lambda _delivery: None, measure=measure))
-    thread = Thread(target=runner.run)
-    thread.start()
-    assert seen.wait(WAIT)
-    runner.stop()
-    thread.join(WAIT)
-    assert not thread.is_alive()
+    with running(runner):
+        assert seen.wait(WAIT)
 
 
 def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:

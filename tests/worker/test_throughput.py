@@ -5,14 +5,15 @@ from random import Random
 import pytest
 from virtual_fleet import Clock, FaultyStore, member, together
 
-from adapters.handling import Handling
-from adapters.holding import MEASURE_SECONDS
-from adapters.reading import Reading
-from adapters.simulator.stream import ListSource, Shelf, even_shards, shard
-from adapters.source import Record
-from adapters.throughput import Throughput
-from balancer.config import Config
-from balancer.model import Lease
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, shard
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.worker.holding import MEASURE_SECONDS
+from leasehold.adapters.worker.throughput import Throughput
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.writes import CreateLease
 
 
 def test_it_is_kcls_average_in_kcls_unit() -> None:
@@ -20,44 +21,44 @@ def test_it_is_kcls_average_in_kcls_unit() -> None:
     speed = Throughput(10.0)
     speed.add(10 * 1024, 100.0)
     assert speed.average(109.9) is None
-    assert speed.average(110.0) == 1.0
+    assert speed.average(110.0) == 1024
     speed.add(30 * 1024, 115.0)
-    assert speed.average(120.0) == 0.5 * 1.0 + 0.5 * 3.0
-    assert speed.average(140.0) == pytest.approx(2.0 / 4)
+    assert speed.average(120.0) == 2048
+    assert speed.average(140.0) == 512
 
 
 def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
     """Without it every takeover's catching up would look like a hot shard."""
-    speed = Throughput(10.0, 4.0)
-    assert speed.average(1000.0) == 4.0
+    speed = Throughput(10.0, 4096)
+    assert speed.average(1000.0) == 4096
     speed.add(0, 1000.0)
-    assert speed.average(1010.0) == 2.0
+    assert speed.average(1010.0) == 2048
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
 def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
     """Without it a shard so busy that its checkpoints are its renewals would stay unmeasured."""
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
-    source.shelves["s-0"] = Shelf([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
+    source.shelves["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
+    ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     ours.run(1)
-    reading = Reading(
+    reading = ShardReading(
         ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
     )
     due, end = clock.now, clock.now + 2 * MEASURE_SECONDS
     while clock.now < end:
         ours.run(max(0.0, due - clock.now))
         due = reading.step(clock.now)
-    assert store.row("s-0").weight == pytest.approx(5.0, rel=0.1)  # five readings a second
+    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five readings a second
 
 
 def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
     """Without it a child that waits for its parents would be taken for an idle shard."""
     clock, store = Clock(), FaultyStore()
-    store.create(Lease("s-0", hash_range=(0, 9), weight=7.5))
+    store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
     ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
     ours.run(60)
-    assert (ours.held, store.row("s-0").weight) == (["s-0"], 7.5)
+    assert (ours.held, store.row("s-0").weight) == (["s-0"], 7680)
 
 
 def test_a_hot_shard_is_left_with_little_beside_it() -> None:
@@ -77,7 +78,7 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
                 if holding.parting:
                     holding.part()
     loads = [sum(rates[key] for key in each.held) for each in fleet]
-    assert {row.key: row.weight for row in store.list().leases} == pytest.approx(rates, rel=0.3)
+    assert {row.key: (row.weight or 0) / 1024 for row in store.list().leases} == pytest.approx(rates, rel=0.3)
     assert sorted(loads) == [700.0, 750.0]
 
 

@@ -2,15 +2,16 @@
 
 from virtual_fleet import Clock, FaultyStore, four_shards, member
 
-from adapters.simulator.stream import ListSource
-from balancer.model import Lease
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.balancer.model import Lease
+from leasehold.stores.writes import CreateLease
 
 
 def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_look() -> None:
     """Left to the next look, a lease would be ours by the table and read by nobody for 20 s, an expiry and more."""
     clock, store = Clock(), FaultyStore()
     for each in four_shards():
-        store.create(Lease(each.id, hash_range=each.hash_range))
+        store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
     one = member(store, ListSource(four_shards()), clock)
     store.lose_replies = 4
     one.run(3)

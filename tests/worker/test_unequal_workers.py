@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 from virtual_fleet import Clock, Driven, member, together
 
-from adapters.simulator.stream import ListSource, even_shards
-from balancer.config import Config, Minimal
-from stores.memory import MemoryStore
+from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.balancer.config import Config
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.embedded.memory import MemoryStore
 
 SHARDS = tuple(f"s-{number:02}" for number in range(32))
 

@@ -4,11 +4,15 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, together
 
-from adapters.holdings import WorkerError
-from adapters.simulator.stream import ListSource, shard
-from adapters.worker import Worker
-from balancer.model import HASH_KEYS, SHARD_END, Lease, Position, Version
-from stores.protocol import Lost
+from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
+from leasehold.adapters.worker.bench import Bench
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.actions import Release, RequestHandoff
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import HASH_KEYS, SHARD_END, Lease, Position, Version
+from leasehold.stores.protocol import Lost
+from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 
 ALL = ["s-0", "s-1", "s-2", "s-3"]
 
@@ -58,7 +62,7 @@ def test_a_lasting_hole_is_looked_up_and_filled() -> None:
     source = ListSource(four_shards())
     one = member(store, source, clock)
     one.run(3)
-    store.delete(store.row("s-2"), "a-1")
+    store.write(DeleteLease(store.row("s-2")))
     one.run(70)
     assert (source.listings, one.held) == (2, ALL)
 
@@ -89,7 +93,7 @@ def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
-    store.steal(store.row("s-0"), "b-1", (("process", "p-2/b-1"),))
+    store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
     one.run(KCL.renew_seconds + 0.1)
     assert (victim.lost.is_set(), victim.why, one.held) == (True, "now owned by b-1", ALL[1:])
 
@@ -99,7 +103,7 @@ def test_a_lease_whose_row_was_deleted_is_lost() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
-    store.delete(store.row("s-0"), "somebody")
+    store.write(DeleteLease(store.row("s-0")))
     one.run(KCL.renew_seconds + 0.1)
     assert (victim.lost.is_set(), victim.why) == (True, "its row is gone")
 
@@ -180,15 +184,15 @@ def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() ->
     """Without it every restart would renew finished shards for ever."""
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
-    store.create(ended)
+    store.write(CreateLease(ended))
     holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the choice is what is tested
-    assert (holdings.strays([ended], ended=False), holdings.strays([ended], ended=True)) == ((), (ended,))
+    assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
 
 
 def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gone() -> None:
     """Without it one incomplete listing could delete checkpoints."""
     clock, store = Clock(), FaultyStore()
-    store.create(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17")))
+    store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
     one = member(store, source, clock)
     one.run(1)
@@ -200,12 +204,30 @@ def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gon
     assert [lease.key for lease in store.list().leases] == ALL
 
 
+def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:
+    """Without it such a row is released while it is deleted, stays, and is claimed again a minute later (L10)."""
+    clock, store = Clock(), FaultyStore()
+    store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
+    source = ListSource(four_shards())
+    one = member(store, source, clock)
+    one.run(60)
+    source.missing.add("s-old")
+    one.worker.hurry()
+    one.turn_due = clock.now
+    changes = [lambda: store.rewrite("s-old", lambda row: evolve(row, version=Version("999")))]
+    store.passes = lambda: changes.pop()() if changes else None
+    one.run(1)
+    assert [lease.key for lease in store.list().leases] == [*ALL, "s-old"]
+    one.run(40)
+    assert [lease.key for lease in store.list().leases] == ALL
+
+
 def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
     """Without it a shard that fails here would be taken again at once, and fail again."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holding = one.worker.holdings[0]
-    one.worker.bench("s-0", 60)
+    one.worker.exclude("s-0", 60)
     holding.ask_release()
     holding.part()
     one.run(50)
@@ -236,11 +258,36 @@ def test_an_outage_of_the_source_stops_no_sharing() -> None:
     assert two.held == ALL
 
 
+def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> None:
+    """Without it the table would be listed without a pause, and the bulletin would call nobody to what is open."""
+    clock, store = Clock(), FaultyStore()
+    one = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    one.run(10)
+    assert one.held == ALL
+    one.worker.exclude("s-0", 60.0)
+    one.worker.holdings[0].ask_release()
+    one.worker.holdings[0].part()
+    one.worker.hurry()
+    assert one.worker.turn(clock.now) >= clock.now + 3.0
+    assert owners(store)["s-0"] is None
+    one.run(61)
+    assert one.held == ALL
+
+
+def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
+    """Without it whoever can read it would have to give it back to a worker that cannot."""
+    lease = Lease("s-0", owner="b-1", yields=True)
+    bench, asked = Bench(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
+    bench.put("s-0", 60.0)
+    assert bench.without(asked, 59.0) == asked[1:]
+    assert bench.without(asked, 60.0) == asked
+
+
 def test_a_refused_write_names_the_lease_as_it_is() -> None:
     """Without it the harness of these tests would prove nothing: a stale version must be refused."""
     store = FaultyStore()
-    store.create(Lease("s", hash_range=HASH_KEYS))
+    store.write(CreateLease(Lease("s", hash_range=HASH_KEYS)))
     seen = store.row("s")
-    store.claim(seen, "a-1")
-    assert store.claim(seen, "b-1") == Lost("s", store.row("s"))
+    store.write(ClaimLease(seen, "a-1"))
+    assert store.write(ClaimLease(seen, "b-1")) == Lost("s", store.row("s"))
     assert shard("x", 0, 1).open

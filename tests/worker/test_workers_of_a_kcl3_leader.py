@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable
-from threading import Thread
 
 import pytest
+from running import running
 from types_boto3_dynamodb import DynamoDBClient
 
-from adapters.handling import Delivery
-from adapters.runner import Runner
-from adapters.simulator.stream import ListSource, Shelf, even_shards, records
-from adapters.worker import Worker
-from balancer.config import Config
-from balancer.model import TRIM_HORIZON
-from stores.urls import open_store
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services
 
@@ -28,7 +28,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_falls_to_a_worker_that_is_given_its_leases_is_let_go(
+def test_what_falls_to_a_worker_that_is_given_its_leases_is_given(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
     """Without it a worker of KCL 3.5 that joins ours gets nothing: its leader leaves the leases of the living alone."""
@@ -37,34 +37,22 @@ def test_what_falls_to_a_worker_that_is_given_its_leases_is_let_go(
     def handle(delivery: Delivery) -> None:
         handled.extend(record.sequence_number for record in delivery.records)
 
-    source = ListSource(even_shards(SHARDS), {shard: Shelf(records(3)) for shard in SHARDS})
+    source = ListSource(even_shards(SHARDS), {shard: ShardRecords(records(3)) for shard in SHARDS})
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=2.0, initial_position=TRIM_HORIZON)
     worker = Worker(store=store, source=source, me="ours", config=config)
     runner = Runner(worker, handle)
-    working = Thread(target=runner.run, daemon=True)
-    working.start()
-    until(lambda: len(handled) == 12)
-    rows = (
-        {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}, "ownerName": {"S": "java"}},
-        {"leaseKey": {"S": "java"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "lut": {"N": "1"}},
-    )
-    for row in rows:
-        dynalite_client.put_item(TableName=TABLE, Item=row)
-    until(lambda: sum(lease.owner is None for lease in store.list().leases) == 2)
-    # As the leader does it; nobody renews them before the new owner's next poll.
-    given = [lease.key for lease in store.list().leases if lease.owner is None]
-    for key in given:
-        dynalite_client.update_item(
-            TableName=TABLE,
-            Key={"leaseKey": {"S": key}},
-            UpdateExpression="SET leaseOwner = :java ADD leaseCounter :one",
-            ConditionExpression="attribute_not_exists(leaseOwner)",
-            ExpressionAttributeValues={":java": {"S": "java"}, ":one": {"N": "1"}},
+    with running(runner):
+        until(lambda: len(handled) == 12)
+        rows = (
+            {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}, "ownerName": {"S": "java"}},
+            {"leaseKey": {"S": "java"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "lut": {"N": "1"}},
         )
-    held = {holding.key for holding in worker.holdings}
-    assert held == set(SHARDS) - set(given)
-    assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]
-    runner.stop()
-    working.join(WAIT)
-    assert not working.is_alive()
+        for row in rows:
+            dynalite_client.put_item(TableName=TABLE, Item=row)
+        until(lambda: sum(lease.owner == "java" for lease in store.list().leases) == 2)
+        given = [lease for lease in store.list().leases if lease.owner == "java"]
+        assert [(lease.yields, lease.heir, lease.checkpoint) for lease in given] == 2 * [(False, None, Position("102"))]
+        held = {holding.key for holding in worker.holdings}
+        assert held == set(SHARDS) - {lease.key for lease in given}
+        assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
-from adapters.holding import Holding
-from adapters.simulator.stream import ListSource, even_shards
-from adapters.worker import Worker
-from balancer.config import Config, Kcl
-from balancer.model import Lease, Shard
-from stores.memory import MemoryStore
-from stores.protocol import Listing, Outcome, OutcomeUnknown
+from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.renewals import BackgroundMap
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Listing, Outcome, OutcomeUnknown
+from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 KCL = Config(Kcl(max_steals=10), lease_seconds=10.0)
 
@@ -27,13 +30,17 @@ class Clock:
 
 
 class FaultyStore(MemoryStore):
-    """A memory store that may be unreachable, or lose the reply of one write."""
+    """A memory store that may be unreachable, lose the reply of one write, or take its time.
+
+    passes  called on the way of each write to the table, and again on the way back
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.down = False
         self.lose_replies = 0
         self.writes: list[str] = []
+        self.passes: Callable[[], None] = lambda: None
 
     def _reach(self) -> None:
         if self.down:
@@ -49,24 +56,23 @@ class FaultyStore(MemoryStore):
         self._reach()
         return super().get(keys, stale_ok=stale_ok)
 
-    def _insert(self, lease: Lease) -> Outcome:
-        self._reach()
-        self.writes.append(lease.key)
-        return super()._insert(lease)
-
     def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
         """Change a row behind everybody's back."""
-        super()._change(key, change)
+        self._table.rows[key] = change(self.row(key))
 
     def row(self, key: str) -> Lease:
         """A row as it is."""
         return super().get([key])[0]
 
-    def _change(self, key: str, change: Callable[[Lease], Lease | None]) -> Outcome:
+    def write(self, write: Write) -> Outcome:
+        """Apply it, if reachable; the reply to a new lease or a deletion is never lost."""
         self._reach()
-        outcome = super()._change(key, change)
-        self.writes.append(key)
-        if self.lose_replies:
+        self.passes()
+        outcome = super().write(write)
+        self.passes()
+        if not isinstance(write, DeleteLease):
+            self.writes.append(write.lease.key)
+        if self.lose_replies and not isinstance(write, CreateLease | DeleteLease):
             self.lose_replies -= 1
             raise OutcomeUnknown("the reply was lost")
         return outcome
@@ -102,6 +108,7 @@ class Driven:
     clock: Clock
     renew_due: float = 0.0
     turn_due: float = 0.0
+    each_renewal: BackgroundMap = map
 
     def run(self, seconds: float) -> None:
         """Keep its appointments for so long."""
@@ -115,7 +122,7 @@ class Driven:
         """Whatever is due now."""
         now = self.clock.now
         if self.renew_due <= now:
-            self.renew_due = self.worker.renew(now)
+            self.renew_due = self.worker.renew(now, self.each_renewal)
         if self.turn_due <= now:
             self.turn_due = self.worker.turn(now)
 

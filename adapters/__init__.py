@@ -1,1 +1,0 @@
-"""Workers, sources and commands around the pure rules."""

@@ -1,1 +1,0 @@
-"""The whole of it on one machine: services, a producer, workers, and what befalls them."""

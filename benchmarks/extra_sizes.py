@@ -1,0 +1,39 @@
+"""How large each extra is once it is installed, beside the library alone, at locked versions."""
+
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from releasing import ROOT, installed, plain
+
+ALONE = ""
+WORKERS = ("aws,cli", "azure,cli")
+
+
+def size(folder: Path) -> float:
+    """MiB of its files, without what Python writes as it runs them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.suffix != ".pyc"]
+    return sum(path.stat().st_size for path in files) / 2**20
+
+
+def main() -> None:
+    """Print a row for each."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    with tempfile.TemporaryDirectory() as place:
+        _, wheel = plain(Path(place))
+        print(
+            f"| installed, Python {sys.version_info.major}.{sys.version_info.minor} | MiB | packages |\n|---|---|---|"
+        )
+        for extras in (ALONE, *WORKERS, *project["optional-dependencies"]):
+            folder = Path(place) / (extras or "alone")
+            installed(wheel, extras, Path(sys.executable), folder)
+            (packages,) = folder.glob("lib/python*/site-packages")
+            count = len(list(packages.glob("*.dist-info")))
+            print(f"| `leasehold{f'[{extras}]' if extras else ''}` | {size(packages):.0f} | {count} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Load and size: many shards, many leases, large answers, a busy processor and a whole day, each told in figures.
+
+    python benchmarks/load.py [PART ...] [--minutes 20] [--write]
+
+Parts, each in a process of its own:
+
+shards    one worker of 1,000 shards on a real store: seconds until all are held, threads, memory, oldest confirmation
+listings  10,000 leases (2,000 on azurite), listed by each store: seconds, and seconds of the processor
+answers   30 shards whose readings bring 10 MiB each, at once: the most memory
+busy      100 shards on dynalite, every core kept busy for nine tenths of the time: memory by the hour, open files and
+          sockets, renewals that were missed
+day       24 hours in virtual time: 3 workers, 6 leases, requests that stall, workers that stand still
+
+An oldest confirmation is the age of the renewal that a held lease last had, the worst that any look found; a lease
+lasts 10 s. Memory is the resident set beyond what the process had before. `--write` writes benchmarks/results/load.md.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from attrs import frozen
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of
+from leasehold.adapters.proving.simulator.sweep import on_this_machine
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+RESULTS = Path(__file__).parent / "results" / "load.md"
+LEASE_SECONDS = 10.0
+MIB = 1 << 20
+STORES = {"memory": 10_000, "sqlite": 10_000, "dynalite": 10_000, "azurite": 2_000}
+"""Leases to list; azurite takes a minute to make more."""
+
+ABOUT = (
+    "# Load and size",
+    "",
+    "Lines of `python benchmarks/load.py --write`, each as its part was last run; do not edit. What each part does:",
+    "`python benchmarks/load.py --help`. Two cores, shared with whatever the load average before each line tells of.",
+    "",
+)
+HEAD = ("| part | what | figures | load average before |", "|---|---|---|---|")
+
+Figures = dict[str, str]
+
+
+@frozen
+class EndlessReader:
+    """Brings a batch of so many records of 1 KiB at each reading."""
+
+    records: int
+
+    def read(self) -> Batch:
+        """Each with bytes of its own, as from a connection."""
+        at = time.time_ns()
+        batch = tuple(Record(os.urandom(1024), str(at + number)) for number in range(self.records))
+        return Batch(batch, batch[-1].position, 0.0, wait_seconds=1.0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@frozen
+class Endless:
+    """A stream of so many shards."""
+
+    count: int
+    records: int = 1
+    stream: str = ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """All of them, without hash keys."""
+        return tuple(Shard(f"s-{number:04d}") for number in range(self.count))
+
+    def gone(self, _shard: str) -> bool:
+        """None ever is."""
+        return False
+
+    def latest(self, _lease: Lease) -> Position:
+        """Nobody asks: reading begins at the oldest record."""
+        return LATEST
+
+    def open(self, _lease: Lease, _start: Position) -> EndlessReader:
+        """A reader."""
+        return EndlessReader(self.records)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def store_url(kind: str) -> Iterator[str]:
+    """A new and empty store of this kind."""
+    with ExitStack() as opened:
+        match kind:
+            case "sqlite":
+                yield f"sqlite:///{opened.enter_context(TemporaryDirectory())}/leases.db"
+            case "dynalite":
+                yield f"dynamodb://leases?region=eu-west-1&endpoint={opened.enter_context(dynalite()).url}"
+            case "azurite":
+                service = opened.enter_context(azurite())
+                os.environ["AZURE_STORAGE_CONNECTION_STRING"] = azurite_connection_string(service)
+                yield f"azblob://{AZURITE_ACCOUNT}/leases"
+            case _:
+                yield "memory://leases"
+
+
+def memory(name: str = "VmRSS") -> float:
+    """MiB of this process: now, or the most so far (`VmHWM`)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+@frozen
+class Sample:
+    """What one look found."""
+
+    t: float
+    held: int
+    oldest: float
+    threads: int
+    files: int
+    mib: float
+
+
+def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
+    """A worker of its own, run for so long, and looked at each second."""
+    store = open_store(url)
+    config = Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON)
+    worker = Worker(store=store, source=source, me="loaded-1", config=config)
+    runner = Runner(worker, lambda _batch: None)
+    thread = threading.Thread(target=runner.run)
+    began = time.monotonic()
+    samples = []
+    thread.start()
+    try:
+        while (now := time.monotonic() - began) < seconds:
+            clock, held = worker.clock(), worker.holdings
+            oldest = max((clock - each.confirmed for each in held), default=0.0)
+            files = sum(1 for _ in Path("/proc/self/fd").iterdir())
+            samples.append(Sample(now, len(held), oldest, threading.active_count(), files, memory()))
+            time.sleep(1.0)
+    finally:
+        runner.stop()
+        thread.join()
+        store.close()
+    return samples
+
+
+def shards(kind: str, count: int = 1000, seconds: float = 240.0) -> Figures:
+    """One worker of many shards."""
+    before = memory()
+    with store_url(kind) as url:
+        samples = watched(url, Endless(count), seconds)
+    whole = next((sample.t for sample in samples if sample.held == count), None)
+    settled = [sample for sample in samples if whole is not None and sample.t > whole]
+    return {
+        "all held after": f"{whole:.0f} s" if whole is not None else f"NEVER: {samples[-1].held} after {seconds:g} s",
+        "looks that missed one afterwards": str(sum(sample.held < count for sample in settled)),
+        "threads": str(max(sample.threads for sample in samples)),
+        "memory": f"{memory('VmHWM') - before:.0f} MiB",
+        "oldest confirmation": f"{max(sample.oldest for sample in settled or samples):.1f} s",
+    }
+
+
+def listings(kind: str, count: int) -> Figures:
+    """List so many leases five times; the median."""
+    with store_url(kind) as url:
+        store = open_store(url)
+        with ThreadPoolExecutor(1 if kind == "sqlite" else 16) as pool:
+            list(pool.map(lambda number: store.write(CreateLease(Lease(f"shardId-{number:012d}"))), range(count)))
+        spent = []
+        for _ in range(5):
+            began, worked = time.perf_counter(), time.process_time()
+            assert len(store.list().leases) == count
+            spent.append((time.perf_counter() - began, time.process_time() - worked))
+        store.close()
+    wall, processor = sorted(spent)[2]
+    return {"leases": str(count), "seconds": f"{wall:.2f}", "of the processor": f"{processor:.2f}"}
+
+
+def answers(count: int = 30, seconds: float = 30.0) -> Figures:
+    """All readings bring 10 MiB at once, again and again."""
+    before = memory()
+    samples = watched("memory://leases", Endless(count, 10 * 1024), seconds)
+    return {
+        "shards": str(count),
+        "memory, most": f"{memory('VmHWM') - before:.0f} MiB",
+        "oldest confirmation": f"{max(sample.oldest for sample in samples):.1f} s",
+    }
+
+
+def spin(share: float) -> None:
+    """Keep a core busy for this share of the time."""
+    while True:
+        until = time.perf_counter() + share / 10
+        while time.perf_counter() < until:
+            pass
+        time.sleep((1 - share) / 10)
+
+
+def busy(minutes: float, count: int = 100) -> Figures:
+    """A worker beside processes that keep every core busy."""
+    burners = [multiprocessing.Process(target=spin, args=(0.9,), daemon=True) for _ in range(os.cpu_count() or 1)]
+    for burner in burners:
+        burner.start()
+    try:
+        with store_url("dynalite") as url:
+            samples = watched(url, Endless(count), 60 * minutes)
+    finally:
+        for burner in burners:
+            burner.kill()
+    settled = samples[len(samples) // 3 :]
+    return {
+        "minutes": f"{minutes:g}",
+        "memory": f"{settled[-1].mib:.0f} MiB",
+        "memory slope": f"{slope(settled):+.1f} MiB an hour",
+        "open files and sockets": f"{settled[0].files} to {settled[-1].files}",
+        "oldest confirmation": f"{max(sample.oldest for sample in settled):.1f} s",
+        "looks that found a missed renewal": str(sum(sample.oldest > LEASE_SECONDS for sample in settled)),
+        "looks with less than all leases": str(sum(sample.held < count for sample in settled)),
+    }
+
+
+def slope(samples: list[Sample]) -> float:
+    """MiB an hour, by least squares."""
+    t, mib = [sample.t for sample in samples], [sample.mib for sample in samples]
+    mean_t, mean = sum(t) / len(t), sum(mib) / len(mib)
+    spread = sum((each - mean_t) ** 2 for each in t)
+    return 3600 * sum((x - mean_t) * (y - mean) for x, y in zip(t, mib, strict=True)) / spread
+
+
+def day(hours: float) -> Figures:
+    """A small fleet at rest, for so long."""
+    question = SimulationQuestion(6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0)
+    cycles = hours * 3600 / config_of(question).cycle_seconds
+    question = SimulationQuestion(
+        6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0, cycles=cycles
+    )
+    began = time.process_time()
+    ((_, told),) = on_this_machine(question, [1], 1)
+    return {
+        "virtual hours": f"{hours:g}",
+        "seconds of the processor": f"{time.process_time() - began:.0f}",
+        **{name: f"{told[name]}" for name in ("moves", "claims", "failed_writes", "unowned_lease_cycles_max")},
+        "memory": f"{memory('VmHWM'):.0f} MiB",
+    }
+
+
+def parts(minutes: float, hours: float) -> dict[str, dict[str, tuple[Callable[..., Figures], tuple[object, ...]]]]:
+    """What there is to measure: by part and by line."""
+    return {
+        "shards": {f"1,000 shards on {kind}": (shards, (kind,)) for kind in ("sqlite", "dynalite")},
+        "listings": {kind: (listings, (kind, count)) for kind, count in STORES.items()},
+        "answers": {"10 MiB answers": (answers, ())},
+        "busy": {"100 shards on dynalite, processor at 90 %": (busy, (minutes,))},
+        "day": {"steady fleet": (day, (hours,))},
+    }
+
+
+def alone(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figures:
+    """Its figures, from a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=logging.disable) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def main() -> None:
+    """Measure, print, and perhaps write the page."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("parts", nargs="*", help="parts, or names of single lines [all]")
+    asked.add_argument("--minutes", type=float, default=20.0, help="of a busy processor")
+    asked.add_argument("--hours", type=float, default=24.0, help="of virtual time")
+    asked.add_argument("--write", action="store_true")
+    options = asked.parse_args()
+    os.environ.update(ENVIRONMENT)
+    lines = []
+    for part, works in parts(options.minutes, options.hours).items():
+        for name, (work, arguments) in works.items():
+            if {part, name} & set(options.parts) or not options.parts:
+                load = os.getloadavg()[0]
+                figures = ", ".join(f"{what} {figure}" for what, figure in alone(work, arguments).items())
+                lines.append(f"| {part} | {name} | {figures} | {load:.1f} |")
+                print(lines[-1], flush=True)
+    if options.write:
+        write(lines)
+
+
+def write(lines: list[str]) -> None:
+    """Put these lines into the page, in place of those of the same parts and names."""
+    before = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    rows = {row.split("|")[2]: row for row in [*before, *lines] if row.startswith("| ")}
+    rows.pop(HEAD[0].split("|")[2], None)
+    RESULTS.write_text("\n".join([*ABOUT, *HEAD, *rows.values(), ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

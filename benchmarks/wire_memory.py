@@ -1,0 +1,92 @@
+"""What reading answers of 10 MiB takes in memory, beside the answer itself and beside boto3's own client.
+
+    python benchmarks/wire_memory.py
+
+The server of `wire_speed`. Each way of reading runs in a process of its own, which says the most that it had in memory
+at once (the high-water mark of its resident set), less the same for answers of one row: libraries, a client and a
+whole worker count for nothing. The handler takes every record and keeps none. An answer is as large as its payload:
+in JSON about a third more comes over the wire. The codec is compiled, as in a wheel.
+It ends with 1 where a bar is not met.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from attrs import evolve, frozen
+from compiled import as_installed
+from wire_server import Load, rows_of, served
+from wire_speed import alone, bare, codec_compiled, working
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+
+MOST = 4.0
+"""The bar: times the payload of an answer."""
+
+LOADS = (
+    Load("1 KB rows", 10_000, 1040),
+    Load("50 KB aggregates of 100 B", 190, 55_000, 490),
+)
+
+
+SMALL = Load("one row", 1, 100)
+SECONDS = 3.0
+
+
+@frozen
+class Reading:
+    """One way of reading, and whether the bar is for it."""
+
+    name: str
+    work: Callable[[str, Load, float], float]
+    judged: bool = False
+
+
+READINGS = (
+    Reading("boto3", bare),
+    Reading("worker", partial(working, options={}), judged=True),
+    Reading("worker, wire=json", partial(working, options={"wire": "json"})),
+)
+
+
+def peak(work: Callable[[str, Load, float], float], url: str, load: Load) -> int:
+    """The most bytes that this process had in memory at once."""
+    work(url, load, SECONDS)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def told(load: Load) -> bool:
+    """Print a table; whether the bar is met."""
+    payload = load.records * len(rows_of(evolve(load, records=1))[0]["Data"])
+    print(
+        f"\n{load.name}, {load.records} in an answer of {payload / 2**20:.1f} MiB\n| | MiB | times the answer | bar |"
+    )
+    print("|---|---|---|---|")
+    good = True
+    with served(SMALL) as small, served(load) as url:
+        for each in READINGS:
+            most = alone(peak, each.work, url, load) - alone(peak, each.work, small, SMALL)
+            fits = most <= MOST * payload
+            good = good and (fits or not each.judged)
+            verdict = f"{MOST:g} {'pass' if fits else 'FAIL'}" if each.judged else ""
+            print(f"| {each.name} | {most / 2**20:.0f} | {most / payload:.1f} x | {verdict} |")
+    return good
+
+
+def main() -> None:
+    """Measure, and end with 1 where the bar is not met."""
+    os.environ.update(ENVIRONMENT)
+    with as_installed() as installed:
+        sys.path.insert(0, str(installed))  # new processes take over this path
+        codec = "compiled" if alone(codec_compiled) else "NOT compiled"
+        print(f"Python {sys.version.split()[0]}, {platform.libc_ver()[0]}, codec {codec}")
+        good = [told(load) for load in LOADS]
+    sys.exit(not all(good))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What two other conversations cost boto3, and what they would cost with hooks as those for records: for decisions.
+
+    python benchmarks/wire_more.py [--rounds N] [--seconds N]
+
+PutRecords, 500 records of 1 KB and 10 of 50 KB: in JSON with base64 as boto3 writes it, beside CBOR put in its place.
+DynamoDB: a listing of 10,000 leases in pages of 1 MB, a renewal and a checkpoint, as boto3 takes the answers apart,
+beside orjson in its place. Servers in processes of their own answer at once on loopback; what counts is processor
+time of the asking process, medians over rounds in turn.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import boto3
+import cbor2
+import orjson
+from botocore.config import Config as ClientConfig
+from wire_server import CBOR, Load, served, served_by
+from wire_speed import REGION, alone, client_of, clocked
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.stores.dynamodb.listings import read_listings_quickly
+
+LEASES, PAGE = 10_000, 2_500
+RENEWAL = "SET leaseCounter = :next"
+CHECKPOINT = "SET leaseCounter = :next, checkpoint = :checkpoint, checkpointSubSequenceNumber = :sub"
+
+
+def lease(number: int) -> dict[str, Any]:
+    """A row, as large as those of a fleet are."""
+    return {
+        "leaseKey": {"S": f"shardId-{number:012}"},
+        "leaseOwner": {"S": f"worker-{number % 60}.example.internal:{number % 7}"},
+        "leaseCounter": {"N": str(1000 + number)},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": f"{49680464258228814498658494596102438859221974134693 * 10**6 + number}"},
+        "checkpointSubSequenceNumber": {"N": "0"},
+        "startingHashKey": {"S": str(number * 2**114)},
+        "endingHashKey": {"S": str((number + 1) * 2**114 - 1)},
+        "throughputKBps": {"N": "512.25"},
+    }
+
+
+def table_answers() -> dict[str, bytes]:
+    """What a table answers to each kind of question."""
+    page = {"Items": [lease(number) for number in range(PAGE)], "Count": PAGE, "ScannedCount": PAGE}
+    return {
+        "Scan": json.dumps({**page, "LastEvaluatedKey": {"leaseKey": {"S": "more"}}}).encode(),
+        "UpdateItem": json.dumps({"Attributes": lease(7)}).encode(),
+    }
+
+
+def table_client(url: str, *, quick: bool) -> Any:  # noqa: ANN401  the service's own type has no name at run time
+    """A client as boto3 makes it; quick: scans are read as the store reads them, and replies likewise."""
+    config = ClientConfig(retries={"mode": "standard", "total_max_attempts": 2})
+    client = boto3.client("dynamodb", region_name=REGION, endpoint_url=url, config=config)
+
+    def read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
+        customized_response_dict.update(orjson.loads(response_dict["body"]))
+        response_dict["body"] = b"{}"
+
+    if quick:
+        read_listings_quickly(client)
+        client.meta.events.register("before-parse.dynamodb.UpdateItem", read)
+    return client
+
+
+def listing(url: str, seconds: float, *, quick: bool) -> float:
+    """Microseconds for a row."""
+    client = table_client(url, quick=quick)
+
+    def step() -> int:
+        return sum(len(client.scan(TableName="t")["Items"]) for _ in range(LEASES // PAGE))
+
+    return clocked(step, seconds)
+
+
+def writing(url: str, seconds: float, *, expression: str, quick: bool) -> float:
+    """Microseconds for a write."""
+    client = table_client(url, quick=quick)
+    values: dict[str, Any] = {":next": {"N": "8"}, ":seen": {"N": "7"}, ":me": {"S": "worker-1"}}
+    if ":checkpoint" in expression:
+        values |= {":checkpoint": {"S": "4" * 56}, ":sub": {"N": "3"}}
+
+    def step() -> int:
+        for _ in range(20):
+            client.update_item(
+                TableName="t",
+                Key={"leaseKey": {"S": "shardId-000000000007"}},
+                UpdateExpression=expression,
+                ConditionExpression="leaseCounter = :seen AND leaseOwner = :me",
+                ExpressionAttributeValues=values,
+                ReturnValues="ALL_NEW",
+                ReturnValuesOnConditionCheckFailure="ALL_OLD",
+            )
+        return 20
+
+    return clocked(step, seconds)
+
+
+def putting(url: str, seconds: float, *, count: int, size: int, quick: bool) -> float:
+    """Microseconds for a record."""
+    client = client_of(url)
+    rows = [{"Data": os.urandom(size), "PartitionKey": f"k{n}", "ExplicitHashKey": str(n)} for n in range(count)]
+    stand_in = [{"Data": b"", "PartitionKey": "k"}]
+
+    def keep(params: dict[str, Any], context: dict[str, Any], **_event: object) -> dict[str, Any]:
+        context["asked"] = params
+        return {**params, "Records": stand_in}
+
+    def write(params: dict[str, Any], context: dict[str, Any], **_event: object) -> None:
+        params["body"], params["headers"]["Content-Type"] = cbor2.dumps(context["asked"]), CBOR
+
+    def read(response_dict: dict[str, Any], **_event: object) -> None:
+        response_dict["body"] = orjson.dumps(cbor2.loads(response_dict["body"]))
+
+    if quick:
+        client.meta.events.register("provide-client-params.kinesis.PutRecords", keep)
+        client.meta.events.register("before-call.kinesis.PutRecords", write)
+        client.meta.events.register("before-parse.kinesis.PutRecords", read)
+    return clocked(lambda: len(client.put_records(StreamName="canned", Records=rows)["Records"]), seconds)
+
+
+def compared(name: str, unit: str, work: Callable[..., float], url: str, times: tuple[int, float]) -> None:
+    """One line."""
+    plain, quick = (
+        statistics.median(alone(partial(work, quick=quick), url, times[1]) for _ in range(times[0]))
+        for quick in (False, True)
+    )
+    print(f"| {name} | {plain:.1f} us a {unit} | {quick:.1f} us | {plain / quick:.1f} x |")
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    times = options.rounds, options.seconds
+    os.environ.update(ENVIRONMENT)
+    print(f"Python {sys.version.split()[0]}, boto3 {boto3.__version__}, load {os.getloadavg()[0]:.1f}")
+    print("| | boto3 | by hooks | |\n|---|---|---|---|")
+    with served(Load("one row", 1, 100)) as url:
+        for count, size in ((500, 1000), (10, 50_000)):
+            work = partial(putting, count=count, size=size)
+            compared(f"PutRecords, {count} of {size:,} B", "record", work, url, times)
+    with served_by(table_answers()) as url:
+        compared(f"listing {LEASES:,} leases", "row", listing, url, times)
+        for name, expression in (("renewal", RENEWAL), ("checkpoint", CHECKPOINT)):
+            work = partial(writing, expression=expression)
+            compared(name, "write", work, url, times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""A Kinesis that says the same to every question, at once and in the form asked for; a table of DynamoDB likewise."""
+
+import base64
+import json
+import os
+from binascii import crc32
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
+from struct import pack
+from typing import Any
+
+import cbor2
+from attrs import frozen
+
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.balancer.model import HASH_KEYS
+
+CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
+ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/canned"
+NEXT = "n" * 200  # about as long as a real iterator
+
+
+@frozen
+class Load:
+    """What one answer holds.
+
+    records  Kinesis records, of `size` bytes each
+    users    user records of 100 bytes in each of them; 0: they are no aggregates
+    """
+
+    name: str
+    records: int
+    size: int
+    users: int = 0
+
+    @property
+    def rows(self) -> int:
+        """User records of an answer."""
+        return self.records * (self.users or 1)
+
+
+def rows_of(load: Load) -> list[dict[str, Any]]:
+    """The records of an answer, in the form of CBOR."""
+    data = b""
+    if load.users:
+        aggregate = Aggregate(load.size)
+        for number in range(load.users):
+            assert aggregate.add(b"%010d" % number * 10, f"key-{number % 100}"), "they do not fit"
+        data = aggregate.sealed()
+    return [
+        {
+            "ApproximateArrivalTimestamp": 1_795_363_072_573 + number,
+            "Data": data or os.urandom(load.size),
+            "EncryptionType": "NONE",
+            "PartitionKey": f"key-{number % 1000}",
+            "SequenceNumber": f"{49680464258228814498658494596102438859221974134693 * 10**6 + number}",
+        }
+        for number in range(load.records)
+    ]
+
+
+def forms_of(told: dict[str, Any]) -> dict[str, bytes]:
+    """The same in both forms."""
+    rows = [
+        {
+            **row,
+            "Data": base64.b64encode(row["Data"]).decode(),
+            "ApproximateArrivalTimestamp": row["ApproximateArrivalTimestamp"] / 1000,
+        }
+        for row in told["Records"]
+    ]
+    return {CBOR: cbor2.dumps(told), JSON: json.dumps({**told, "Records": rows}).encode()}
+
+
+def frame(event: str, content_type: str, payload: bytes) -> bytes:
+    """One message of an event stream."""
+    fields = {":message-type": "event", ":event-type": event, ":content-type": content_type}
+    headers = b"".join(
+        pack(">B", len(each)) + each.encode() + pack(">BH", 7, len(text)) + text.encode()
+        for each, text in fields.items()
+    )
+    prelude = pack(">II", 16 + len(headers) + len(payload), len(headers))
+    message = prelude + pack(">I", crc32(prelude)) + headers + payload
+    return message + pack(">I", crc32(message))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    answers: dict[str, bytes]
+    events: dict[str, bytes]
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        """One question."""
+        form = CBOR if "cbor" in self.headers["Content-Type"] else JSON
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
+        if wanted == "GetRecords":
+            self._say(form, self.answers[form])
+        elif wanted == "SubscribeToShard":
+            self._send(form)
+        else:
+            told = self._told(wanted, (cbor2.loads if form == CBOR else json.loads)(body))
+            self._say(form, cbor2.dumps(told) if form == CBOR else json.dumps(told).encode())
+
+    def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
+        first, last = map(str, HASH_KEYS)
+        if wanted == "PutRecords":
+            rows = [{"ShardId": "shardId-0", "SequenceNumber": "4968"}] * len(asked["Records"])
+            return {"FailedRecordCount": 0, "Records": rows}
+        consumer = {"ConsumerName": "c", "ConsumerARN": ARN + "/consumer/c:1", "ConsumerStatus": "ACTIVE"}
+        shard = {
+            "ShardId": "shardId-0",
+            "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last},
+            "SequenceNumberRange": {"StartingSequenceNumber": "1"},
+        }
+        answers: dict[str, dict[str, Any]] = {
+            "GetShardIterator": {"ShardIterator": NEXT},
+            "ListShards": {"Shards": [shard]},
+            "DescribeStreamSummary": {"StreamDescriptionSummary": {"StreamARN": ARN}},
+            "DescribeStreamConsumer": {"ConsumerDescription": {**consumer, "StreamARN": ARN}},
+        }
+        return answers[wanted]
+
+    def _say(self, form: str, answer: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", form)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _send(self, form: str) -> None:
+        """Events without end."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        content_type = "application/cbor" if form == CBOR else "application/json"
+        message = frame("initial-response", content_type, b"\xa0" if form == CBOR else b"{}")
+        event = frame("SubscribeToShardEvent", content_type, self.events[form])
+        try:
+            while True:
+                for begin in range(0, len(message), 1 << 16):
+                    part = message[begin : begin + (1 << 16)]
+                    self.wfile.write(b"%x\r\n" % len(part) + part + b"\r\n")
+                message = event
+        except OSError:
+            self.close_connection = True
+
+
+def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
+    """Answer until ended; in a process of its own."""
+    told: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
+    Handler.answers = forms_of({**told, "NextShardIterator": NEXT, "ChildShards": None})
+    Handler.events = forms_of({**told, "ContinuationSequenceNumber": told["Records"][-1]["SequenceNumber"]})
+    _answer(Handler, ports)
+
+
+def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    ports.put(server.server_port)
+    server.serve_forever()
+
+
+def served(load: Load) -> AbstractContextManager[str]:
+    """The address of a stream, until the block ends."""
+    return _served(serve, load)
+
+
+@contextmanager
+def _served(work: Callable[..., None], told: object) -> Iterator[str]:
+    spawn = get_context("spawn")
+    ports = spawn.Queue()
+    process = spawn.Process(target=work, args=(told, ports), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ports.get(timeout=60)}"
+    finally:
+        process.terminate()
+        process.join()
+
+
+class TableHandler(BaseHTTPRequestHandler):
+    """One connection to a table that answers each kind of question with the same bytes."""
+
+    protocol_version = "HTTP/1.1"
+    answers: dict[str, bytes]
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        """One question."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = self.answers[self.headers["X-Amz-Target"].rpartition(".")[2]]
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-amz-json-1.0")
+        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("x-amz-crc32", str(crc32(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+def serve_table(answers: dict[str, bytes], ports: Any) -> None:  # noqa: ANN401  a queue
+    """Answer until ended; in a process of its own."""
+    TableHandler.answers = answers
+    _answer(TableHandler, ports)
+
+
+def served_by(answers: dict[str, bytes]) -> AbstractContextManager[str]:
+    """The address of a table, until the block ends."""
+    return _served(serve_table, answers)

@@ -1,0 +1,35 @@
+"""Workers, sources and commands around the pure rules: a whole consumer is `run(Worker(...), handler)`.
+
+A name is loaded when it is first asked for, so that a command that needs no worker starts without one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leasehold.adapters.reading.handlers.by_key import by_key
+    from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+    from leasehold.adapters.reading.letters.boxes import dead_letters
+    from leasehold.adapters.reading.run import run
+    from leasehold.adapters.reading.runner import Runner
+    from leasehold.adapters.sources.urls import open_source
+    from leasehold.adapters.worker.worker import Worker
+
+__all__ = ["Delivery", "Handling", "Runner", "Worker", "by_key", "dead_letters", "open_source", "run"]
+
+_HOMES = {
+    "Delivery": "reading.handlers.handling",
+    "Handling": "reading.handlers.handling",
+    "Runner": "reading.runner",
+    "Worker": "worker.worker",
+    "by_key": "reading.handlers.by_key",
+    "dead_letters": "reading.letters.boxes",
+    "open_source": "sources.urls",
+    "run": "reading.run",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,49 @@
+"""The command line, and its entry point."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OURS = {"leasehold", "adapters", "stores", "balancer"}
+
+EXTRAS = {
+    "typer": "cli",
+    "rich": "cli",
+    "jinja2": "report",
+    "markupsafe": "report",
+    "matplotlib": "report",
+    "numpy": "report",
+    "boto3": "aws",
+    "botocore": "aws",
+    "tenacity": "aws",
+    "azure": "azure",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "greenlet": "simulate",
+    "opentelemetry": "metrics",
+    "pyspark": "spark",
+    "pandas": "spark",
+    "pyarrow": "spark",
+}
+"""The extra that brings a library, by the library's first name."""
+
+
+@contextmanager
+def imported_for(command: str) -> Iterator[None]:
+    """While a command is imported: where a library is missing, say what to install, and end with 2."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        library = (missing.name or "").partition(".")[0]
+        if library in OURS:
+            raise
+        what = f"leasehold[{EXTRAS[library]}]" if library in EXTRAS else library
+        print(f"{command}: {missing.name} is not installed; try: pip install '{what}'", file=sys.stderr)
+        sys.exit(2)
+
+
+def run() -> None:
+    """The entry point; importable where nothing but the library itself is installed."""
+    with imported_for("leasehold"):
+        from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
+    main.run()

@@ -1,0 +1,204 @@
+"""Runs several processes of one command side by side, restarts those that end by themselves, and drains all together.
+
+Each process has the other end of its standard input here. Closing it asks the process to drain; a supervisor that dies,
+however suddenly, closes it too, so that nothing of it stays. Its output comes through here, in whole lines.
+"""
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import IO, TextIO
+
+from attrs import define, field
+
+from leasehold.adapters.worker.threads import ThreadQueue
+from leasehold.stores.printable import escaped
+
+log = escaped(logging.getLogger("leasehold.supervisor"))
+
+SUPERVISED = "LEASEHOLD_SUPERVISED"
+"""Set for a process that has to drain once its standard input ends."""
+
+LEAST_PAUSE_SECONDS = 1.0
+MOST_PAUSE_SECONDS = 60.0
+STEADY_SECONDS = 60.0
+"""After that long at work the next restart of a process waits for the least pause again."""
+SLACK_SECONDS = 5.0
+"""More than the time to drain before a process is killed: to start, to close, to end."""
+CHUNK_BYTES = 2**16
+
+
+@define
+class _SupervisedProcess:
+    """A process of the fleet, from its latest start on."""
+
+    name: str
+    command: Sequence[str]
+    process: "subprocess.Popen[bytes] | None" = None
+    started: float = 0.0
+    due: float = 0.0
+    pause: float = LEAST_PAUSE_SECONDS
+
+
+@define
+class _SupervisedEnded:
+    """A process has ended, and all it wrote is out."""
+
+    child: _SupervisedProcess
+    status: int
+
+
+@define
+class Supervisor:
+    """A fixed number of processes.
+
+    commands       each process by its name, which a restart keeps
+    drain_seconds  most time from the word to end until a process has ended; it is killed five seconds later
+    final          statuses that a restart would not better: one process that ends with one of them ends all
+    """
+
+    commands: Mapping[str, Sequence[str]]
+    drain_seconds: float
+    final: Collection[int]
+    _news: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
+    _out: Lock = field(factory=Lock, init=False)
+
+    def run(self, ending: Iterable[signal.Signals]) -> int:
+        """Run them until one of these signals comes; the exit status.
+
+        0 after a drain of all, the status of a process that ended all or ended worse than that while it drained, 1 if
+        one had to be killed, 128 and its number after a second signal, at which all are killed. In the main thread.
+        """
+        for each in ending:
+            signal.signal(each, lambda number, _frame: self._news.put(number))
+        children = [_SupervisedProcess(name, command) for name, command in self.commands.items()]
+        try:
+            return self._drained(children, self._kept(children))
+        finally:
+            _kill(children)
+
+    def _kept(self, children: list[_SupervisedProcess]) -> int:
+        """Keep them running; the status that ends all, 0 after a signal."""
+        while True:
+            now = time.monotonic()
+            for child in children:
+                if child.process is None and child.due <= now:
+                    self._start(child)
+            match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
+                case _SupervisedEnded(child, status) if status in self.final:
+                    self._say("%s ended with status %d: all end", child.name, status)
+                    return status
+                case _SupervisedEnded(child, status):
+                    self._put_off(child, status)
+                case int():
+                    return 0
+                case None:
+                    pass
+
+    def _drained(self, children: list[_SupervisedProcess], worst: int) -> int:
+        """Ask all to end, and wait for them."""
+        left = [child for child in children if child.process is not None]
+        for child in left:
+            _ask(child)
+        until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
+        while left:
+            match self._news.get(until):
+                case _SupervisedEnded(child, status):
+                    left.remove(child)
+                    worst = worst or _shell_status(status)
+                case int(number):
+                    self._say("a second signal: %d processes are killed, and their leases expire", len(left))
+                    return 128 + number
+                case None:
+                    self._say("not ended within %g s, killed: %s", self.drain_seconds, ", ".join(c.name for c in left))
+                    return worst or 1
+        return worst
+
+    def _start(self, child: _SupervisedProcess) -> None:
+        child.started = time.monotonic()
+        process = child.process = subprocess.Popen(  # noqa: S603  the command is this program's own
+            child.command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, SUPERVISED: "1"},
+            # Ctrl-C goes to a terminal's whole group; they are told to end by their standard input.
+            start_new_session=True,
+        )
+        ways = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        relays = [Thread(target=self._relay, args=(process, *way), daemon=True) for way in ways]
+        for relay in relays:
+            relay.start()
+        Thread(target=self._watch, args=(child, process, relays), daemon=True).start()
+
+    def _watch(self, child: _SupervisedProcess, process: "subprocess.Popen[bytes]", relays: list[Thread]) -> None:
+        status = process.wait()
+        for relay in relays:
+            relay.join(SLACK_SECONDS)  # a process that it has left behind may keep them open
+        self._news.put(_SupervisedEnded(child, status))
+
+    def _relay(self, process: "subprocess.Popen[bytes]", source: IO[bytes], sink: TextIO) -> None:
+        """Pass whole lines on, until there are no more or nobody reads them; then the process finds its own out closed.
+
+        What a killed process had not written to the end of its line is left out.
+        """
+        rest = b""
+        with source, suppress(BrokenPipeError):
+            while chunk := source.read(CHUNK_BYTES):
+                lines, end, rest = (rest + chunk).rpartition(b"\n")
+                self._write(sink, lines + end)
+            if rest and process.wait() >= 0:
+                self._write(sink, rest + b"\n")
+
+    def _write(self, sink: TextIO, data: bytes) -> None:
+        with self._out:
+            sink.buffer.write(data)
+            sink.buffer.flush()
+
+    def _put_off(self, child: _SupervisedProcess, status: int) -> None:
+        now = time.monotonic()
+        if now - child.started >= STEADY_SECONDS:
+            child.pause = LEAST_PAUSE_SECONDS
+        self._say("%s ended with status %d: it starts again in %g s", child.name, _shell_status(status), child.pause)
+        _ask(child)  # nobody reads it any more; it takes a file of this process
+        child.process, child.due = None, now + child.pause
+        child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
+
+    def _say(self, text: str, *values: object) -> None:
+        with self._out:
+            log.warning(text, *values)
+
+
+def _ask(child: _SupervisedProcess) -> None:
+    if child.process is not None and child.process.stdin is not None:
+        child.process.stdin.close()
+
+
+def _kill(children: list[_SupervisedProcess]) -> None:
+    for child in children:
+        if child.process is not None and child.process.poll() is None:
+            child.process.kill()
+
+
+def _shell_status(status: int) -> int:
+    return status if status >= 0 else 128 - status
+
+
+def at_end_of_supervisor(stop: Callable[[], None]) -> None:
+    """Call this once the supervisor of this process asks for it, or has died; nothing happens if there is none."""
+    if os.environ.pop(SUPERVISED, None) is not None:
+        Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
+
+
+def _wait_for_end(stop: Callable[[], None]) -> None:
+    while os.read(0, CHUNK_BYTES):
+        pass
+    stop()

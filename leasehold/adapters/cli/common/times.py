@@ -1,0 +1,104 @@
+"""Times and durations as users write them: `2026-11-22T06:00Z`, `now-2h`, `1h30m`, or a bare number."""
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import typer
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+_PARTS = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_ISO = re.compile(
+    r"P(?=.)(?:(\d+)W)?(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE | re.ASCII
+)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_MILLISECONDS = re.compile(r"\d{11,15}", re.ASCII)
+
+DURATION = "a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"
+MOMENT = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1970"
+
+
+def duration(text: str) -> float:
+    """Seconds of a duration, a bare number being seconds. Raises ValueError where it is none."""
+    found = _seconds(text.strip().lower())
+    if not math.isfinite(found):
+        raise ValueError(f"{text!r} is not {DURATION}")
+    return found
+
+
+def _seconds(said: str) -> float:
+    """Likewise; not a number where it is none, and infinite with more digits than a number has."""
+    if _NUMBER.fullmatch(said):
+        return float(said)
+    if _PARTS.fullmatch(said):
+        return sum(float(number) * UNITS[unit] for number, unit in _PART.findall(said))
+    if iso := _ISO.fullmatch(said):
+        return sum(
+            float(number) * UNITS[unit]
+            for number, unit in zip(iso.groups(), "wdhms", strict=True)
+            if number is not None
+        )
+    return math.nan
+
+
+def moment(text: str, now: float) -> int:
+    """Milliseconds since 1970 of a time; one without a zone is UTC.
+
+    now  seconds since 1970
+    Raises ValueError where it is no time, or none of the years 1 to 9999.
+    """
+    try:
+        found = _milliseconds(text.strip(), now)
+        datetime.fromtimestamp(found / 1000, UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not {MOMENT}") from None
+    return found
+
+
+def _milliseconds(said: str, now: float) -> int:
+    if _MILLISECONDS.fullmatch(said):
+        return int(said)
+    if said.lower().startswith("now"):
+        return round((now + (_signed(said[3:]) if said[3:] else 0.0)) * 1000)
+    found = datetime.fromisoformat(said)
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _signed(said: str) -> float:
+    if not said.startswith(("+", "-")):
+        raise ValueError(f"{said!r} has no sign")
+    return (1.0 if said[0] == "+" else -1.0) * duration(said[1:])
+
+
+def shift(text: str) -> float:
+    """Seconds of a signed duration, such as -15m. Raises ValueError where it is none."""
+    if not text.strip().startswith(("+", "-")):
+        raise ValueError(f"--shift-by: {text!r} wants a sign, as in -15m or +1h")
+    return _signed(text.strip())
+
+
+def said_moment(milliseconds: float) -> str:
+    """A time as ISO 8601, to the millisecond; as its milliseconds where no calendar has it, for rows may say any."""
+    try:
+        found = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError):
+        return f"{milliseconds:.0f}ms"
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds(least: float = 0.0) -> Callable[[str | float], float]:
+    """A parser for an option that takes a duration of at least so many seconds."""
+
+    def parsed(text: str | float) -> float:
+        try:
+            found = duration(text) if isinstance(text, str) else float(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        if found < least:
+            raise typer.BadParameter(f"{text!r} is less than {least:g} s")
+        return found
+
+    return parsed

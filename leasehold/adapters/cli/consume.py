@@ -1,0 +1,229 @@
+"""`leasehold consume`: one worker of a fleet, from the command line."""
+
+import logging
+import math
+import os
+import socket
+import sys
+import time
+from enum import StrEnum
+from typing import Annotated, Any, TextIO
+
+import typer
+from attrs import evolve
+
+from leasehold.adapters.cli.common.consuming import ended, joined_worker, run_worker, supervise
+from leasehold.adapters.cli.common.positions import start
+from leasehold.adapters.cli.common.settings import configuration, settings
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.json_form.question import RULES
+from leasehold.adapters.reading.events import EventLines
+from leasehold.adapters.reading.handlers.by_key import by_key
+from leasehold.adapters.reading.handlers.callables import load
+from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS, DeadLetter, Handling
+from leasehold.adapters.reading.json_logs import JsonLines
+from leasehold.adapters.reading.letters.boxes import dead_letters
+from leasehold.adapters.reading.letters.letter import LetterError
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES
+from leasehold.adapters.sources.event_hubs.pace import paced
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.urls import source_address
+from leasehold.balancer.config import Config
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import store_address
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MIB = 2**20
+
+MORE = """
+SOURCE is a URL: `kinesis://stream?region=…`. All workers that name the same source and store share its
+shards. SIGTERM, SIGHUP (not under nohup) or Ctrl-C finishes the running batches, checkpoints and releases, within
+`--drain-seconds`; what is not released by then expires. A second one ends at once.
+
+A handler is a function of one batch (`records`, `lease`, `shard`, `epoch`, `lost`, `checkpoint()`), plain or async;
+when it returns None, the batch is done, and the next checkpoint covers it (`--checkpoint-seconds`). When it raises,
+or returns anything else, the batch is handed over again after a growing wait, up to `--attempts`; then its shard stops
+here, says so, and its lease is released for another worker to try. Nothing is skipped, unless `--dead-letter` takes it:
+then the batch is handed over in halves, in order and without waits, until the records that fail are found; these alone
+go to the dead letter, and the shard goes on. `leasehold replay` hands them over again. A letter that cannot be written
+stops the shard. A handler at work for longer than `--slow-seconds` is said; beyond `--handler-seconds` its lease is
+released likewise.
+
+Seconds can be written as durations: `90`, `1.5s`, `5m`, `2h`, `1d12h`, `PT2H`. `--from` is where reading begins on a
+shard whose lease is new; `leasehold reset` moves the checkpoint of one that is there. Where the stream or the store
+does not answer, a worker goes on trying until it is told to end, and says so; with `--no-wait` it ends with status 1
+if they do not answer at the start.
+
+With `--until` the workers read a slice: what arrived from `--from` (a time, or TRIM_HORIZON) up to that time. Its
+leases want a store of their own, which all workers of the slice name with the same two times; `now` means another time
+to each of them. A shard is finished when all that arrived in time is handled, and so are the children of those closed
+within the slice. Each worker ends once the whole slice is read, and says how much of it was its own; one that is killed
+is started again with the same times, and goes on. Event hubs: name a consumer group of the slice's own.
+
+`--log json` writes an object a line to standard error: `at`, `level`, `logger`, `worker`, `message`, and where they
+apply `lease`, `rule` (the numbered rule that asked) and `outcome` (done, refused, unknown: what the store made of it);
+with `--verbose` one for each lease that is created, taken or asked for.
+
+`--processes N` runs N workers here, as a thread of Python uses one processor: its interpreter has one lock. They are
+ID-0 to ID-(N-1), of the ID given as `--worker`, also after a restart; each has its own `--memory-mib`. A signal drains
+them together. One that ends by itself is started again, after a pause that grows from 1 s to 60 s; ending with status
+2 or 141, or with `--no-wait` 1, it ends them all. One that has not ended 5 s after `--drain-seconds` is killed, and the
+status is 1.
+
+Exit status: 0 after a drain, or when the slice is read; 1 when the worker could not go on, or was told to end before
+the slice was read; 2 on bad usage; 141 when the reader of `--events` has gone; a handler that raises SystemExit ends
+the worker with its own.
+"""
+
+
+class LogForm(StrEnum):
+    """How lines of the log are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+# Options that are too long for a line of the command itself.
+LeaseSeconds = Annotated[
+    float | None, typer.Option(help="How long a lease may stand still. [10; hubs: 120]", parser=seconds())
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(help="Keys of a batch at once, each in order; for async def handlers.", show_default=False),
+]
+DeadLetterPlace = Annotated[
+    str | None,
+    typer.Option(
+        help="Takes records that fail: file://folder, s3://…, kinesis://…, or module:function(batch, error).",
+        show_default=False,
+    ),
+]
+HandlerSeconds = Annotated[
+    float,
+    typer.Option(help="One at work for longer loses its lease. [never]", show_default=False, parser=seconds()),
+]
+SlowSeconds = Annotated[float, typer.Option(help="A handler at work for longer is said and counted.", parser=seconds())]
+CheckpointSeconds = Annotated[
+    float, typer.Option(help="Least time between two checkpoints; 0: after every batch.", parser=seconds())
+]
+DrainSeconds = Annotated[
+    float, typer.Option(help="Most time to finish and release when told to end.", parser=seconds())
+]
+InitialPosition = Annotated[
+    str,
+    typer.Option(
+        "--initial-position",
+        "--from",
+        help="TRIM_HORIZON, LATEST, or a time: 2026-11-22T06:00Z, now-2h. New leases only.",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(help="Read a slice, from --from up to this time, and end. The store holds its leases alone."),
+]
+Processes = Annotated[int, typer.Option(min=1, help="How many workers to run here, each in a process of its own.")]
+MemoryMib = Annotated[int, typer.Option(min=1, help="MiB for what is read and not handled yet, of all shards.")]
+Metrics = Annotated[
+    str | None, typer.Option(help="none, console, otlp, or another exporter. [OTEL_METRICS_EXPORTER, or none]")
+]
+
+
+@app.command(help="Join a fleet, and hand over the records of the shards it is given.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    source: Annotated[str, typer.Argument(help="What to read, as a URL.", show_default=False)],
+    store: Annotated[str, typer.Option(help="Where the leases are, as a URL.", show_default=False)],
+    handler: Annotated[str | None, typer.Option(help="module:function, called with each batch.")] = None,
+    events: Annotated[bool, typer.Option("--events", "--json", help="Print a JSON line for each event.")] = False,
+    worker: Annotated[str | None, typer.Option(help="This worker's id; keep it over restarts. [host-pid]")] = None,
+    processes: Processes = 1,
+    rules: Annotated[str, typer.Option(help=f"One of {', '.join(RULES)}.")] = "minimal",
+    lease_seconds: LeaseSeconds = None,
+    initial_position: InitialPosition = "LATEST",
+    timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.")] = None,
+    until: Until = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting, as name=value.")] = None,
+    concurrency: Concurrency = None,
+    attempts: Annotated[int, typer.Option(help="How often a batch is handed over.")] = 5,
+    dead_letter: DeadLetterPlace = None,
+    slow_seconds: SlowSeconds = 60.0,
+    handler_seconds: HandlerSeconds = math.inf,
+    checkpoint_seconds: CheckpointSeconds = CHECKPOINT_SECONDS,
+    late_checkpoints: Annotated[bool, typer.Option(help="After a theft, still say how far this got.")] = False,
+    drain_seconds: DrainSeconds = DRAIN_SECONDS,
+    create: Annotated[bool, typer.Option(help="Make the table if there is none.")] = True,
+    wait: Annotated[bool, typer.Option(help="Go on trying where stream or store do not answer at the start.")] = True,
+    memory_mib: MemoryMib = MEMORY_BYTES // MIB,
+    metrics: Metrics = None,
+    log: Annotated[LogForm, typer.Option(help="How lines on standard error are written.")] = LogForm.TEXT,
+    verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
+) -> None:
+    """Run one worker until it is told to end."""
+    me = worker or f"{socket.gethostname()}-{os.getpid()}"
+    _log(me, log, verbose=verbose)
+    try:
+        beginning = _beginning(initial_position, timestamp_ms)
+        config = _config(source, settings({"rules": rules, "lease_seconds": lease_seconds} | beginning, set_ or []))
+        handling = evolve(
+            _handling(handler, me, concurrency, events=events),
+            attempts=attempts,
+            dead_letter=_dead_letter(dead_letter, source, store) if dead_letter else None,
+            checkpoint_seconds=checkpoint_seconds,
+            late_checkpoints=late_checkpoints,
+            slow_seconds=slow_seconds,
+            handler_seconds=handler_seconds,
+        )
+        if processes > 1:
+            raise typer.Exit(supervise(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
+        joined = joined_worker(source, store, me, config, until, wait=wait, create=create)
+    except (ValueError, StoreError, SourceError, LetterError) as error:
+        raise ended(error) from None
+    limits = {"drain_seconds": drain_seconds, "memory_bytes": memory_mib * MIB}
+    run_worker(joined, handling, metrics, limits, told=_out(until, events=events), wait=wait)
+
+
+def _log(me: str, form: LogForm, *, verbose: bool) -> None:
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if form is LogForm.JSON:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines(me))
+    logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+def _out(until: str | None, *, events: bool) -> TextIO | None:
+    """Where the verdict of a slice is written."""
+    if until is None:
+        return None
+    return sys.stderr if events else sys.stdout
+
+
+def _config(source: str, found: dict[str, Any]) -> Config:
+    config = configuration(found)
+    return paced(config, found) if source.startswith("eventhubs:") else config
+
+
+def _beginning(initial_position: str, timestamp_ms: int | None) -> dict[str, Any]:
+    position = start(initial_position, timestamp_ms, time.time(), "--initial-position")
+    return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
+
+
+def _handling(handler: str | None, me: str, concurrency: int | None, *, events: bool) -> Handling:
+    if events == (handler is not None):
+        raise ValueError("choose one of --handler module:function and --events")
+    if handler is None:
+        if concurrency is not None:
+            raise ValueError("--concurrency: it goes with --handler")
+        return EventLines(me, sys.stdout).handling
+    loaded = load(handler)
+    handling = Handling(loaded)
+    return handling if concurrency is None else Handling(by_key(loaded, concurrency))
+
+
+def _dead_letter(text: str, source: str, store: str) -> DeadLetter:
+    if "://" not in text:
+        return load(text)
+    scheme, place, _ = source_address(source)
+    table_scheme, table, _ = store_address(store)
+    if text.partition("?")[0] == f"{scheme}://{place}":
+        raise ValueError("--dead-letter: it is the stream that is read: its letters would be read again, for ever")
+    return dead_letters(text, stream=place, table=f"{table_scheme}://{table}")

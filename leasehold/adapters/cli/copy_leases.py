@@ -1,0 +1,92 @@
+"""`leasehold copy-leases`: move checkpoints between stores and clouds."""
+
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.common.checkpoint_moves import ended, told
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.steering.checkpoints.copying import copied, planned, renamed, verified, wanting
+from leasehold.adapters.steering.checkpoints.moves import STILL_SECONDS, Move, each_living, readable
+from leasehold.balancer.model import Lease
+from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.urls import open_store
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+FROM and TO are store URLs: `dynamodb://…`, `azblob://…`, `s3://…`, `sqlite:///…`. Stop the workers of FROM
+first, and start those of TO afterwards: what is processed in between is processed twice.
+While an owner of a lease of FROM is alive nothing is copied, unless `--even-if-read` says so.
+
+A lease that TO does not have is created, without an owner. One that it has is moved forward, never back: a
+later checkpoint stays, is reported as refused, and `leasehold reset` is the way to set it back. A lease of
+TO whose owner is alive is refused too. Where a store does not tell how long ago an owner renewed, this takes
+`--still-seconds` to find out, for both stores at once. The fencing number that handlers are given goes on in TO
+above the one in FROM, except in the blobs of the Azure SDKs, which have none. Afterwards every lease written
+is read again and compared. A dry run makes nothing at all, so TO must be there.
+
+A partition has its id for a key in every store, so a hub's checkpoints can go from DynamoDB to the blobs of
+the Azure SDKs and back as they are. (Those blobs want each checkpoint's offset, which any worker here stores.)
+Where a table serves several streams, `--strip` and `--add` change the keys' prefix. Leases of a hub name their
+namespace, hub and group, and a worker of another refuses them: `--stream namespace/hub/group`, in lower case,
+begins a new group where an old one stands.
+
+Exit status: 0 if every checkpoint is in TO, 1 if any was refused or a store failed (run it again: what is
+done is not done twice), 2 on bad usage.
+"""
+
+
+@app.command(help="Copy checkpoints from one store to another.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    from_: Annotated[str, typer.Argument(metavar="FROM", help="The store to read, as a URL.", show_default=False)],
+    to: Annotated[str, typer.Argument(metavar="TO", help="The store to write, as a URL.", show_default=False)],
+    strip: Annotated[str, typer.Option(help="Copy only keys that begin with this, without it.")] = "",
+    add: Annotated[str, typer.Option(help="Put this before every key.")] = "",
+    stream: Annotated[str | None, typer.Option(help="Say that they are of this stream. [what FROM says]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")] = False,
+    still_seconds: Annotated[
+        float, typer.Option(help="An owner silent for this long is gone.", parser=seconds())
+    ] = STILL_SECONDS,
+    even_if_owned: Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")] = False,
+    even_if_read: Annotated[bool, typer.Option("--even-if-read", help="Also while a fleet reads FROM.")] = False,
+    create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Plan, write, verify, tell."""
+    try:
+        source = open_store(from_, create=False, write=False)
+        target = open_store(to, create=create and not dry_run, write=not dry_run)
+    except ValueError as error:
+        raise ended("copy-leases", error, 2) from None
+    except StoreError as error:
+        raise ended("copy-leases", error, 1) from None
+    try:
+        chosen = tuple(lease for lease in readable(source, "FROM") if lease.key.startswith(strip))
+        leases, read = renamed(chosen, strip, add, stream), () if even_if_read else chosen
+        moves = _planned(source, target, leases, read=read, owned=not even_if_owned, still=still_seconds)
+        done = moves if dry_run else _carried_out(target, moves, insist=even_if_owned)
+        raise told(done, dry_run=dry_run, as_json=as_json)
+    except StoreError as error:
+        raise ended("copy-leases", error, 1) from None
+    finally:
+        source.close()
+        target.close()
+
+
+def _planned(
+    source: Store, target: Store, leases: tuple[Lease, ...], *, read: tuple[Lease, ...], owned: bool, still: float
+) -> tuple[Move, ...]:
+    """The moves to make, after watching the owners of both sides as far as they matter; `read` as FROM has them."""
+    stored, counts = readable(target, "TO"), target.promises.counts_owners
+    wanted = [move for move in planned(leases, stored, (), counts=counts) if wanting(move)]
+    there = [move.stored for move in wanted if move.stored] if owned else []
+    reading, working = each_living([(source, read if wanted else ()), (target, there)], still)
+    moves = planned(leases, stored, working, counts=counts)
+    owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
+    why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
+    return tuple(move.refused(why) if owners and wanting(move) else move for move in moves)
+
+
+def _carried_out(target: Store, moves: tuple[Move, ...], *, insist: bool) -> tuple[Move, ...]:
+    return verified(target, [copied(target, move, insist=insist) if wanting(move) else move for move in moves])

@@ -1,0 +1,208 @@
+"""`leasehold leases`: who holds what, and how far they are."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import chain
+from typing import Annotated
+
+import typer
+from attrs import asdict, evolve
+from rich.console import Console
+from rich.live import Live
+
+from leasehold.adapters.cli.common.columns import for_eyes, plain
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.lease_tables import TableView, below, cells, moves_between, page
+from leasehold.adapters.cli.live.keys import has_keys
+from leasehold.adapters.cli.live.screen import steer
+from leasehold.adapters.cli.unwinding import Ended, unwinding
+from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.reading.lag import asked, lags_of
+from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.balancer.looking.watch import Watch
+from leasehold.stores.printable import printable, printable_lines
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.urls import open_store
+
+DEAD_SECONDS = 60.0
+"""An owner that was seen to stand still for longer is taken for dead where nobody said how long the fleet waits."""
+
+MOVES_SHOWN = 8
+"""Changes of owner that a watch shows below the table."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+STORE is a URL: `dynamodb://table?region=…`, `sqlite:///path`, `azblob://account/container`, `s3://bucket/prefix`.
+A path after `sqlite:///` is absolute (`sqlite:///srv/orders.db` is `/srv/orders.db`), after `sqlite://` relative.
+Nothing is written, and nothing is made.
+
+`lag` is how far behind the tip of its shard the reading of a lease is, as its owner last told in the row (its batch at
+work counts as unread); of a lease that nobody reads, that and the time since. `end` is whether the tip was reached;
+`age` how long ago the last record that was done had arrived, which grows on a quiet shard too; `switches` how often the
+lease passed between workers, as far as ours saw; `unread` counts leases without a living owner, and those whose owner
+tells of no reading for 50 s. Rows of the Java KCL and blobs of the Azure SDKs tell none of it: `--source URL` then
+asks the stream, once for each such lease (Kinesis: one read of the five a second that a shard allows; Event Hubs:
+events, as a count). `target` is how many leases a worker or a group should hold.
+
+`idle` is for how long a lease has stood still. A single look knows that only where the store keeps each row's
+age; with `--watch` it is also counted from the first look on, until Ctrl-C.
+
+On a screen, columns that do not fit are left out and named. In a pipe or a file, and with `--wide`, each lease is one
+line of as many fields as the header, nothing is cut, an empty field is `-`, and the total goes to standard error:
+
+    leasehold leases sqlite:///srv/orders.db | awk '$2 == "nobody" {print $1}'
+
+`--watch` shows the latest changes of owner below the table, as they happen. Where standard input is a terminal too,
+keys steer it: `s` sorts by the next column, `/` shows only rows with a text, enter shows one lease in full, `b` a row
+for each worker or group, `?` all keys, `q` leaves.
+
+`--by worker` and `--by group` count unfinished leases; a worker's group is the text before the last "-" of its id.
+
+`--json` prints one object (with `--watch` one line for each look), whose leases `leasehold plan` can read, and
+which `leasehold report` makes a page of; `at` is the time, in seconds since 1970.
+"""
+
+
+class By(StrEnum):
+    """The unit of a row of the table, if not a lease."""
+
+    GROUP = "group"
+    WORKER = "worker"
+
+
+def readings(
+    store: Store,
+    every: float,
+    wait: Callable[[float], object] = time.sleep,
+    source: Source | None = None,
+    limit: float = DEAD_SECONDS,
+) -> Iterator[TableView]:
+    """Read the table again and again; where a reading fails, yield the last one with the trouble.
+
+    source  is asked how far behind the leases are of which no row tells
+    limit   an owner whose lease stands still for more seconds counts as dead
+    """
+    watch, shown = Watch(), TableView(())
+    while True:
+        began = time.monotonic()
+        try:
+            listing = store.list()
+        except OutcomeUnknown as error:
+            yield evolve(shown, trouble=str(error))
+        else:
+            watch, leases = watch.look(listing.leases, began, time.monotonic())
+            lags = lags_of(leases, time.time(), limit)
+            moves = (moves_between(shown, leases, time.strftime("%H:%M:%S")) + shown.moves)[:MOVES_SHOWN]
+            lags = lags if source is None else asked(source, leases, lags)
+            shown = TableView(leases, listing.malformed, lags=lags, moves=moves)
+            yield shown
+        wait(every)
+
+
+@app.command(help="Show who holds what, and how far they are.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    store: Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    by: Annotated[By | None, typer.Option(help="One row for each worker or group.")] = None,
+    every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 2.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Plain text with every column, also on a screen.")] = False,
+    source: Annotated[str | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look once, or keep watching."""
+    try:
+        asked_of = None if source is None else stream_of(source)
+        opened = open_store(store, create=False, write=False)
+    except ValueError as error:
+        raise _ended(error, 2) from None
+    except (StoreError, SourceError) as error:
+        raise _ended(error, 1) from None
+    try:
+        if watch and not as_json and for_eyes(wide=wide) and keyed():
+            _steer(opened, asked_of, by, every)
+        else:
+            _show(readings(opened, every, source=asked_of), by, watch=watch, as_json=as_json, wide=wide)
+    except (StoreError, SourceError) as error:
+        raise _ended(error, 1) from None
+    except KeyboardInterrupt:
+        pass  # the way to end a watch
+    finally:
+        opened.close()
+        if asked_of is not None:
+            asked_of.close()
+
+
+def keyed() -> bool:
+    """Whether keys can steer: standard input is a terminal, and this Python can ask it for single keys."""
+    if not sys.stdin.isatty():
+        return False
+    if not has_keys():
+        print("leasehold leases: no keys here, for this Python has no termios; Ctrl-C leaves", file=sys.stderr)
+        return False
+    return True
+
+
+def _steer(opened: Store, source: Source | None, by: By | None, every: float) -> None:
+    looks = readings(opened, every, lambda _seconds: None, source)  # the view waits, for keys
+    try:
+        with unwinding():
+            steer(looks, None if by is None else by.value, every)
+    except Ended as ended:
+        if ended.status != 128 + signal.SIGINT:
+            raise typer.Exit(ended.status) from None
+
+
+def stream_of(url: str) -> Source:
+    """The source to ask for lag. Raises ValueError for one that would take the place of a consumer."""
+    if "consumer" in source_address(url)[2]:
+        raise ValueError(
+            "--source: leave consumer out of it; asking would end the subscription of the worker that reads"
+        )
+    return open_source(url)
+
+
+def _show(looks: Iterator[TableView], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> None:
+    first = next(looks)
+    if first.trouble and not watch:
+        raise OutcomeUnknown(first.trouble)
+    if as_json:
+        for reading in chain((first,), looks if watch else ()):
+            _print_json(reading)
+    elif not for_eyes(wide=wide):
+        for reading in chain((first,), looks if watch else ()):
+            _print_plain(reading, by)
+    elif watch:
+        console = Console()
+        with Live(page(first, by, console.width), console=console, auto_refresh=False) as live:
+            for reading in looks:
+                live.update(page(reading, by, console.width), refresh=True)
+    else:
+        console = Console()
+        console.print(page(first, by, console.width))
+
+
+def _print_plain(reading: TableView, by: By | None) -> None:
+    """The table alone on standard output, so that each of its lines is a row; the rest on standard error."""
+    print(plain(cells(reading, by, full=True)), flush=True)
+    total, wrong = below(reading)
+    print(total, *map(printable, wrong), sep="\n", file=sys.stderr, flush=True)
+
+
+def _print_json(reading: TableView) -> None:
+    leases = [lease_json(lease) for lease in sorted(reading.leases, key=lambda lease: lease.key)]
+    malformed = [asdict(row) for row in reading.malformed]
+    trouble = {"trouble": reading.trouble} if reading.trouble else {}
+    lags = {"lags": {key: lag.as_json() for key, lag in sorted(reading.lags.items())}} if reading.lags else {}
+    told = {"at": round(time.time(), 3), "leases": leases, "malformed": malformed} | lags | trouble
+    print(json.dumps(told), flush=True)
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print(printable_lines(f"leasehold leases: {error}"), file=sys.stderr)
+    return typer.Exit(status)

@@ -1,0 +1,100 @@
+"""The door of the command line: which command lives where; only the one that is called is imported."""
+
+import logging
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from leasehold.adapters.cli import imported_for
+
+COMMANDS = {
+    "consume": ("leasehold.adapters.cli.consume", "Join a fleet, and hand over the records of the shards it is given."),
+    "copy-leases": ("leasehold.adapters.cli.copy_leases", "Copy checkpoints from one store to another."),
+    "deaggregate": (
+        "leasehold.adapters.cli.deaggregate",
+        "Take Kinesis records apart into their user records, as KCL does.",
+    ),
+    "demo": ("leasehold.adapters.cli.demo", "Watch a fleet on this machine lose a worker and nothing else."),
+    "dev": (
+        "leasehold.adapters.cli.steer.dev",
+        "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
+    ),
+    "doctor": (
+        "leasehold.adapters.cli.steer.doctor",
+        "Try rights, conditional writes and clocks, and say what to expect.",
+    ),
+    "explain": (
+        "leasehold.adapters.cli.steer.explain",
+        "Say what each worker would do now, and why a lease is where it is.",
+    ),
+    "leases": ("leasehold.adapters.cli.leases", "Show who holds what, and how far they are."),
+    "pipeline": (
+        "leasehold.adapters.cli.pipeline",
+        "Land a leased stream as Parquet with Spark, and add it up in windows.",
+    ),
+    "plan": ("leasehold.adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
+    "produce": ("leasehold.adapters.cli.produce", "Write lines to a stream, aggregated, each key in order."),
+    "replay": ("leasehold.adapters.cli.replay", "Hand dead letters over again; those that fail again stay."),
+    "report": ("leasehold.adapters.cli.report", "Show how leases are shared out, and how that changes, as a page."),
+    "reset": ("leasehold.adapters.cli.reset", "Set checkpoints back or forward."),
+    "serve": ("leasehold.adapters.cli.steer.serve", "Serve lease tables as a live, read-only page."),
+    "simulate": ("leasehold.adapters.cli.simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
+    "what-if": ("leasehold.adapters.cli.steer.what_if", "Simulate what would move if workers came or went."),
+}
+"""By name: the module whose `app` it is, and its line in the help. One line for each command."""
+
+
+class LazyCommands(TyperGroup):
+    """Commands whose modules are imported when one is called or completed, so that none needs another's libraries."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  click's own, which typer brings
+        """The command itself in place of its line in the help."""
+        name, line, rest = super().resolve_command(ctx, args)
+        return (name, line if name is None else _command(name), rest)
+
+
+def _command(name: str) -> Any:  # noqa: ANN401  likewise
+    with imported_for(f"leasehold {name}"):
+        found: typer.Typer = import_module(COMMANDS[name][0]).app
+    return get_command(found)
+
+
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"leasehold {version('leasehold')}")
+        raise typer.Exit
+
+
+@app.callback()
+def leasehold(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version, and end.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
+    # azure-identity logs a page for each token that it cannot get; the command says in one line what to do.
+    logging.getLogger("azure.identity").setLevel(logging.CRITICAL)
+
+
+def _line() -> None:
+    """Stand for a command in the help."""
+
+
+for _name, (_module, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(_line)
+
+
+def run() -> None:
+    """The entry point."""
+    app(prog_name="leasehold")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,217 @@
+"""`leasehold pipeline`: from a leased stream to partitioned Parquet and windows over it, by Spark."""
+
+import json
+import logging
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame
+
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.reading.exporting import exporting
+from leasehold.adapters.report.progress import BatchProgress, ReadingProgress
+from leasehold.adapters.report.progress_page import ProgressPage
+from leasehold.adapters.spark.event_hubs.options import refuse_secrets
+from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.pipeline.pipeline import Recipe
+from leasehold.adapters.spark.pipeline.run import OutputPlace, aggregate, aggregated, begun, finished, land
+from leasehold.adapters.spark.pipeline.session import session
+from leasehold.stores.printable import printable
+
+OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
+"""A fault of ours in the words of Spark, which has put its own before it."""
+
+LOOK_SECONDS = 1
+"""Between two looks at the queries' progress."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+`--set` gives the source's own options: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
+
+`FOLDER/rows/NAME` gets one row for each record, by `kind` (`row`, or `dead-letter` with its bytes) and
+date; `FOLDER/windows` every window that the watermark has passed. A batch that is replayed is written once. What
+landed twice because a shard changed hands is counted once.
+
+Several applications share one stream: give each a `--name` and the same lease table and folder, let one of them
+aggregate (`--also NAME` for each other), and the others only land (`--no-windows`).
+
+Each batch is told as one line of JSON, `--page` draws them, and `--metrics` exports them. It goes on until Ctrl-C (or
+SIGTERM), which stops the queries and releases their leases. The same file can be given to spark-submit.
+"""
+
+
+class Format(StrEnum):
+    """The format of a record."""
+
+    JSON = "json"
+    CSV = "csv"
+
+
+class Tables(StrEnum):
+    """How what lands is written."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
+class SourceOption(StrEnum):
+    """Where records come from."""
+
+    KINESIS = "kinesis-leased"
+    EVENT_HUBS = "eventhubs-leased"
+
+
+@app.command(help="Land a stream as Parquet, and add it up in windows of time.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    source: Annotated[SourceOption, typer.Argument(help="Where records come from.", show_default=False)],
+    folder: Annotated[str, typer.Option(help="Where everything is written.", show_default=False)],
+    schema: Annotated[str, typer.Option(help="The fields of a record: `name type, …`.", show_default=False)],
+    time: Annotated[str, typer.Option(help="The field that says when it happened.", show_default=False)],
+    options: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: an option of the source.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="What a record holds.")] = Format.JSON,
+    window: Annotated[str, typer.Option(help="How long a window lasts.")] = "10 minutes",
+    watermark: Annotated[str, typer.Option(help="How late a record may be.")] = "1 hour",
+    by: Annotated[list[str] | None, typer.Option(help="A field with windows of its own for each value.")] = None,
+    value: Annotated[list[str] | None, typer.Option(help="A numeric field to add up.")] = None,
+    name: Annotated[str, typer.Option(help="This application's.")] = "main",
+    also: Annotated[list[str] | None, typer.Option(help="Another application whose rows are added up.")] = None,
+    windows: Annotated[bool, typer.Option(help="Whether to add up at all.")] = True,
+    tables: Annotated[Tables, typer.Option(help="How it is written; delta needs delta-spark.")] = Tables.PARQUET,
+    once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Draw the progress into this HTML file.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="An OpenTelemetry exporter: otlp, console.")] = None,
+) -> None:
+    """Start, tell, and stop with what ends."""
+    recipe = Recipe(form.value, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
+    try:
+        recipe.check()
+        given = _options(options or ())
+        refuse_secrets(Given(given))  # here, since what is sent to a Connect server stands on its page, refused or not
+        _end_on_signal()
+        spark = session(f"leasehold pipeline {name}", delta=tables is Tables.DELTA, quiet=True)
+        ending = _asked_to_end()
+        records = spark.readStream.format(source).options(**given).load()
+        place = OutputPlace(folder, name, tables.value)
+        with closing(run(records, recipe, place, also or (), windows=windows, once=once, ending=ending)) as batches:
+            tell(batches, ProgressPage(name, page) if page else None, metrics)
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    except ValueError as error:
+        raise _ended(error, 2) from None
+    except (ServiceError, PySparkException) as error:
+        raise _ended(error, 1) from None
+
+
+def _end_on_signal() -> None:
+    """Have whoever supervises the process end it as Ctrl-C does, and neither with a traceback."""
+    # py4j logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _asked_to_end() -> Callable[[], bool]:
+    """Whether a signal has asked for the end; a second one interrupts.
+
+    An interrupt raised where py4j lets go of an object is swallowed there, and Spark's own handler, which it replaces,
+    fails what runs: a query would end with an error in place of being stopped.
+    """
+    asked: list[int] = []
+
+    def ask(number: int, _frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, ask)
+    return lambda: bool(asked)
+
+
+def tell(batches: Iterable[BatchProgress | ReadingProgress], page: ProgressPage | None, metrics: str | None) -> None:
+    """Print each batch; draw it, and how far behind reading is, and export both.
+
+    Raises ValueError if there is no such exporter.
+    """
+    with exporting(metrics) as meter:
+        tellers = [] if page is None else [page.tell]
+        if meter is not None:
+            from leasehold.adapters.spark.pipeline.metrics import PipelineMetrics  # noqa: PLC0415  an extra
+
+            tellers.append(PipelineMetrics(meter).tell)
+        try:
+            for told in batches:
+                if isinstance(told, BatchProgress):
+                    print(json.dumps(told.json), flush=True)
+                for each in tellers:
+                    each(told)
+        finally:
+            if page is not None:
+                page.write(running=False)
+
+
+def _options(given: Sequence[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given]
+    for option, found, _ in pairs:
+        if not (option and found):
+            raise ValueError(f"--set: {option!r} is not NAME=VALUE")
+    return {option: value for option, _, value in pairs}
+
+
+def run(
+    records: DataFrame,
+    recipe: Recipe,
+    place: OutputPlace,
+    also: Sequence[str],
+    *,
+    windows: bool,
+    once: bool,
+    ending: Callable[[], bool] = lambda: False,
+) -> Generator[BatchProgress | ReadingProgress]:
+    """Run the queries until one ends, or `ending`, and tell how they go; those that then still run are stopped."""
+    spark, queries = records.sparkSession, [begun(lambda: land(records, recipe, place, once=once))]
+
+    def look() -> None:
+        if windows and len(queries) == 1:
+            queries.extend(aggregated(spark, recipe, place, also))
+
+    try:
+        if not once:
+            yield from finished(queries, LOOK_SECONDS, look, ending)
+            return
+        yield from finished(queries, LOOK_SECONDS, ending=ending)
+        if windows and not ending():  # what is to be added up has landed by now
+            queries = [aggregate(spark, recipe, place, also, once=True)]
+            yield from finished(queries, LOOK_SECONDS, ending=ending)
+    finally:
+        for query in queries:
+            query.stop()
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print("leasehold pipeline: " + "\n".join(map(printable, _cause(error))), file=sys.stderr)
+    return typer.Exit(status)
+
+
+def _cause(error: Exception) -> Sequence[str]:
+    """Our own sentence where Spark has wrapped one; else the first line, or all that is said of a query's end."""
+    text = str(error)
+    if isinstance(error, PySparkException) and (ours := OURS.search(text)):
+        return [ours[1]]
+    lines = text.splitlines()
+    return lines if isinstance(error, StreamingQueryException) else lines[:1]
+
+
+if __name__ == "__main__":
+    app()

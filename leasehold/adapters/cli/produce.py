@@ -1,0 +1,210 @@
+"""`leasehold produce`: the lines of a file into a Kinesis stream, aggregated, each key in order."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, BinaryIO
+
+import typer
+from attrs import evolve
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.sources.kinesis.producer.client import client_of
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
+from leasehold.adapters.sources.kinesis.producer.values import Settings
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.stores.endpoints import endpoint_of
+from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.printable import printable_lines
+from leasehold.stores.schemes import Scheme, read_url
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+REQUESTS = 4
+_PLACES = 10**9  # of columns; a line has fewer
+STEP = 1000  # lines between two looks at the progress
+
+MORE = """
+SOURCE is a URL: `kinesis://stream?region=…`. Each line is one record; empty lines are skipped. The partition key:
+
+`line` the whole line · `field:3` the third column, see `--delimiter` · `json:customer` that member of the line,
+a JSON object · `fixed:text` the same for all (keeps them all in order, on one shard).
+
+SIGTERM or Ctrl-C stops reading and sends what was read; a second one ends at once.
+
+Exit status: 0 when every line read is in the stream, 1 when not, 2 on bad usage.
+"""
+
+Key = Callable[[bytes], str]
+
+_SCHEMES = {"kinesis": Scheme("", frozenset({"region", "endpoint"}))}
+
+
+@app.command(help="Write lines to a stream: aggregated as the KPL does, each key in order, none lost.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    source: Annotated[str, typer.Argument(help="Where to write, as a URL.", show_default=False)],
+    file: Annotated[Path | None, typer.Argument(help="What to write; without it, standard input.")] = None,
+    key: Annotated[str, typer.Option(help="line, field:N, json:NAME or fixed:TEXT.")] = "line",
+    delimiter: Annotated[str, typer.Option(help="Between the columns, for field:N.")] = ",",
+    linger_ms: Annotated[int, typer.Option(help="How long a record may wait for company.", min=0)] = 100,
+    share: Annotated[float, typer.Option(help="Of each shard's write rate, at most; 1 is all of it.")] = 1.0,
+    time_to_live: Annotated[float, typer.Option(help="Time after which a record is late.", parser=seconds())] = 30.0,
+    on_late: Annotated[str, typer.Option(help="block: it keeps its place; fail: it is given up.")] = "block",
+    epoch: Annotated[int | None, typer.Option(help="Mark each record with this number and a counter.", min=0)] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the counters as JSON at the end.")] = False,
+) -> None:
+    """Read until the end or a signal, then drain."""
+    try:
+        stream, region, endpoint = _place(source)
+        key_of = _key(key, delimiter)
+        settings = evolve(_settings(linger_ms, share, time_to_live, on_late), epoch=epoch)
+        with file.open("rb") if file else sys.stdin.buffer as lines:
+            written = _write(Producer(client_of(region, endpoint, REQUESTS), stream, settings), lines, key_of)
+    except (ValueError, OSError) as error:
+        raise _ended(error, 2) from None
+    except (SourceError, ProducerError) as error:
+        raise _ended(error, 1) from None
+    print(json.dumps(written) if json_ else _said(written))
+    if written["UserRecordsPending"] or written["UserRecordExpired"]:
+        raise typer.Exit(1)
+
+
+def _place(source: str) -> tuple[str, str | None, str | None]:
+    """Stream, region and endpoint of a URL; it is never repeated, since it may hold a secret."""
+    _, stream, options = read_url(source, "SOURCE", _SCHEMES)
+    if not stream or "/" in stream:
+        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
+    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL")
+
+
+def _settings(linger_ms: int, share: float, time_to_live: float, on_late: str) -> Settings:
+    if on_late not in {"block", "fail"}:
+        raise ValueError(f"--on-late: {on_late!r} is neither block nor fail")
+    if share <= 0 or time_to_live <= 0:
+        raise ValueError("--share and --time-to-live: want numbers above 0")
+    return Settings(
+        linger_seconds=linger_ms / 1000,
+        share=share,
+        time_to_live_seconds=time_to_live,
+        on_late="fail" if on_late == "fail" else "block",
+    )
+
+
+def _key(how: str, delimiter: str) -> Key:
+    """The function that finds a line's partition key."""
+    kind, _, what = how.partition(":")
+    if kind == "line" and not what:
+        return bytes.decode
+    if kind == "fixed" and what:
+        return lambda _line: what
+    if kind == "json" and what:
+        return lambda line: _member(line, what)
+    if kind == "field" and (place := decimal(what, _PLACES)) and delimiter:
+        return lambda line: _field(line, place, delimiter)
+    raise ValueError(f"--key: {how!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
+
+
+def _member(line: bytes, name: str) -> str:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"--key json:{name}: it is not JSON") from None
+    if not isinstance(found, dict) or name not in found:
+        raise ValueError(f"--key json:{name}: it is no object with a member {name!r}")
+    key = str(found[name])
+    if encodable(key) != key:
+        raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
+    return key
+
+
+def _field(line: bytes, number: int, delimiter: str) -> str:
+    fields = line.split(delimiter.encode())
+    if number > len(fields):
+        raise ValueError(f"--key field:{number}: it has {len(fields)} fields between {delimiter!r}; see --delimiter")
+    return fields[number - 1].decode()
+
+
+def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
+    """Send every line, and drain; the producer's counters."""
+    with _asking() as asked, producer, _progress() as show:
+        for number, line in enumerate(asked.lines(lines), 1):
+            if data := line.rstrip(b"\r\n"):
+                try:
+                    producer.put(data, key_of(data))
+                except UnicodeDecodeError:
+                    raise ValueError(f"line {number}: its partition key is not UTF-8") from None
+                except ValueError as error:
+                    raise ValueError(f"line {number}: no record can be made of it: {error}") from None
+            if number % STEP == 0:
+                show(number)
+    return producer.metrics
+
+
+class _EndRequested(BaseException):
+    """A signal came while a line was awaited."""
+
+
+class _EndRequest:
+    """Whether we were asked to end; only waiting for a line may be broken off, never a `put`."""
+
+    def __init__(self) -> None:
+        self.asked = self.reading = False
+
+    def signal(self, _number: int, _frame: FrameType | None) -> None:
+        """The first one; from here on a signal ends the process at once."""
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        self.asked = True
+        if self.reading:
+            raise _EndRequested
+
+    def lines(self, source: BinaryIO) -> Iterator[bytes]:
+        """The lines, until there are no more or we were asked."""
+        try:
+            while not self.asked:
+                self.reading = True
+                line = source.readline()
+                self.reading = False
+                if not line:
+                    return
+                yield line
+        except _EndRequested:
+            return
+
+
+@contextmanager
+def _asking() -> Iterator[_EndRequest]:
+    asking = _EndRequest()
+    before = {each: signal.signal(each, asking.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asking
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """A line that counts, where somebody watches."""
+    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda number: progress.update(task, completed=number)
+
+
+def _said(written: dict[str, float | dict[str, int]]) -> str:
+    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
+    names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
+    return ", ".join(f"{written[name]} {words}" for name, words in names.items())
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print(printable_lines(f"leasehold produce: {error}"), file=sys.stderr)
+    return typer.Exit(status)

@@ -1,0 +1,145 @@
+"""`leasehold replay`: dead letters handed over again."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+from attrs import asdict
+
+from leasehold.adapters.cli.common.positions import start
+from leasehold.adapters.reading.handlers.callables import load
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.letters.boxes import open_letters, open_stream
+from leasehold.adapters.reading.letters.letter import LetterError
+from leasehold.adapters.reading.letters.replaying import Deliver, HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.reading.letters.stream_replay import LetterSource, replay_stream
+from leasehold.adapters.reading.slices.slice import own_table
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, TRIM_HORIZON
+from leasehold.stores.printable import printable_lines
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+LETTERS is where `leasehold consume --dead-letter` has put them: `file://folder`, `s3://bucket/prefix?region=…`,
+`kinesis://stream?region=…`.
+
+The letters are handed over one at a time, in the order of their sequence numbers: to a handler, as batches of one
+record, or back into a stream, with the keys that they had. A letter is removed only once its handler is done, or the
+stream has acknowledged it; one whose handler fails again stays, is said, and the next one follows. A stream that takes
+a record no more ends the replay, for the sake of order. Where this is killed, running it again does the rest: the
+letter at work then comes once more. Run one at a time.
+
+Letters in a stream cannot be removed. `--store` names a lease table of the replay's own, whose checkpoints say what is
+done: the next replay with that table begins behind it, the first one at `--from`. One whose handler fails again is put
+back at the end of the stream, with the attempt counted, for the next replay; what is no letter is said and passed. Each
+shard's letters come in the order in which they were put. It ends by itself when all is done that was there.
+
+A handler finds in its batch the lease, shard and stream of the record, `attempts` counted on, `epoch` None, and
+`lost` False; `checkpoint()` does nothing.
+
+Exit status: 0 if every letter is done, 1 if any stays or they cannot be read, 2 on bad usage.
+"""
+
+FOLDER = "handed over and removed", "stay"
+STREAM = "handed over", "are put back at the end"
+"""Words for letters that are done, and for those that failed again."""
+
+
+@app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    letters: Annotated[str, typer.Argument(help="Where the letters are, as a URL.", show_default=False)],
+    handler: Annotated[str | None, typer.Option(help="module:function, called with each record.")] = None,
+    to: Annotated[str | None, typer.Option(help="A stream to put the records back into: kinesis://….")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="A lease table of the replay's own; for letters in a stream.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--from", help="TRIM_HORIZON, or a time: where a shard of letters begins that has no lease yet."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Hand all over, and say what became of them."""
+    try:
+        if (handler is None) == (to is None):
+            raise ValueError("choose one of --handler module:function and --to kinesis://…")  # noqa: TRY301  bad usage
+        if store is None:
+            verdict = _in_folder(letters, since, handler, to)
+        else:
+            verdict = _in_stream(letters, store, since, handler, to)
+    except ValueError as error:
+        raise _ended(error, 2) from None
+    except (LetterError, WorkerError, StoreError, SourceError) as error:
+        raise _ended(error, 1) from None
+    print(json.dumps(asdict(verdict)) if as_json else _said(verdict, FOLDER if store is None else STREAM))
+    if verdict.failed or verdict.strange:
+        raise typer.Exit(1)
+
+
+def _in_folder(letters: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
+    box = open_letters(letters)
+    if since is not None:
+        raise ValueError("--from: it goes with letters in a stream")
+    with _delivering(handler, to) as deliver:
+        return replay(box, deliver, _tell)
+
+
+def _in_stream(letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
+    begin = TRIM_HORIZON if since is None else start(since, None, time.time(), "--from")
+    place = letters.partition("?")[0]
+    if not place.startswith("kinesis://"):
+        raise ValueError("--store: it goes with letters in a stream, kinesis://…")
+    if begin == LATEST:
+        raise ValueError("--from: a replay begins at TRIM_HORIZON or at a time")
+    if to is not None and to.partition("?")[0] == place:
+        raise ValueError("--to: it is the stream that the letters are in")
+    me = f"replay-{uuid4().hex[:12]}"
+    with (
+        _delivering(handler, to) as deliver,
+        closing(open_stream(letters)) as box,
+        closing(open_source(letters)) as source,
+        closing(open_store(store)) as table,
+    ):
+        own, cut = own_table(table, "replay", f"replay of {place}"), LetterSource(source, me)
+        worker = Worker(store=own, source=cut, me=me, config=Config(initial_position=begin))
+        return replay_stream(worker, box, deliver, _tell)
+
+
+@contextmanager
+def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
+    if to is not None:
+        stream = open_stream(to)
+        with closing(stream):
+            yield stream.put_back
+        return
+    # The same checks as of a handler of `consume`.
+    with HandlerCalls(Handling(load(handler or "")).handler) as calls:
+        yield calls.deliver
+
+
+def _tell(name: str, why: str) -> None:
+    print(printable_lines(f"leasehold replay: {name} stays: {why}"), file=sys.stderr)
+
+
+def _said(verdict: ReplayVerdict, words: tuple[str, str]) -> str:
+    count = verdict.done + verdict.failed + verdict.strange
+    letters = "1 letter" if count == 1 else f"{count} letters"
+    text = f"{letters}: {verdict.done} {words[0]}, {verdict.failed} failed again and {words[1]}"
+    return text + (f", {verdict.strange} are no letters" if verdict.strange else "")
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print(printable_lines(f"leasehold replay: {error}"), file=sys.stderr)
+    return typer.Exit(status)

@@ -1,0 +1,143 @@
+"""`leasehold report`: how leases are shared out, and how that changes, as a page or as JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.json_form.fields import BadJsonField
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.report.changes import Snapshot
+from leasehold.adapters.report.distribution import distribution
+from leasehold.adapters.report.page import page
+from leasehold.adapters.report.report import Moment, Report, report, report_json
+from leasehold.adapters.report.snapshots import looked, saved
+from leasehold.balancer.rules.groups import Groups
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.printable import printable_lines
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store, store_address
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+FROM is the URL of a store (see `leasehold leases --help`), or files of snapshots that `leasehold leases --json`
+(with `--watch`, for a while) has printed; `-` is the standard input.
+
+One snapshot shows how leases are shared out, how far they are, and how far behind, as their owners wrote it into the
+rows. Several also show churn (changes of owner) and lag over time: `--snapshots 30 --every 10`, or files that hold more
+than one. Where no row tells of lag, they show for how long checkpoints have stood still, which is not the same.
+
+`--groups` is `prefix` (the text before the last "-" of a worker's id), `none`, or a separator; given more than
+once, separators from the outermost group inwards: `--groups / --groups :` for `zone/cluster:worker`.
+
+`--spark` lets Spark read a large DynamoDB table in parallel parts; up to some thousand leases it is the slower way.
+
+The page is one file that needs no network. Finished leases are told apart, and count for no worker.
+"""
+
+
+@app.command(help="Show how leases are shared out, and how that changes, as a page.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    sources: Annotated[list[str], typer.Argument(metavar="FROM...", help="A store's URL, or saved snapshots.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the page.")] = None,
+    groups: Annotated[list[str] | None, typer.Option(help="How names tell groups. [prefix]")] = None,
+    snapshots: Annotated[int, typer.Option(help="How many looks at the store.", min=1)] = 1,
+    every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 10.0,
+    spark: Annotated[bool, typer.Option("--spark", help="Let Spark read and count, in parallel.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look, count, draw."""
+    try:
+        _somewhere(output, as_json=as_json)
+        grouping = _groups(groups or ["prefix"])
+        if spark:
+            said = _by_spark(sources, snapshots, grouping)
+        else:
+            said = report(_place(sources), _snapshots(sources, snapshots, every), grouping)
+        _tell(said, grouping, output, as_json=as_json)
+    except ValueError as error:
+        raise _ended(error, 2) from None
+    except (StoreError, ServiceError, OSError) as error:
+        raise _ended(error, 1) from None
+
+
+def _groups(given: Sequence[str]) -> Groups:
+    match given:
+        case ["none"]:
+            return None
+        case ["prefix"]:
+            return "prefix"
+        case _:
+            return Minimal(groups=tuple(given)).groups
+
+
+def _place(sources: Sequence[str]) -> str:
+    """The sources as the page's title names them: never with a URL's options."""
+    if "://" not in sources[0]:
+        return ", ".join(Path(source).name for source in sources)
+    scheme, place, _ = store_address(sources[0])
+    return f"{scheme}://{place}"
+
+
+def _by_spark(sources: Sequence[str], times: int, groups: Groups) -> Report:
+    if times > 1 or len(sources) > 1 or "://" not in sources[0]:
+        raise ValueError("--spark: it takes one look at one store")
+    # Only here, so that no other report needs Spark.
+    from leasehold.adapters.spark.distribution import counted, lease_table  # noqa: PLC0415
+    from leasehold.adapters.spark.pipeline.session import session  # noqa: PLC0415
+
+    found = counted(lease_table(session("leasehold report"), sources[0]))
+    return Report(_place(sources), (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)
+
+
+def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[Snapshot]:
+    if any("://" in source for source in sources):
+        if len(sources) > 1:
+            raise ValueError("FROM: one store, or files of one store's snapshots")
+        return _looked(sources[0], times, every)
+    found = [snapshot for source in sources for snapshot in _saved(source)]
+    if not found:
+        raise BadJsonField(f"{', '.join(sources)}: there is no snapshot in it")
+    return found
+
+
+def _looked(url: str, times: int, every: float) -> Sequence[Snapshot]:
+    opened = open_store(url, create=False, write=False)
+    try:
+        return tuple(looked(opened, times, every))
+    finally:
+        opened.close()
+
+
+def _saved(source: str) -> Sequence[Snapshot]:
+    if source == "-":
+        return tuple(saved("standard input", sys.stdin.buffer))
+    with Path(source).open("rb") as lines:
+        return tuple(saved(source, lines))
+
+
+def _somewhere(output: Path | None, *, as_json: bool) -> None:
+    if output is None and not as_json:
+        raise ValueError("--output: say where the page goes, or ask for --json")
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"--output: there is no folder {output.parent}; make it first")
+    if output is not None and output.is_dir():
+        raise ValueError(f"--output: {output} is a folder; name a file in it")
+
+
+def _tell(said: Report, groups: Groups, output: Path | None, *, as_json: bool) -> None:
+    if output is not None:
+        output.write_text(page(said, groups), encoding="utf-8")
+    if as_json:
+        print(json.dumps(report_json(said)))
+
+
+def _ended(error: Exception, status: int) -> typer.Exit:
+    print(printable_lines(f"leasehold report: {error}"), file=sys.stderr)
+    return typer.Exit(status)

@@ -1,0 +1,182 @@
+"""`leasehold reset`: set checkpoints back or forward."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.common.checkpoint_moves import ended, told
+from leasehold.adapters.cli.common.positions import named, start
+from leasehold.adapters.cli.common.reset_plan import PlannedReset, moves_of, read_plan
+from leasehold.adapters.cli.common.times import seconds, shift
+from leasehold.adapters.steering.checkpoints.moves import STILL_SECONDS, Move, living, readable
+from leasehold.adapters.steering.checkpoints.resetting import planned, reset
+from leasehold.adapters.worker.reach import reach_of
+from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+_Wish = Callable[[tuple[Lease, ...], frozenset[str]], tuple[Move, ...]]
+
+MORE = """
+`--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, UTC where it names no zone; `now-2h`; AT_TIMESTAMP with
+`--timestamp-ms`) or a sequence number (with one `--key`; for an event hub with `--offset` too). Without `--key` every
+lease is set, those of finished shards included.
+
+`--shift-by -15m` sets each lease to a time so far from where it stands: from the arrival of the last record that was
+done, as the row tells of leases that our workers read, or from the time that a checkpoint is. Finished ones stay.
+
+`--plan FILE` carries out what `--dry-run --json` printed into it, `-` being standard input: each lease is set where the
+plan says, and refused if it has moved since the plan was made.
+
+    leasehold reset STORE --to now-2h --dry-run --json > plan.json
+    leasehold reset STORE --plan plan.json
+
+A lease whose owner is alive is refused: stop the workers first. Where a store does not tell how long ago an
+owner renewed, this takes `--still-seconds` to find out; `--even-if-owned` does not ask, and an owner then
+learns at its next renewal that its lease is gone.
+
+A lease that goes forward to a number keeps everything else it says. One that goes back, or to a start, loses its
+owner, and its fencing number grows. There is no moment without a lease: where this is ended half-way, each lease
+stands where it stood or where it was to be set, and running it again does the rest.
+
+Exit status: 0 if every lease stands where it was to be set, 1 if any was refused or the store failed, 2 on
+bad usage.
+"""
+
+
+@app.command(help="Set checkpoints back or forward.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    store: Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)],
+    to: Annotated[str | None, typer.Option(help="The position or the time to set.", show_default=False)] = None,
+    shift_by: Annotated[str | None, typer.Option(help="From where each stands: -15m, +1h.")] = None,
+    plan: Annotated[str | None, typer.Option(help="A file that --dry-run --json wrote.", show_default=False)] = None,
+    key: Annotated[list[str] | None, typer.Option(help="A lease to set; may be repeated. [all]")] = None,
+    timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.", min=0)] = None,
+    sub: Annotated[int, typer.Option(help="With a number: its sub-sequence number.", min=0)] = 0,
+    offset: Annotated[str, typer.Option(help="With an event hub's number: its offset.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")] = False,
+    still_seconds: Annotated[
+        float, typer.Option(help="An owner silent for this long is gone.", parser=seconds())
+    ] = STILL_SECONDS,
+    even_if_owned: Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Plan, write, tell."""
+    try:
+        wish = _wish(to, shift_by, plan, key, timestamp_ms, sub, offset)
+        opened = open_store(store, create=False, write=not dry_run)
+    except ValueError as error:
+        raise ended("reset", error, 2) from None
+    except StoreError as error:
+        raise ended("reset", error, 1) from None
+    try:
+        leases = _chosen(readable(opened, "store"), key)
+        live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
+        moves = wish(leases, live)
+        done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
+        raise told(done, dry_run=dry_run, as_json=as_json)
+    except ValueError as error:
+        raise ended("reset", error, 2) from None
+    except StoreError as error:
+        raise ended("reset", error, 1) from None
+    finally:
+        opened.close()
+
+
+def _wish(  # noqa: PLR0917  the options that say what is wanted
+    to: str | None,
+    shift_by: str | None,
+    plan: str | None,
+    keys: list[str] | None,
+    timestamp_ms: int | None,
+    sub: int,
+    offset: str,
+) -> _Wish:
+    """Leases and the keys of living owners to moves. Raises ValueError for options that do not go together."""
+    if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
+        raise ValueError("--to, --shift-by and --plan: give one of them")
+    if to is not None:
+        position = _position(to, timestamp_ms, sub, offset, keys=len(keys or ()))
+        return lambda leases, live: planned(leases, position, live)
+    if shift_by is not None:
+        seconds_on = shift(shift_by)
+        return lambda leases, live: _shifted(leases, seconds_on, live)
+    if keys:
+        raise ValueError("--key: a plan names its leases itself")
+    resets = _read(plan or "")
+    return lambda leases, live: moves_of(resets, leases, live)
+
+
+def _read(plan: str) -> tuple[PlannedReset, ...]:
+    try:
+        resets = read_plan(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
+    except OSError as error:
+        raise ValueError(f"--plan: {error}") from None
+    for each in resets:
+        _check(each.wanted, f"--plan: lease {each.key!r}")
+    return resets
+
+
+def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
+    position = _found(to, timestamp_ms, time())
+    _check(position, "--to" if timestamp_ms is None else "--timestamp-ms")
+    if (sub or offset) and not position.numbered:
+        raise ValueError("--sub and --offset: they go with a sequence number")
+    if position.numbered and keys != 1:
+        raise ValueError("--to: a sequence number belongs to one shard; name its lease with --key")
+    return Position(position.sequence, sub, offset) if position.numbered else position
+
+
+def _check(position: Position, field: str) -> None:
+    """Raise ValueError for a position that no lease may be set to."""
+    if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
+        raise ValueError(f"{field}: it lies in the future")
+    if position.ended:
+        raise ValueError(f"{field}: a lease ends when its shard has been read to the end, and not by hand")
+
+
+def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
+    """Each lease is set to a time so far from where it stands; finished ones stay."""
+    now = time()
+    moves: list[Move] = []
+    for lease in leases:
+        if lease.ended:
+            continue
+        stands = _time_of(lease)
+        if stands is None:
+            raise ValueError(
+                f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
+                "set a time by --to, or name other leases by --key"
+            )
+        moves += planned((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
+    return tuple(moves)
+
+
+def _time_of(lease: Lease) -> float | None:
+    """When the last record done had arrived, seconds since 1970; a checkpoint that is a time says it itself."""
+    if lease.checkpoint.sequence == "AT_TIMESTAMP":
+        return lease.checkpoint.sub / 1000
+    reach = reach_of(lease) if lease.checkpoint.numbered else None
+    return None if reach is None else reach.arrived
+
+
+def _found(to: str, timestamp_ms: int | None, now: float) -> Position:
+    if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
+        raise ValueError("--timestamp-ms: it goes with --to AT_TIMESTAMP, and only with it")
+    if to.isascii() and to.isdigit():
+        return Position(to)
+    return SHARD_END if named(to) == "SHARD_END" else start(to, timestamp_ms, now, "--to")
+
+
+def _chosen(leases: tuple[Lease, ...], keys: list[str] | None) -> tuple[Lease, ...]:
+    known = {lease.key: lease for lease in leases}
+    for key in keys or ():
+        if key not in known:
+            raise ValueError(f"--key: there is no lease {key!r}")
+    return tuple(known[key] for key in keys) if keys else leases

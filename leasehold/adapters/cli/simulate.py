@@ -1,0 +1,178 @@
+"""`leasehold simulate`: how a fleet would share its leases under each rule set, without a fleet."""
+
+import json
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.proving.simulator.question import RULES, SimulationQuestion
+from leasehold.adapters.proving.simulator.sweep import Answer, on_spark, on_this_machine, summed_up
+from leasehold.stores.fields import decimal
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = f"""
+Real workers, with the real plan and a real store in memory, live through the event under virtual time; the same
+seed always has the same answer. Figures count from the event on.
+
+    leasehold simulate --leases 500 --workers 100+100 --rules minimal --groups --seed 7
+    leasehold simulate --leases 500 --workers 100+100 --rules kcl --seed 7
+    leasehold simulate --leases 100 --workers 10 --event crash --sweep 200
+    leasehold simulate --leases 100 --workers 10 --event crash --sweep 20000 --master spark://host:7077
+
+`--workers` counts the workers of each group; of several groups the last one joins the others (`--event scale-out`).
+
+`--rules`: {", ".join(RULES)}.
+
+Of the answer: `cycles` and `seconds` until the last lease changed hands; `moves` leases that left a living worker,
+`moves_minimum` how few would have done; `failed_writes` for which another worker was faster; `spread` between the
+fullest and the emptiest worker; `unowned_lease_cycles_max` the longest time a lease had no living owner;
+`quiet_after` the cycles until nothing but renewals was written. A sweep shows the median and the worst of each.
+
+A sweep runs on all cores of this machine, which is fastest for up to some thousand fleets; with `--master` it runs
+on a Spark cluster that has leasehold installed, and answers the same.
+
+`--pace cycle` has every worker scan the table once in 20.05 s and renew every 3.3 s, whatever its rules;
+`--pace own` has each rule set's own default cadence. With `--dated` a listing tells how old each row is, and nobody
+writes bulletins, as on Azure Blob and S3; else the table is like DynamoDB.
+"""
+
+
+_WORKERS = 10**6  # in one group; no machine simulates more
+
+
+class Event(StrEnum):
+    """The event that the fleet has to cope with."""
+
+    COLD = "cold"
+    SCALE_OUT = "scale-out"
+    CRASH = "crash"
+    LEAVE = "leave"
+    ROLLING = "rolling"
+    RESHARD = "reshard"
+    STEADY = "steady"
+    WEIGHTS = "weights"
+
+
+class Start(StrEnum):
+    """How new workers start."""
+
+    SPREAD = "spread"
+    TOGETHER = "together"
+
+
+class Pace(StrEnum):
+    """How often workers scan the table."""
+
+    CYCLE = "cycle"
+    OWN = "own"
+
+
+@app.command(help="Simulate a fleet, and say how soon it is balanced and at what cost.", epilog=MORE)
+def command(  # noqa: PLR0917  typer calls it by name
+    leases: Annotated[int, typer.Option(min=1, help="How many leases.")],
+    workers: Annotated[str, typer.Option(help="Workers in each group, as in 100+100.")],
+    rules: Annotated[str, typer.Option(help="The rule set.")] = "minimal",
+    seed: Annotated[int, typer.Option(min=0, help="All the chance there is.")] = 0,
+    event: Annotated[Event | None, typer.Option(help="Left out: cold, or scale-out for several groups.")] = None,
+    start: Annotated[Start, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = Start.SPREAD,
+    pace: Annotated[Pace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = Pace.CYCLE,
+    groups: Annotated[bool, typer.Option("--groups", help="minimal: balance the groups too.")] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="minimal: say which workers are coming.")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="minimal: grace_seconds, for rolling restarts.")] = 0.0,
+    steals: Annotated[int | None, typer.Option(min=1, help="kcl, minimal: most thefts in one turn.")] = None,
+    going: Annotated[int, typer.Option(min=1, help="How many workers crash or leave.")] = 1,
+    gap: Annotated[float, typer.Option(min=0, help="rolling: seconds between two restarts.")] = 15.0,
+    peer: Annotated[str | None, typer.Option(help="The rules of the workers that are not ours.")] = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Which part of a mixed fleet is ours.")] = 0.5,
+    dated: Annotated[bool, typer.Option("--dated", help="A table like blobs, which tells how old rows are.")] = False,
+    cycles: Annotated[float, typer.Option(min=1, help="How long to go on after the event.")] = 45.0,
+    sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
+    master: Annotated[str | None, typer.Option(help="A Spark master to sweep on instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask, and print the answer."""
+    try:
+        sizes = _sizes(workers)
+        question = SimulationQuestion(
+            leases=leases,
+            workers=sizes,
+            rules=rules,
+            seed=seed,
+            kind=(event or (Event.SCALE_OUT if len(sizes) > 1 else Event.COLD)).value,
+            start=start.value,
+            pace=pace.value,
+            hint=hint,
+            grouped=groups,
+            grace_seconds=grace,
+            max_steals=steals,
+            going=going,
+            gap=gap,
+            peer=peer,
+            share=share,
+            dated=dated,
+            cycles=cycles,
+        )
+    except ValueError as error:
+        print(f"leasehold simulate: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    _ask(question, sweep, jobs, master, as_json=as_json)
+
+
+def _sizes(workers: str) -> tuple[int, ...]:
+    sizes = tuple(decimal(size, _WORKERS) or 0 for size in workers.split("+"))
+    if not all(sizes):
+        raise ValueError(f"workers: {workers!r} is not a number of workers, nor several joined by +")
+    return sizes
+
+
+def _ask(question: SimulationQuestion, sweep: int, jobs: int, master: str | None, *, as_json: bool) -> None:
+    seeds = range(question.seed, question.seed + sweep)
+    if master is not None:
+        answers = _on_cluster(question, seeds, master)
+    else:
+        running = on_this_machine(question, seeds, min(jobs, sweep))
+        console = Console(stderr=True)
+        answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
+    outcomes = [outcome for _, outcome in answers]
+    if as_json and sweep == 1:
+        print(json.dumps(outcomes[0]))
+    elif as_json:
+        print(json.dumps({"seeds": [{"seed": seed, **outcome} for seed, outcome in answers]}))
+    else:
+        _show(question, outcomes)
+
+
+def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
+    from leasehold.adapters.spark.pipeline.session import session_at  # noqa: PLC0415  few sweep on Spark
+
+    try:
+        spark = session_at(master, "leasehold simulate")
+    except ServiceError as error:
+        print(f"leasehold simulate: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    try:
+        return on_spark(question, seeds, spark)
+    finally:
+        spark.stop()
+
+
+def _show(question: SimulationQuestion, outcomes: list[dict[str, object]]) -> None:
+    several = len(outcomes) > 1
+    title = (
+        f"{question.kind}, {question.leases} leases, {'+'.join(map(str, question.workers))} workers, {question.rules}"
+    )
+    table = Table("figure", *(("median", "worst") if several else ("value",)), title=title)
+    for row in summed_up(outcomes):
+        table.add_row(row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if several else (row.median,))))
+    if not several:
+        table.add_row("groups", str(outcomes[0]["groups"]))
+    Console().print(table)

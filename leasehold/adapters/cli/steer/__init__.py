@@ -1,0 +1,1 @@
+"""The commands by which an operator sees a group and steers it."""

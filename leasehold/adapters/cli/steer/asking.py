@@ -1,0 +1,55 @@
+"""Options and ways that the steering commands share."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from leasehold.adapters.cli.common.settings import configuration, settings
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.json_form.question import RULES
+from leasehold.adapters.steering.watching import WatchedTable, watched
+from leasehold.balancer.config import Config
+from leasehold.stores.printable import printable_lines
+from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
+
+WATCH_SHARE = 1.2
+"""A table is watched for so many lease_seconds: an owner that renews nothing meanwhile is dead."""
+
+StoreUrl = Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)]
+RuleSetName = Annotated[str, typer.Option(help=f"The fleet's: {', '.join(RULES)}.")]
+FleetLeaseSeconds = Annotated[float | None, typer.Option(help="The fleet's. [10; hubs: 120]", parser=seconds())]
+Setting = Annotated[list[str] | None, typer.Option("--set", help="Another setting of the fleet, as name=value.")]
+For = Annotated[
+    float | None,
+    typer.Option("--for", help="How long to watch first; 0: one look. [1.2 x lease_seconds]", parser=seconds()),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def fleet_config(rules: str, lease_seconds: float | None, more: list[str] | None) -> Config:
+    """The fleet's configuration. Raises ValueError naming a setting that cannot be."""
+    return configuration(settings({"rules": rules, "lease_seconds": lease_seconds}, more or []))
+
+
+def opened(url: str) -> Store:
+    """The store, only to be read. Raises ValueError for a bad URL, StoreError if it cannot be used."""
+    return open_store(url, create=False, write=False)
+
+
+def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
+    """The table after watching it; somebody who sits before a screen is told what takes so long."""
+    span = WATCH_SHARE * config.lease_seconds if span is None else span
+    console = Console(stderr=True)
+    if not span or not console.is_terminal:
+        return watched(store, span)
+    with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
+        return watched(store, span)
+
+
+def ended(command: str, error: Exception, status: int) -> typer.Exit:
+    """Print the error on standard error; return the exit with this status."""
+    print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
+    return typer.Exit(status)

@@ -1,0 +1,90 @@
+"""`leasehold dev`: stand-ins for the clouds' services that stay until they are ended."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.steer.asking import AsJson, ended
+from leasehold.adapters.cli.unwinding import Ended, unwinding, wait_for_the_end
+from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
+from leasehold.adapters.demo.dev import dev_services
+from leasehold.adapters.demo.dev_streams import DevServices, wanted
+from leasehold.adapters.demo.stream import StreamError
+from leasehold.adapters.local.process import ServiceError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+No account is needed, and nothing but this machine is reached. A STREAM is a name and how many shards it has; with
+`eventhubs:` before, it is an event hub and its partitions:
+
+    leasehold dev orders=4 clicks=2 --rate 50
+    leasehold dev eventhubs:flights=4 --rate 50
+
+It says what to paste where you work: environment variables by which every URL without an endpoint goes to the
+stand-ins, the URLs with theirs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate` that many
+records a second, of forty keys, are put into each stream.
+
+`--folder` keeps Kinesis streams and tables between two runs; without it they end with the command, as hubs always do.
+Ctrl-C or SIGTERM ends it, with status 0, and leaves nothing running; neither does a SIGKILL.
+
+The stand-ins (kinesis-local, dynalite, azurite, hubs of our own) have no fan-out that boto3 understands, and throttle
+nobody. They need Node.js, from the PATH or by `pip install 'leasehold[demo]'`; hubs also need an AMQP engine, by
+`pip install cffi python-qpid-proton` where a C compiler is to be had.
+"""
+
+
+@app.command(help="Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.", epilog=MORE)
+def command(
+    streams: Annotated[
+        list[str] | None, typer.Argument(metavar="STREAM...", help="NAME=SHARDS, eventhubs:NAME=PARTITIONS. [orders=4]")
+    ] = None,
+    rate: Annotated[int, typer.Option(help="Sample records put into each stream, a second.", min=0, max=1000)] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Where to keep streams and tables.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start, tell, wait."""
+    try:
+        chosen = [wanted(each) for each in streams or ["orders=4"]]
+        if len({each.name for each in chosen}) < len(chosen):
+            raise ValueError("STREAM: a stream is named twice")  # noqa: TRY301  as any other bad usage
+        _isolate()
+        with unwinding(), dev_services(chosen, folder, rate) as running:
+            _tell(running, as_json=as_json)
+            wait_for_the_end()
+    except Ended:
+        raise typer.Exit(0) from None
+    except ValueError as error:
+        raise ended("dev", error, 2) from None
+    except (ServiceError, StreamError, OSError) as error:
+        raise ended("dev", error, 1) from None
+
+
+def _isolate() -> None:
+    """Forget the credentials of this process: a user's must not reach a stand-in, nor a stand-in's a real service."""
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+
+
+def _tell(running: DevServices, *, as_json: bool) -> None:
+    if as_json:
+        sources = {name: each.source for name, each in running.streams.items()}
+        tables = {name: each.table for name, each in running.streams.items()}
+        print(json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)}), flush=True)
+        return
+    *others, last = running.services
+    print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
+    for name, each in running.streams.items():
+        print(f"stream {name}\n  source  {each.source}\n  store   {each.table}")
+    print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
+    print(f"{running.exports}\n")
+    print("A worker, and who holds what:\n")
+    first = next(iter(running.streams.values()))
+    table = shlex.quote(first.pasted_table)
+    print(f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon")
+    print(f"leasehold leases {table} --watch", flush=True)

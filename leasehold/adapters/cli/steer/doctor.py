@@ -1,0 +1,86 @@
+"""`leasehold doctor`: rights, conditional writes, clocks, the table and the costs, before a fleet starts."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.common.settings import configuration, settings
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.steer.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting, ended
+from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.sources.event_hubs.pace import paced
+from leasehold.adapters.steering.doctor.examination import Examination, ExaminedFleet, examined
+from leasehold.adapters.steering.doctor.findings import Finding, well
+from leasehold.balancer.config import Config
+from leasehold.stores.printable import printable
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+Run it where a worker will run, with a worker's credentials. Each right is used once and named as policies name it.
+
+    leasehold doctor 'kinesis://orders?region=eu-central-1' --store 'dynamodb://orders-app?region=eu-central-1'
+
+What it writes: to DynamoDB and SQLite nothing, only writes under conditions that cannot hold (on a row
+`leasehold-probe-…` that is never there); to a container or bucket one small object `probe/…` below the prefix, which
+it removes (with versioning two old versions stay). `--read-only` tries the rights to read alone. No table, container,
+bucket or consumer is made, and no lease is touched. Of each stream one record is read, and not shown; of an event hub
+by a receiver without an owner level, which ends no worker's.
+
+Each line is ok, WRONG, or unknown: what could not be tried without consequences. Costs are computed, at list prices
+of us-east-1 unless `--write-price` and `--read-price` say yours (US$ for a million writes, reads).
+
+Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
+"""
+
+
+@app.command(help="Try rights, conditional writes and clocks; say what to expect and what it costs.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    source: Annotated[str, typer.Argument(help="Where records come from, as a URL.", show_default=False)],
+    store: Annotated[str, typer.Option(help="Where leases are or will be kept, as a URL.", show_default=False)],
+    rules: RuleSetName = "minimal",
+    lease_seconds: FleetLeaseSeconds = None,
+    set_: Setting = None,
+    workers: Annotated[int | None, typer.Option(help="How many there will be. [as many as own leases]", min=1)] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="As of `consume`.", parser=seconds())] = CHECKPOINT_SECONDS,
+    write_price: Annotated[float | None, typer.Option(help="US$ for a million writes.", min=0)] = None,
+    read_price: Annotated[float | None, typer.Option(help="US$ for a million reads.", min=0)] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Try no right to write.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Examine, tell."""
+    try:
+        config = _config(source, rules, lease_seconds, set_)
+        found = examined(
+            source,
+            store,
+            ExaminedFleet(config, workers, checkpoint_seconds, write_price, read_price, read_only),
+        )
+    except ValueError as error:
+        raise ended("doctor", error, 2) from None
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        print(*_lines(found), sep="\n")
+    raise typer.Exit(0 if well(found.findings) else 1)
+
+
+def _config(source: str, rules: str, lease_seconds: float | None, more: list[str] | None) -> Config:
+    given = settings({"rules": rules, "lease_seconds": lease_seconds}, more or [])
+    config = configuration(given)
+    return paced(config, given) if source.startswith("eventhubs:") else config
+
+
+def _lines(found: Examination) -> list[str]:
+    wide = max(len(finding.what) for finding in found.findings)
+    lines = [line for finding in found.findings for line in _told(finding, wide)]
+    wrong = sum(finding.state == "wrong" for finding in found.findings)
+    unknown = sum(finding.state == "unknown" for finding in found.findings)
+    return [*lines, f"{len(found.findings)} findings: {wrong} wrong, {unknown} unknown"]
+
+
+def _told(finding: Finding, wide: int) -> list[str]:
+    state = "WRONG" if finding.state == "wrong" else finding.state
+    lines = [f"{state:7}  {finding.what:{wide}}  {printable(finding.says)}"]
+    return [*lines, f"{'':7}  {'':{wide}}  -> {printable(finding.todo)}"] if finding.todo else lines

@@ -1,0 +1,117 @@
+"""`leasehold explain`: what each worker would do now and by which rule, and why a lease is where it is."""
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from leasehold.adapters.cli.steer.asking import (
+    AsJson,
+    FleetLeaseSeconds,
+    For,
+    RuleSetName,
+    Setting,
+    StoreUrl,
+    ended,
+    fleet_config,
+    opened,
+    table_of,
+)
+from leasehold.adapters.steering.explaining import LeaseStory, WorkerPlan, plans, rules_of, story
+from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.balancer.config import Config
+from leasehold.stores.printable import printable
+from leasehold.stores.protocol import StoreError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+The table is watched for a while, since most stores do not tell how long ago a lease was renewed; then each worker's
+plan is asked for what it would do at this moment, and every rule that it names is said in a sentence. The settings
+are the fleet's: give `--rules`, `--lease-seconds` and `--set` as its workers have them.
+
+    leasehold explain sqlite:///srv/orders.db
+    leasehold explain sqlite:///srv/orders.db --worker w-4        # also one that is not there yet
+    leasehold explain sqlite:///srv/orders.db --lease shardId-000000000003
+
+A worker of another library (no signature on its leases) follows rules of its own; it is told as one that follows
+`--rules`. Where rules leave a choice to chance, the worker may choose another lease of the same kind.
+
+Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
+"""
+
+
+@app.command(help="Say what each worker would do now, and why a lease is where it is.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    store: StoreUrl,
+    worker: Annotated[str | None, typer.Option(help="Only this worker, which need not be there yet.")] = None,
+    lease: Annotated[str | None, typer.Option(help="The story of this lease, by its key.")] = None,
+    rules: RuleSetName = "minimal",
+    lease_seconds: FleetLeaseSeconds = None,
+    set_: Setting = None,
+    span: For = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch, plan, tell."""
+    try:
+        if worker is not None and lease is not None:
+            raise ValueError("--worker and --lease: choose one of them")  # noqa: TRY301  as any other bad usage
+        config = fleet_config(rules, lease_seconds, set_)
+        table_store = opened(store)
+        try:
+            table = table_of(table_store, config, span)
+        finally:
+            table_store.close()
+        _tell(table, config, worker, lease, as_json=as_json)
+    except ValueError as error:
+        raise ended("explain", error, 2) from None
+    except StoreError as error:
+        raise ended("explain", error, 1) from None
+
+
+def _tell(table: WatchedTable, config: Config, worker: str | None, key: str | None, *, as_json: bool) -> None:
+    found = plans(table, config, () if worker is None else (worker,))
+    chosen = tuple(each for each in found if worker in {None, each.worker})
+    tale = None if key is None else _story(table, config, key, found)
+    if as_json:
+        print(json.dumps(_json(table, config, chosen, tale)))
+    elif tale is None:
+        print(*map(printable, _workers(table, config, chosen)), sep="\n")
+    else:
+        print(*map(printable, _lease(tale)), sep="\n")
+
+
+def _story(table: WatchedTable, config: Config, key: str, found: tuple[WorkerPlan, ...]) -> LeaseStory:
+    row = next((row for row in table.leases if row.key == key), None)
+    if row is None:
+        raise ValueError(f"--lease: there is no lease {key!r}")
+    return story(table, config, row, found)
+
+
+def _json(
+    table: WatchedTable, config: Config, chosen: tuple[WorkerPlan, ...], tale: LeaseStory | None
+) -> dict[str, Any]:
+    about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
+    about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
+    if tale is not None:
+        return about | tale.as_json()
+    return about | {"workers": [each.as_json() for each in chosen], "says": dict(rules_of(chosen))}
+
+
+def _workers(table: WatchedTable, config: Config, chosen: tuple[WorkerPlan, ...]) -> list[str]:
+    free = sum(row.owner is None for row in table.unended)
+    head = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
+    lines = [f"{head}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s"]
+    if not chosen:
+        lines.append("no worker holds a lease; --worker NAME says what one would do")
+    for each in chosen:
+        stranger = "" if each.ours else "  (another library's: its own rules may differ)"
+        lines.append(f"{each.worker}  holds {each.held}, share {each.share}{stranger}")
+        lines += [f"  {line}" for line in each.lines]
+    return lines + [f"{rule}: {says}" for rule, says in rules_of(chosen).items()]
+
+
+def _lease(tale: LeaseStory) -> list[str]:
+    past = [f"  {line}" for line in tale.past]
+    return [tale.lease.key, *past, f"should have it: {tale.should}", f"would move: {tale.moves}"]

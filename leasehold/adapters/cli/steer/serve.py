@@ -1,0 +1,106 @@
+"""`leasehold serve`: lease tables as a live, read-only page, with what monitoring reads."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.leases import stream_of
+from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, ended, fleet_config, opened
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.steering.serving.app import server
+from leasehold.adapters.steering.serving.record import FleetRecord
+from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.balancer.config import Config
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import store_address
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+MORE = """
+    leasehold serve sqlite:///srv/orders.db
+    leasehold serve 'dynamodb://orders-app?region=eu-central-1' --history moves.db
+
+The page shows who holds what, lag, moves as they happen with their rules, and explains a lease or a worker at a click.
+Beside it: `/leases.json`, `/metrics` for Prometheus, and `/healthz` (503 while a table cannot be read).
+
+It reads the tables every `--every` and writes nothing to them. It listens on this machine alone; with `--host` it can
+be reached from others, and has no login: put a proxy before it. Requests by another name than `--host`, localhost or
+`--allow-host` are refused. `--source` (once for each STORE, in their order) asks the stream for lag that no row tells.
+
+Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be used, 2 on bad usage.
+"""
+
+
+@app.command(help="Serve lease tables as a live, read-only page.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Where leases are, as URLs.")],
+    source: Annotated[list[str] | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = LOOPBACK[0],
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8095,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another name by which it may be asked.")] = None,
+    every: Annotated[float, typer.Option(help="Time between two readings.", parser=seconds(0.1))] = 2.0,
+    history: Annotated[str | None, typer.Option(help="A SQLite file for moves and lag. [memory]")] = None,
+    rules: RuleSetName = "minimal",
+    lease_seconds: FleetLeaseSeconds = None,
+    set_: Setting = None,
+) -> None:
+    """Watch and serve."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = fleet_config(rules, lease_seconds, set_)
+        if source and len(source) != len(stores):
+            raise ValueError("--source: give one for each STORE, or none")  # noqa: TRY301  as any other bad usage
+        with _watching(stores, source or (), config, every, history) as watchers:
+            _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
+    except ValueError as error:
+        raise ended("serve", error, 2) from None
+    except (StoreError, SourceError, OSError) as error:
+        raise ended("serve", error, 1) from None
+
+
+@contextmanager
+def _watching(
+    stores: Sequence[str], sources: Sequence[str], config: Config, every: float, history: str | None
+) -> Iterator[list[TableWatcher]]:
+    with ExitStack() as stack:
+        record = stack.enter_context(closing(FleetRecord(history)))
+        watchers = []
+        for place, url in enumerate(stores):
+            store = stack.enter_context(closing(opened(url)))
+            asked = stack.enter_context(closing(stream_of(sources[place]))) if sources else None
+            watcher = TableWatcher(_name(url), store, config, record, every=every, source=asked)
+            stack.enter_context(closing(watcher))
+            watchers.append(watcher)
+        for watcher in watchers:
+            watcher.start()
+        yield watchers
+
+
+def _name(url: str) -> str:
+    """The URL without its options, which may hold a secret."""
+    scheme, place, _ = store_address(url)
+    return f"{scheme}://{place}"
+
+
+def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
+    page = server(watchers, hosts)
+    quiet = {"log_level": "warning", "access_log": False}
+    config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
+    listening = config.bind_socket()
+    listening.listen()  # whoever reads the address below can connect at once
+    found = listening.getsockname()[1]
+    tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
+    print(f"http://{host}:{found}/ ({tables}); Ctrl-C ends it.", flush=True)
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    finally:
+        listening.close()

@@ -1,0 +1,117 @@
+"""`leasehold what-if`: moves, seconds and balance if workers came or went, simulated from the table as it is."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.common.columns import Cells, Column, show
+from leasehold.adapters.cli.steer.asking import (
+    AsJson,
+    FleetLeaseSeconds,
+    For,
+    RuleSetName,
+    Setting,
+    StoreUrl,
+    ended,
+    fleet_config,
+    opened,
+    table_of,
+)
+from leasehold.adapters.proving.simulator.forecast import Forecast
+from leasehold.adapters.steering.explaining import alive
+from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
+from leasehold.stores.protocol import StoreError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+The table is watched for a while to know who lives; then workers under virtual time, with the real plan and a table in
+memory that begins as this one is, live through the change. Nothing is written to the store. Needs
+`leasehold[simulate]`.
+
+    leasehold what-if sqlite:///srv/orders.db --add 2                    # two more workers
+    leasehold what-if sqlite:///srv/orders.db --remove w-3 --crash       # one dies without a word
+    leasehold what-if sqlite:///srv/orders.db --rules kcl                # the same fleet under other rules
+
+Of the answer: `seconds` until the last lease changed hands after the change, `moves` leases that left a living worker
+and how few would have done, `longest unowned` the longest time a lease had no living owner. Moves that would come
+without the change are counted apart. The same seed gives the same answer for the same table.
+
+Exit status: 0, 1 if the store failed, 2 on bad usage.
+"""
+
+
+@app.command(help="Simulate what would move if workers came or went.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    store: StoreUrl,
+    add: Annotated[list[str] | None, typer.Option(help="So many workers more, or one of this name.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A worker that goes; may be repeated.")] = None,
+    crash: Annotated[bool, typer.Option("--crash", help="Those that go die, in place of leaving in order.")] = False,
+    rules: RuleSetName = "minimal",
+    lease_seconds: FleetLeaseSeconds = None,
+    set_: Setting = None,
+    span: For = None,
+    cycles: Annotated[float, typer.Option(help="How long to go on, in cycles.", min=1)] = 20.0,
+    seed: Annotated[int, typer.Option(help="All the chance there is.", min=0)] = 0,
+    wide: Annotated[bool, typer.Option("--wide", help="Plain text, also on a screen.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Watch, simulate, tell."""
+    try:
+        config = fleet_config(rules, lease_seconds, set_)
+        table_store = opened(store)
+        try:
+            dated = not table_store.promises.free_notes
+            table = table_of(table_store, config, span)
+        finally:
+            table_store.close()
+        present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
+        coming = names_of(add or (), present)
+        change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
+        with _silence():
+            told = forecast(table, config, change, dated=dated)
+    except ValueError as error:
+        raise ended("what-if", error, 2) from None
+    except StoreError as error:
+        raise ended("what-if", error, 1) from None
+    if as_json:
+        print(json.dumps(told.as_json()))
+    else:
+        _show(told, config.cycle_seconds, wide=wide)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Silence the logs of simulated workers, which are no news of the fleet."""
+    log = logging.getLogger("leasehold")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _show(told: Forecast, cycle_seconds: float, *, wide: bool) -> None:
+    figures = told.figures
+    moves = f"{figures.moves} moves of least possible {figures.moves_minimum}, {figures.claims} claims"
+    print(f"{moves}, over after {figures.seconds:.1f} s; {len(told.before)} would come without the change.")
+    unowned = figures.unowned_lease_cycles_max * cycle_seconds
+    print(
+        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned:.1f} s.\n"
+    )
+    before = {key: sum(one.before == key for one in told.moves) for key in told.held}
+    after = {key: sum(one.after == key for one in told.moves) for key in told.held}
+    rows = tuple(
+        (name, str(held), str(after[name]), str(before[name]), f"{told.loads[name]:.1f}")
+        for name, held in told.held.items()
+    )
+    numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
+    show(Cells((Column("worker"), *numbers), rows), wide=wide)
+    print()
+    moved = tuple((f"{one.t:.1f}", one.key, one.before or "", one.after or "") for one in told.moves)
+    show(Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), moved), wide=wide)

@@ -1,0 +1,148 @@
+"""The demo on a terminal: shards against workers, how fast each reads, and the story so far."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from attrs import frozen
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from leasehold.adapters.demo.names import short
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.demo.story import Story
+from leasehold.balancer.model import Lease
+
+COLOURS = ("cyan", "magenta", "green", "yellow")
+RATE_SECONDS = 2.0
+EARLIER = 3
+NARROW = 84
+
+
+@frozen
+class Marks:
+    """How a cell says what a worker is to a shard."""
+
+    reads: str
+    owns: str
+    heir: str
+    dead: str
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the marks."""
+        return (
+            f"{self.reads} reads   {self.owns} owns, about to read   {self.heir} named to take over   {self.dead} dead"
+        )
+
+
+PRETTY = Marks("●", "○", "→", "✗")
+PLAIN = Marks("R", "o", ">", "x")
+
+
+def marks(encoding: str) -> Marks:
+    """The marks that a terminal of this encoding can show."""
+    return PRETTY if encoding.lower().startswith("utf") else PLAIN
+
+
+class Screen:
+    """The content of the terminal, which rich asks for a few times a second."""
+
+    def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
+        self._stage, self._story = stage, story
+        self._marks = marks(encoding)
+        self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
+
+    def count(self) -> None:
+        """Remember the counts, from which rates are made."""
+        now = self._story.seconds
+        self._counts.append((now, Counter(self._stage.handed)))
+        while now - self._counts[0][0] > RATE_SECONDS:
+            self._counts.popleft()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """All rows of the screen, from the top."""
+        yield from self._parts(narrow=options.max_width < NARROW)
+
+    def _parts(self, *, narrow: bool) -> Iterator[RenderableType]:
+        seconds, chapter = f"  {self._story.seconds:3.0f} s   ", f" {self._story.chapter} "
+        yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
+        yield Text()
+        # The newest sentence is on top, because a low window cuts the bottom off.
+        yield from self._lines(self._story.said[-1:], "bold")
+        yield self._table(narrow=narrow)
+        yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
+        yield self._totals()
+        yield Text()
+        yield from self._lines(self._story.said[-1 - EARLIER : -1], "dim")
+
+    def _table(self, *, narrow: bool) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
+        table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
+        for number, worker in enumerate(self._workers()):
+            name = worker if not narrow else worker.replace("worker-", "w")
+            footer = self._footer(worker)
+            table.add_column(
+                name,
+                footer=footer,
+                justify="center",
+                min_width=7,
+                style=COLOURS[number % 4],
+                header_style=f"bold {COLOURS[number % 4]}",
+            )
+        table.add_column(
+            "records" if narrow else "handed over", justify="right", footer=f"{sum(self._stage.handed.values()):,}"
+        )
+        for lease in self._stage.leases:
+            table.add_row(*self._row(lease), style="dim" if lease.ended else "")
+        return table
+
+    def _workers(self) -> list[str]:
+        return sorted({"worker-1", "worker-2", "worker-3", "worker-4", *self._stage.workers})
+
+    def _footer(self, worker: str) -> Text:
+        state = self._stage.workers.get(worker, "")
+        held = sum(lease.owner == worker and not lease.ended for lease in self._stage.leases)
+        style = "bold red" if state == "killed" else "dim" if worker not in self._stage.living() else "bold"
+        return Text(f"{held}\n{self._rate(worker):,.0f}\n{state}", style)
+
+    def _rate(self, worker: str) -> float:
+        (first, before), (last, after) = self._counts[0], self._counts[-1]
+        going = worker in self._stage.living() and last > first
+        return (after[worker] - before[worker]) / (last - first) if going else 0.0
+
+    def _row(self, lease: Lease) -> list[RenderableType]:
+        name = short(lease.shard)
+        if lease.parents:
+            name += f" (of {' and '.join(short(parent) for parent in lease.parents)})"
+        records = sum(len(tenure.records) for tenure in self._stage.reading.tenures if tenure.shard == lease.shard)
+        cells = ["" if lease.ended else self._cell(lease, worker) for worker in self._workers()]
+        return [f"{name} finished" if lease.ended else name, *cells, f"{records:,}"]
+
+    def _cell(self, lease: Lease, worker: str) -> str:
+        if lease.heir == worker:
+            return self._marks.heir
+        if lease.owner != worker:
+            return ""
+        if worker not in self._stage.living():
+            return self._marks.dead
+        return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
+
+    def _totals(self) -> Text:
+        produced, delivered = len(self._story.sent), len(self._stage.distinct)
+        again = sum(self._stage.handed.values()) - delivered
+        way = max(produced - delivered, 0)
+        return Text.assemble(
+            (f"{produced:,}", "bold"), " produced   ",
+            (f"{delivered:,}", "bold"), " delivered   ",
+            (f"{way:,}", "bold"), " on their way   ",
+            (f"{again:,}", "bold"), " again",
+            justify="center",
+        )  # fmt: skip
+
+    def _lines(self, said: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
+        for seconds, what in said:
+            line = Table.grid(padding=(0, 1))
+            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(what, style))
+            yield line

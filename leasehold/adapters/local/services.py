@@ -1,0 +1,113 @@
+"""The stand-ins that need no licence and no Java: dynalite, kinesis-local, azurite and moto."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leasehold.adapters.local import guard
+from leasehold.adapters.local.node import LOCKS, find_node, installed
+from leasehold.adapters.local.process import HOST, Command, Service, free_port, serving
+
+AZURITE_ACCOUNT = "devstoreaccount1"
+# Published by the makers of azurite for everybody's use; it opens nothing but azurite.
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+WRITING_SECONDS = 8.0
+"""How long azurite may take to write what it keeps when it is told to end."""
+
+KINESIS_FILE = "streams.json"
+"""Where kinesis-local keeps its streams, in the folder that was named. Ended while it writes, it leaves it cut off."""
+
+
+@contextmanager
+def dynalite(folder: Path | None = None) -> Iterator[Service]:
+    """DynamoDB's tables, conditional writes included; no transactions. They are kept in `folder`, if one is named."""
+    script = str(installed("aws") / "dynalite" / "cli.js")
+    quick = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
+    kept = () if folder is None else ("--path", str(folder))
+
+    def command(port: int) -> Command:
+        return Command((*find_node().node, script, "--host", HOST, "--port", str(port), *quick, *kept))
+
+    with serving("dynalite", command) as service:
+        yield service
+
+
+@contextmanager
+def kinesis_local(folder: Path | None = None, *, state_delay_ms: int = 20, shards_max: int = 4000) -> Iterator[Service]:
+    """Kinesis with shard ends, child shards and shard filters; no throttling, no fan-out by boto3.
+
+    state_delay_ms is how long a stream stays CREATING, UPDATING or DELETING. Streams are kept in `folder`, if one is
+    named: as of a second ago, should it be killed.
+    """
+    package = installed("aws") / "kinesis-local"
+    delay = f"{state_delay_ms}ms"
+    verbs = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
+    consumers = ("REGISTER_STREAM_CONSUMER", "DEREGISTER_STREAM_CONSUMER")
+
+    def command(port: int) -> Command:
+        env = {
+            "KINESIS_MOCK_PLAIN_PORT": str(port),
+            # It insists on serving TLS beside plain HTTP, and reads the certificate from this file.
+            "KINESIS_MOCK_TLS_PORT": str(free_port()),
+            "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),
+            "SHARD_LIMIT": str(shards_max),
+            "LOG_LEVEL": "ERROR",
+            **{f"{verb}_DURATION": delay for verb in (*verbs, *consumers)},
+            **({} if folder is None else _kept(folder)),
+        }
+        # By default it listens on every interface of the machine.
+        return Command((*find_node().node, "--require", str(LOCKS / "loopback.cjs"), str(package / "main.js")), env)
+
+    with serving("kinesis-local", command) as service:
+        yield service
+
+
+def _kept(folder: Path) -> dict[str, str]:
+    return {
+        "SHOULD_PERSIST_DATA": "true",
+        "PERSIST_PATH": str(folder),
+        "PERSIST_FILE_NAME": KINESIS_FILE,
+        "PERSIST_INTERVAL": "1s",
+    }
+
+
+@contextmanager
+def azurite(folder: Path | None = None) -> Iterator[Service]:
+    """Azure's blob containers; the account's name is the first part of every path.
+
+    They are kept in `folder`, if one is named: written every few seconds, and at its end unless it is killed.
+    """
+    script = str(installed("azure") / "azurite" / "dist" / "src" / "blob" / "main.js")
+    kept = ("--inMemoryPersistence",) if folder is None else ("--location", str(folder))
+    flags = ("--silent", "--disableTelemetry", "--skipApiVersionCheck", *kept)
+
+    def command(port: int) -> Command:
+        words = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
+        return Command(words, {guard.GRACE: f"{WRITING_SECONDS:g}"})
+
+    with serving("azurite", command) as service:
+        yield service
+
+
+def azurite_connection_string(service: Service) -> str:
+    """The connection string with which the Azure SDKs reach this azurite."""
+    parts = {
+        "DefaultEndpointsProtocol": "http",
+        "AccountName": AZURITE_ACCOUNT,
+        "AccountKey": AZURITE_KEY,
+        "BlobEndpoint": f"{service.url}/{AZURITE_ACCOUNT}",
+    }
+    return ";".join(f"{name}={value}" for name, value in parts.items()) + ";"
+
+
+@contextmanager
+def moto() -> Iterator[Service]:
+    """Many of Amazon's services, without atomic conditional writes: never a judge of races."""
+
+    def command(port: int) -> Command:
+        return Command((sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)))
+
+    with serving("moto", command) as service:
+        yield service

@@ -1,0 +1,62 @@
+"""`python -m leasehold.adapters.proving.checker`: check every fleet, on all cores, and print the findings."""
+
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import as_completed
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from attrs import asdict
+from rich.console import Console
+from rich.progress import track
+
+from leasehold.adapters.proving.checker.cases import bounded, full
+from leasehold.adapters.proving.checker.report import rows, surprises, written
+from leasehold.adapters.proving.checker.verdict import Case, CheckVerdict, judge
+from leasehold.adapters.proving.processes import processes
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    *,
+    everything: Annotated[bool, typer.Option("--full", help="All fleets; some minutes on two cores.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Fleets checked at a time.")] = os.cpu_count() or 1,
+    write: Annotated[Path | None, typer.Option(help="Write the table of results to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Explore every interleaving of small fleets over the real plan; exit 1 if a verdict is not the expected one."""
+    cases = full() if everything else bounded()
+    verdicts = _judged(cases, jobs)
+    if write is not None:
+        write.write_text(
+            written(verdicts, "make prove" if everything else "python -m leasehold.adapters.proving.checker"),
+            encoding="utf-8",
+        )
+    wrong = surprises(cases, verdicts)
+    if as_json:
+        typer.echo(json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": wrong}, indent=1))
+    else:
+        Console().print(rows(verdicts), *wrong)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _judged(cases: tuple[Case, ...], jobs: int) -> tuple[CheckVerdict, ...]:
+    with processes(jobs) as pool:
+        waiting = {pool.submit(judge, case): place for place, case in enumerate(cases)}
+        done: Iterable[int] = track(
+            (waiting[future] for future in as_completed(waiting)),
+            description="checking fleets",
+            total=len(cases),
+            console=Console(stderr=True),
+        )
+        for _ in done:
+            pass
+        return tuple(future.result() for future in waiting)
+
+
+if __name__ == "__main__":
+    app()

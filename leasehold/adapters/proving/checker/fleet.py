@@ -1,0 +1,248 @@
+"""A small fleet as a state machine: the owner of each lease, and the writes under way.
+
+Rule 1: the decisions are the real `plan`'s; only time and the store are modelled here.
+Rule 2: a write may be late by any time; it is applied only under the condition the store would ask.
+Rule 3: a worker without a lease cannot be seen, so that starting late and looking late are one thing;
+every worker that holds nothing is one that may yet join.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeVar, assert_never
+
+from attrs import field, frozen
+
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.handoff import STUCK_SECONDS
+from leasehold.balancer.model import History, Lease, Me
+from leasehold.balancer.plan import plan
+
+NOBODY = -1
+ALIVE, SILENT, DEAD = range(3)
+"""A crashed worker is first silent, its leases still alive to all readers, then dead."""
+
+LONG = 1e6
+"""Seconds that exhaust any patience."""
+
+T = TypeVar("T")
+
+ModelVerb = Literal["claim", "steal", "ask", "give", "hand"]
+
+
+class ModelWrite(NamedTuple):
+    """A conditional write: the verb, the lease by number, and the owner and heir it was seen with."""
+
+    verb: ModelVerb
+    lease: int
+    owner: int
+    heir: int = NOBODY
+
+
+_TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "ask"}
+
+Attempt = tuple[ModelWrite, ...]
+"""A write and the alternates that follow when it is refused."""
+
+
+class State(NamedTuple):
+    """owner and heir of each lease; of each worker the attempts under way, and its health."""
+
+    owners: tuple[int, ...]
+    heirs: tuple[int, ...]
+    pending: tuple[tuple[Attempt, ...], ...]
+    health: tuple[int, ...]
+
+
+class Transition(NamedTuple):
+    """A possible next step, and how many leases a living worker lost by it."""
+
+    state: State
+    moves: int
+    what: str
+
+
+ModelReading = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@frozen
+class FleetModel:
+    """The fleet to check.
+
+    leases    how many
+    workers   their ids
+    rules     each worker's configuration; None: one that never plans. It only renews, a zombie
+    led       ... or is given what is free, one lease at a time and at any time, as by a KCL 3.x leader (M14)
+    crashes   how many workers may crash, at any time
+    yields    whether owners answer requests for a planned move
+    hasty     whether patience may be at an end at any time, and not only when nothing else can happen
+    turns     how many turns' chance each plan may draw
+    """
+
+    leases: int
+    workers: tuple[str, ...]
+    rules: tuple[Config | None, ...]
+    led: frozenset[int] = frozenset()
+    crashes: int = 0
+    yields: bool = False
+    hasty: bool = False
+    turns: int = 3
+    _plans: dict[tuple[ModelReading, int, int, bool], tuple[Attempt, ...]] = field(
+        factory=dict, init=False, eq=False, repr=False
+    )
+
+    def start(self, owners: tuple[int, ...]) -> State:
+        """The state in which every worker is alive and no write is under way."""
+        size = len(self.workers)
+        return State(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
+
+    def steps(self, state: State) -> list[Transition]:
+        """Everything that may happen next; nothing only where the fleet has come to rest."""
+        steps = [*self._writes(state), *self._gifts(state), *self._scans(state, patient=False)]
+        # Patience ends only by waiting: that everybody waits is certain only where nothing else can happen.
+        # By then the reports of a dead worker are overdue.
+        missed = all(state.health[worker] != SILENT for worker in self.led)
+        if self.hasty or (missed and not steps):
+            steps += self._scans(state, patient=True)
+        return [*steps, *self._failures(state)]
+
+    def _scans(self, state: State, *, patient: bool) -> Iterator[Transition]:
+        for worker, config in enumerate(self.rules):
+            if config is None or state.health[worker] != ALIVE or state.pending[worker]:
+                continue
+            plans = dict.fromkeys(self._plan(state, worker, turn, patient) for turn in range(self.turns))
+            for attempts in plans:
+                if attempts:
+                    pending = _replaced(state.pending, worker, attempts)
+                    yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
+
+    def _gifts(self, state: State) -> Iterator[Transition]:
+        for worker in sorted(self.led):
+            for lease, owner in enumerate(state.owners):
+                if owner == NOBODY and state.health[worker] == ALIVE:
+                    yield Transition(_owned(state, lease, worker), 0, f"s-{lease} is given to {self.workers[worker]}")
+
+    def _writes(self, state: State) -> Iterator[Transition]:
+        for worker, attempts in enumerate(state.pending):
+            if state.health[worker] != ALIVE:
+                continue
+            for place, attempt in enumerate(attempts):
+                rest = _replaced(state.pending, worker, attempts[:place] + attempts[place + 1 :])
+                yield self._applied(state._replace(pending=rest), worker, attempt)
+
+    def _applied(self, state: State, worker: int, attempt: Attempt) -> Transition:
+        for write in attempt:
+            after = _write(state, worker, write)
+            if after is not None:
+                before = state.owners[write.lease]
+                lost = before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
+                return Transition(after, int(lost), f"{self.workers[worker]}: {write}")
+        return Transition(state, 0, f"{self.workers[worker]}: {attempt} refused")
+
+    def _failures(self, state: State) -> Iterator[Transition]:
+        crashed = sum(health != ALIVE for health in state.health)
+        for worker, health in enumerate(state.health):
+            if health == SILENT:
+                yield Transition(state._replace(health=_replaced(state.health, worker, DEAD)), 0, "expiry")
+            elif health == ALIVE and crashed < self.crashes:
+                pending = _replaced(state.pending, worker, ())
+                silent = _replaced(state.health, worker, SILENT)
+                yield Transition(state._replace(pending=pending, health=silent), 0, f"{self.workers[worker]} crashes")
+
+    def _plan(self, state: State, worker: int, turn: int, patient: bool) -> tuple[Attempt, ...]:
+        reading = (state.owners, state.heirs, state.health)
+        asked = (reading, worker, turn, patient)
+        if asked not in self._plans:
+            self._plans[asked] = self._planned(reading, worker, turn, patient)
+        return self._plans[asked]
+
+    def _planned(self, reading: ModelReading, worker: int, turn: int, patient: bool) -> tuple[Attempt, ...]:
+        config = self.rules[worker]
+        if config is None:
+            return ()
+        still = LONG if patient else 0.0
+        led = tuple((self.workers[worker], still) for worker in sorted(self.led) if reading[2][worker] != DEAD)
+        me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still, led=led))
+        actions = plan(self._leases(reading, config, still), None, me, config)
+        return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
+
+    def _leases(self, reading: ModelReading, config: Config, still: float) -> Iterator[Lease]:
+        for number, (owner, heir) in enumerate(zip(reading[0], reading[1], strict=True)):
+            dead = owner != NOBODY and reading[2][owner] == DEAD
+            yield Lease(
+                key=f"s-{number}",
+                owner=None if owner == NOBODY else self.workers[owner],
+                idle=still if owner == NOBODY else (2 * config.lease_seconds + still) * dead,
+                heir=None if heir == NOBODY else self.workers[heir],
+                heir_idle=self._heir_idle(heir, reading[2], config, still),
+                yields=self.yields and owner != NOBODY,
+            )
+
+    @staticmethod
+    def _heir_idle(heir: int, health: tuple[int, ...], config: Config, still: float) -> float:
+        """A living heir acts on its own before the others give it up: a whole cycle lies between (H1, H4)."""
+        gone = heir != NOBODY and health[heir] == DEAD
+        return still if gone else min(still, config.lease_seconds + STUCK_SECONDS)
+
+    def _attempt(self, action: Action) -> Attempt:
+        lease = action.lease
+        seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.heir))
+        match action:
+            case Claim() | Steal() | RequestHandoff():
+                others = (other for way in action.alternates for other in self._attempt(way))
+                return (ModelWrite(_TAKES[type(action)], *seen), *others)
+            case Release(heir=heir) if heir is not None and heir != lease.heir:
+                return (ModelWrite("hand", *seen[:2], self._number(heir)),)
+            case Release():
+                return (ModelWrite("give", *seen),)
+            case Renew() | Create() | Delete():
+                return ()
+            case _:
+                assert_never(action)
+
+    def _number(self, worker: str | None) -> int:
+        return NOBODY if worker is None else self.workers.index(worker)
+
+
+def _write(state: State, worker: int, write: ModelWrite) -> State | None:
+    """The state after the write, or None where the store refuses it."""
+    if state.owners[write.lease] != write.owner:
+        return None
+    heir = state.heirs[write.lease]
+    match write.verb:
+        case "claim":
+            return _owned(state, write.lease, worker)
+        case "steal":
+            # Asked for before: the heir must still be the thief.
+            return _owned(state, write.lease, worker) if write.heir != worker or heir == worker else None
+        case "ask":
+            return _inherited(state, write.lease, worker) if heir in {NOBODY, worker, write.heir} else None
+        case "give":
+            # A gift that nobody accepts is taken back.
+            lost = write.heir != NOBODY and state.health[write.heir] != ALIVE
+            return _owned(state, write.lease, worker if lost else write.heir) if heir == write.heir else None
+        case "hand":
+            return _owned(state, write.lease, write.heir) if heir == NOBODY else None
+        case _:
+            assert_never(write.verb)
+
+
+def _owned(state: State, lease: int, owner: int) -> State:
+    """Every change of owner drops the heir, and voids all claims under way, which are bound to the version."""
+    pending = tuple(tuple(sorted(_kept(attempts, lease))) for attempts in state.pending)
+    after = _inherited(state, lease, NOBODY)
+    return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
+
+
+def _kept(attempts: tuple[Attempt, ...], lease: int) -> Iterator[Attempt]:
+    for attempt in attempts:
+        kept = tuple(write for write in attempt if write.verb != "claim" or write.lease != lease)
+        if kept:
+            yield kept
+
+
+def _inherited(state: State, lease: int, heir: int) -> State:
+    return state._replace(heirs=_replaced(state.heirs, lease, heir))
+
+
+def _replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    return (*values[:place], value, *values[place + 1 :])

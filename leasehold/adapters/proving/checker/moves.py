@@ -1,0 +1,109 @@
+"""Tries planned moves whose writes are lost, unanswered, or their process's last, alone and in pairs, on real workers.
+
+`python -m leasehold.adapters.proving.checker.moves` tries all of it, on all cores, and prints what must not be.
+The fleets of `cases` show what the rules decide under every interleaving; this shows that what carries them out
+loses and repeats nothing.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from typing import Annotated
+
+import typer
+from attrs import evolve, frozen
+from rich.console import Console
+from rich.progress import track
+
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.judge import judge
+from leasehold.adapters.history.ownership import changes
+from leasehold.adapters.proving.simulator.mishaps import DEATHS, READINGS, Mishap
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
+from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+
+GIVER, TAKER = "a-0", "b-0"
+CALM, SETTLED, SECONDS = 30.0, 110.0, 130.0
+STARTS = (3.0, 4.1, 5.2, 6.3, 7.4)
+"""When the taker joins: in other places of the giver's rounds."""
+
+app = typer.Typer(add_completion=False)
+
+FAULTS = ("pause + raise unanswered", "do + pause + raise unanswered", *DEATHS)
+"""Fates of a write: lost, its answer lost, or its process's last, which perhaps comes again."""
+
+
+@frozen
+class MoveScenario:
+    """A giver of two leases, a taker of one that starts then, and the faults of their writes."""
+
+    starts: float
+    mishaps: tuple[Mishap, ...] = ()
+
+    def told(self) -> SimulatedHistory:
+        """The history of this story."""
+        config = Config(initial_position=TRIM_HORIZON)
+        members = (Member(GIVER, config), Member(TAKER, config, starts=self.starts))
+        network, owners = Network(stall=0.0, unanswered=0.0), (GIVER, GIVER)
+        scenario = Scenario(1, owners, members, SECONDS, calm=CALM, network=network, reading=True, full=True)
+        return run(evolve(scenario, mishaps=self.mishaps))
+
+
+def breaches(story: MoveScenario) -> tuple[str, ...]:
+    """The breaches in this story; without a death, a record handed over twice is a breach too."""
+    history = story.told()
+    died = any(incident.what == "crash" for incident in history.incidents)
+    limits = Limits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=died)
+    return tuple(str(breach) for breach in judge(history, limits))
+
+
+def writes_of(history: SimulatedHistory) -> list[int]:
+    """The numbers of the calls that wrote, from the request for the move to a little after it."""
+    asked = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
+    moved = max((change.t for change in changes(history.writes)), default=0.0)
+    return [
+        number
+        for number, call in enumerate(history.calls)
+        if asked <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READINGS
+    ]
+
+
+def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
+    """The stories in which one write meets one fault, for each write and each fault."""
+    for start in starts:
+        yield from _one_more(MoveScenario(start))
+
+
+def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
+    """The stories with two faults, the second of any later write: the first makes the move longer."""
+    for story in alone(starts):
+        yield from _one_more(story)
+
+
+def _one_more(story: MoveScenario) -> Iterator[MoveScenario]:
+    last = max((mishap.number for mishap in story.mishaps), default=-1)
+    for number, fault in product(writes_of(story.told()), FAULTS):
+        if number > last:
+            yield evolve(story, mishaps=(*story.mishaps, Mishap(number, fault)))
+
+
+@app.command()
+def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a time.")] = os.cpu_count() or 1) -> None:
+    """Try one fault at every place of the giver's rounds, and two at some; exit 1 if a law is broken."""
+    logging.disable(logging.CRITICAL)  # each fault would be logged by the worker that it hits
+    stories = [*alone(), *pairs(STARTS[:2])]
+    with ProcessPoolExecutor(jobs) as pool:
+        told = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
+        found = [f"{story}: {'; '.join(wrong)}" for story, wrong in told if wrong]
+    Console().print(*found, f"{len(stories)} stories, {len(found)} with something wrong", sep="\n")
+    raise typer.Exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,227 @@
+"""Hypothesis strategies for leases, shards, histories, workers, settings and fleets: as odd as allowed.
+
+Every value drawn is one that `plan` must have an answer for: rows whose parents are not there, shards in circles,
+owners that died, histories of any length. All shrink towards few leases, few workers and a listing without oddities.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve
+from hypothesis import strategies as st
+
+from leasehold.adapters.proving.properties.scenes import Scene, SmallFleet
+from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.model import (
+    HASH_KEYS,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    WEIGHT_MAX,
+    Bulletin,
+    BulletinState,
+    History,
+    Hole,
+    Lease,
+    Me,
+    Position,
+    Shard,
+    Version,
+    at_timestamp,
+)
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+
+WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
+"""Of two groups, and one of none."""
+
+KEYS = tuple(f"s-{number}" for number in range(8))
+STREAMS = ("", "orders")
+LEASE_SECONDS = 10.0
+"""Of every configuration drawn; idle times lie on both sides of it, and on it."""
+
+_limits = st.none() | st.integers(1, 6)
+_options: dict[type[RuleSet], dict[str, st.SearchStrategy[Any]]] = {
+    Kcl: {"max_leases": _limits, "max_steals": st.integers(1, 3), "very_old_multiplier": st.integers(0, 3)},
+    KclRust: {"leases_to_acquire": st.integers(1, 4), "max_leases": _limits},
+    EventHubs: {
+        "dialect": st.sampled_from(("gist", "dotnet", "java", "python")),
+        "mode": st.sampled_from(("balanced", "greedy")),
+    },
+    Minimal: {
+        "groups": st.sampled_from((None, "prefix", ("-",))),
+        "expected_workers": _limits | st.just(("a-1", "d")),
+        "max_leases": _limits,
+        "max_steals": _limits,
+        "patience": st.integers(1, 3),
+        "grace_seconds": st.sampled_from((0.0, 40.0)),
+        "release": st.booleans(),
+    },
+}
+_starts = st.sampled_from((TRIM_HORIZON, LATEST, at_timestamp(1_700_000_000_000)))
+_positions = _starts | st.just(SHARD_END) | st.builds(Position, st.integers(0, 10**30).map(str), st.integers(0, 9))
+_idles = st.sampled_from((0.0, 3.0, 5.3, 9.99, 10.0, 10.25, 10.5, 10.51, 30.0, 31.0, 500.0, math.inf))
+_counts = st.integers(0, 9)
+
+
+def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
+    """Rule sets of these kinds with any options; of every kind that leasehold has, if left out.
+
+    One whose options are not named here has its defaults.
+    """
+    return st.one_of([st.builds(kind, **_options.get(kind, {})) for kind in kinds or RULE_SETS])
+
+
+def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Config]:
+    """Settings of a fleet under these rules; under any of leasehold's, if left out."""
+    seconds = st.just(LEASE_SECONDS)
+    return st.builds(
+        Config, rules=rule_sets() if rules is None else rules, lease_seconds=seconds, initial_position=_starts
+    )
+
+
+def hearings() -> st.SearchStrategy[BulletinState]:
+    """The state of a worker's knowledge after bulletins."""
+    return st.builds(
+        BulletinState,
+        latest=st.builds(Bulletin, _counts, _counts, _counts),
+        acts_read=_counts,
+        acts_still=st.sampled_from((0.0, 30.0, math.inf)),
+        looks_still=st.sampled_from((0.0, 8.0, 500.0)),
+        warned=st.sampled_from((0.0, 30.0, math.inf)),
+        turned=st.booleans(),
+    )
+
+
+def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
+    """Histories that earlier readings of a table may have left, about these owners."""
+    holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
+    pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
+    seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))
+    return st.builds(
+        History,
+        owners_still=st.sampled_from((0.0, 30.0, 1000.0)),
+        fleet_still=st.sampled_from((0.0, 30.0, 1000.0)),
+        holes=st.lists(holes, max_size=2).map(tuple),
+        gaps=seconds,
+        paces=seconds,
+        full_still=st.sampled_from((0.0, 0.0, 5.0, 1000.0)),
+        full_apart=st.sampled_from((1.0, 20.0, math.inf)),
+        hearing=st.none() | hearings(),
+        led=seconds,
+    )
+
+
+def workers(names: Sequence[str] = WORKERS) -> st.SearchStrategy[Me]:
+    """The worker that asks: one of these, some turns old, with a history."""
+    return st.builds(Me, worker=st.sampled_from(names), turn=st.integers(0, 3), history=histories(names))
+
+
+@st.composite
+def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = WORKERS) -> tuple[Lease, ...]:
+    """A reading of the table: some of these keys, each in any state.
+
+    In some readings every throughput is known, in others everybody is alive and nothing is free.
+    """
+    chosen = draw(st.lists(st.sampled_from(keys), unique=True))
+    known = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
+    weights = draw(st.sampled_from((st.none(), known, st.none() | known)))
+    calm = draw(st.booleans())
+    return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in chosen)
+
+
+@st.composite
+def _lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str], calm: bool) -> Lease:
+    heir = draw(st.none() | st.none() | st.sampled_from(owners))
+    return Lease(
+        key=key,
+        stream=draw(st.sampled_from(STREAMS)),
+        parents=tuple(draw(st.lists(st.sampled_from(keys), max_size=2, unique=True))),
+        owner=draw(st.sampled_from(owners) if calm else st.none() | st.sampled_from(owners)),
+        version=Version(str(draw(st.integers(0, 99)))),
+        idle=draw(st.sampled_from((0.0, 3.0, 5.3)) if calm else _idles),
+        checkpoint=draw(_positions),
+        held=draw(st.sampled_from((math.inf, 25.0, 0.0))),
+        heir=heir,
+        heir_idle=draw(st.sampled_from((0.0, 39.0, 40.0, 99.0))) if heir else 0.0,
+        yields=draw(st.booleans()),
+    )
+
+
+@st.composite
+def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
+    """A listing of shards: none, a sound family, or one with open parents, circles and lost parents."""
+    names = draw(st.lists(st.sampled_from([f"s-{number}" for number in range(10)]), unique=True))
+    sound = draw(st.booleans())
+    shards = []
+    for place, name in enumerate(names):
+        eligible = [*names[:place], "long-gone"] if sound else [*names, "long-gone"]
+        shards.append(
+            Shard(
+                id=name,
+                stream=draw(st.sampled_from(STREAMS)),
+                parents=tuple(draw(st.lists(st.sampled_from(eligible), max_size=2, unique=True))),
+                hash_range=draw(st.sampled_from((None, HASH_KEYS, (0, 9), (10, 99)))),
+                open=draw(st.booleans()),
+            )
+        )
+    if sound:
+        parents = {parent for shard in shards for parent in shard.parents}
+        shards = [evolve(shard, open=shard.open and shard.id not in parents) for shard in shards]
+    return draw(st.sampled_from((None, tuple(shards))))
+
+
+def scenes(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Scene]:
+    """Questions to `plan` under these rules; under any of leasehold's, if left out."""
+    return st.builds(Scene, leases(), listings(), workers(), configs(rules), st.integers(0, 2**16))
+
+
+def _plain(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config]:
+    """Settings for cases in which no shard starts."""
+    return st.builds(Config, rules=rule_sets() if rules is None else rules, lease_seconds=st.just(LEASE_SECONDS))
+
+
+@st.composite
+def fleets(
+    draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None, *, most_leases: int = 12, most_workers: int = 5
+) -> SmallFleet:
+    """A fleet that starts anywhere: all leases free, all of one worker, or anything between."""
+    names = draw(st.permutations(WORKERS[: draw(st.integers(1, min(most_workers, len(WORKERS))))]))
+    owners = draw(st.lists(st.sampled_from((None, *sorted(names))), max_size=most_leases))
+    config = draw(_plain(rules))
+    return SmallFleet(tuple(names), tuple(owners), config, turn=draw(st.integers(0, 3)))
+
+
+@st.composite
+def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> SmallFleet:
+    """A fleet whose leases are shared out, and have stood still for less than a lease."""
+    names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain(rules))
+    count = draw(st.integers(0, 12))
+    if config.rules.groups is not None:
+        count -= count % len(names)  # what is left over must be shared out by groups too
+    owners = tuple(names[place % len(names)] for place in range(count))
+    return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
+
+
+@st.composite
+def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> Scene:
+    """Everybody holds a lease that says so, counts are uneven, and nearly all throughputs are known."""
+    counts = draw(st.lists(st.integers(1, 12), min_size=2, max_size=len(WORKERS)))
+    owners = [owner for owner, count in zip(WORKERS, counts, strict=False) for _ in range(count)]
+    free = draw(st.sampled_from((0.0, 0.0, 0.1)))
+    weight = st.integers(1, 100) | st.integers(0, 5000)
+    table = tuple(
+        Lease(
+            f"s-{place:02}",
+            owner=None if draw(st.floats(0, 1)) < free else owner,
+            weight=draw(weight) if place else draw(st.none() | weight),
+            notes=(("process", f"p/{owner}"),),
+            yields=draw(st.booleans()),
+        )
+        for place, owner in enumerate(owners)
+    )
+    return Scene(table, None, Me(WORKERS[0], draw(st.integers(0, 3))), draw(configs(rules)))

@@ -1,0 +1,214 @@
+"""Every call of a worker meets every fault, one at a time, and the judge reads what became of the fleet.
+
+Each story is a small fleet under virtual time. It is told once to number its calls, and then once for each call of
+the worker that it is about and each fault that such a call can meet (`mishaps`): SQLite is tested like this.
+`python -m leasehold.adapters.proving.simulator.every_call` tells all of them, on all cores.
+"""
+
+import gc
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, pairwise
+from typing import Annotated
+
+import typer
+from attrs import evolve, frozen
+from rich.console import Console
+from rich.progress import track
+
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.events import RunHistory
+from leasehold.adapters.history.judge import judge
+from leasehold.adapters.history.ownership import unowned
+from leasehold.adapters.proving.processes import processes
+from leasehold.adapters.proving.simulator.misdeeds import Misdeed
+from leasehold.adapters.proving.simulator.mishaps import CallEvent, Mishap, faults_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Network, Reshape, Scenario
+from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.adapters.proving.simulator.world.stream import FIRST_MS, FIRST_NUMBER
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, TRIM_HORIZON
+
+app = typer.Typer(add_completion=False)
+
+HERO, PEER = "a-0", "a-1"
+CALM, SECONDS, AT_REST = 40.0, 60.0, 5.0
+
+UNREAD_SECONDS = 21.0
+"""The longest time without a reader: a lease and eight seconds after a death, and a hang of 15 s takes no longer."""
+
+LONG = ("late", "hang", "freeze", "untrue")
+"""After one of these a worker may let a lease go that it holds: it cannot know, or was told otherwise."""
+
+CONFIG, LATE_STARTER = Config(initial_position=TRIM_HORIZON), Config(initial_position=LATEST)
+
+PLAIN = Scenario(
+    seed=1,
+    owners=(HERO, PEER),
+    members=(Member(HERO, CONFIG), Member(PEER, CONFIG)),
+    seconds=SECONDS,
+    calm=CALM,
+    network=Network(latency=(0.01, 0.04), stall=0.0, unanswered=0.0, reading=(0.01, 0.1)),
+    reading=True,
+    read_seconds=2.0,
+    full=True,
+    handling_seconds=0.2,
+    bench_seconds=10.0,
+)
+"""Two workers with a shard each, at rest."""
+
+JOINS = 7.3
+
+
+@frozen
+class CallStory:
+    """A fleet, and the calls of the hero in it between two moments."""
+
+    name: str
+    since: float
+    until: float
+    scenario: Scenario = PLAIN
+
+
+def _members(config: Config = CONFIG, *, hero: float = 0.0, peer: float = 0.0) -> tuple[Member, ...]:
+    """The two, by when each starts."""
+    return Member(HERO, config, starts=hero), Member(PEER, config, starts=peer)
+
+
+STORIES = (
+    CallStory("claiming", 0.0, 3.0, evolve(PLAIN, owners=(None, None), members=_members(peer=5.0))),
+    CallStory("taking over", 8.0, 14.0, evolve(PLAIN, owners=("dead", "dead"), members=_members(peer=5.0))),
+    CallStory("reading", 9.0, 13.0),
+    CallStory("giving", JOINS, JOINS + 5.0, evolve(PLAIN, owners=(HERO, HERO), members=_members(peer=JOINS))),
+    CallStory("being given", JOINS, JOINS + 5.0, evolve(PLAIN, owners=(PEER, PEER), members=_members(hero=JOINS))),
+    CallStory(
+        "draining",
+        10.0,
+        14.0,
+        evolve(PLAIN, members=(Member(HERO, CONFIG, ends=11.2, ending="leave"), Member(PEER, CONFIG))),
+    ),
+    CallStory("the end of a shard", 9.5, 14.0, evolve(PLAIN, reshapes=(Reshape(10.0, "split"),))),
+    CallStory(
+        "starting at the latest",
+        0.0,
+        4.0,
+        evolve(PLAIN, owners=(None, None), start=LATEST, members=_members(LATE_STARTER, peer=5.0)),
+    ),
+    CallStory("burying", 8.5, 13.0, evolve(PLAIN, misdeeds=(Misdeed(HERO, "handler", "poison", 8.5, 4.5),))),
+)
+
+
+def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int, CallEvent]]:
+    """The calls that the story is about, by number."""
+    for number, call in enumerate(history.calls):
+        if call.process.startswith(f"{HERO}#") and story.since <= call.t <= story.until:
+            yield number, call
+
+
+def mishaps(story: CallStory, *, whole: bool = False) -> Iterator[Mishap]:
+    """Every fault of the first call of each name; if `whole`, of every call, and every exception."""
+    seen: set[str] = set()
+    for number, call in calls_of(story, run(story.scenario)):
+        if whole or call.what not in seen:
+            seen.add(call.what)
+            yield from (Mishap(number, fault) for fault in faults_of(call.what, whole=whole))
+
+
+def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:
+    """The history of the story where this befalls it; records count from where reading was to begin."""
+    history = run(evolve(story.scenario, mishaps=befalling))
+    first = {shard: _first_due(history, shard) for shard in history.parents}
+    history.sent = [sent for sent in history.sent if sent.number >= first[sent.key]]
+    return history
+
+
+def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
+    """Every breach of a law where this befalls the story: by the judge, and by what is read late or by nobody."""
+    history = told(story, *befalling)
+    limits = Limits(dict.fromkeys((HERO, PEER), CONFIG.lease_seconds), misdeeds=True, notice_seconds=0.0)
+    brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
+    free = unowned(history, history.end, history.end - AT_REST)
+    return (
+        *map(str, judge(history, limits)),
+        *(forsaken(history) if brief else ()),
+        *(f"held by nobody: {key} for {seconds:.1f} s at the end" for key, seconds in free.items() if seconds),
+        *(f"unread: {key} for {each:.1f} s" for key, each in unread(history).items() if each > UNREAD_SECONDS),
+    )
+
+
+def forsaken(history: RunHistory) -> Iterator[str]:
+    """The leases that a process stopped reading as lost, and held: the last write was its own, a moment ago."""
+    for event in history.told("lease-lost"):
+        earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
+        last = earlier[-1]
+        own = last.process == event.process and last.after is not None and last.after.owner == event.worker
+        if own and event.t < last.sent + CONFIG.lease_seconds:
+            yield f"lost lease: {event.process} left {event.shard} at {event.t:.1f} s, which it held"
+
+
+def unread(history: RunHistory) -> Mapping[str, float]:
+    """By shard: the longest time in seconds in which it was neither read nor handled, up to its end."""
+    times: dict[str, list[float]] = {shard: [] for shard in history.parents}
+    for event in history.events:
+        times[event.shard].append(event.t)
+    ends = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
+    marks = {shard: sorted([*each, ends.get(shard, history.end)]) for shard, each in times.items()}
+    return {shard: max((late - soon for soon, late in pairwise(each)), default=0.0) for shard, each in marks.items()}
+
+
+def _first_due(history: RunHistory, shard: str) -> int:
+    """The number of the first record that was due: where reading began at LATEST, by the time that was noted first."""
+    rows = (write.after for write in history.writes if write.done and write.key == shard)
+    notes = (row.note("latest_ms") for row in rows if row is not None)
+    return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Say nothing of the faults, and do not collect what was there before: each run collects its garbage."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        logging.disable(level)
+
+
+def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:
+    """The breaches of the story of this place with this mishap, each said in full."""
+    story, mishap = STORIES[asked[0]], asked[1]
+    found = breaches(story, mishap)
+    if not found:
+        return ()
+    call = told(story).calls[mishap.number]
+    where = f"{story.name}, call {mishap.number} ({call.what} at {call.t:.2f} s), {mishap.fault}"
+    return tuple(f"{where}: {each}" for each in found)
+
+
+def planned(*, whole: bool) -> Iterable[tuple[int, Mishap]]:
+    """All mishaps of all stories, by the story's place."""
+    return chain.from_iterable(
+        ((place, mishap) for mishap in mishaps(story, whole=whole)) for place, story in enumerate(STORIES)
+    )
+
+
+@app.command()
+def main(*, jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1) -> None:
+    """Let every call meet every fault; exit 1 if the judge has anything to say."""
+    with unhurried():
+        asked = tuple(planned(whole=True))
+        with processes(jobs) as pool:
+            answers = pool.map(tried, asked, chunksize=25)
+            said = [*chain.from_iterable(track(answers, "telling", len(asked), console=Console(stderr=True)))]
+    typer.echo("\n".join((*said, f"{len(asked)} faults of calls, {len(said)} breaches")))
+    raise typer.Exit(1 if said else 0)
+
+
+if __name__ == "__main__":
+    app()

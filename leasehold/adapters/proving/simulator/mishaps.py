@@ -1,0 +1,140 @@
+"""The faults that one call of a worker can meet: of its store, its stream, or a callable of a user's.
+
+A run numbers all its calls in the order in which they begin; a mishap befalls one of them, by its number.
+A fault is steps joined by " + ", done one after the other; the call answers what the last "do" or lie answered:
+  do            the call has its effect
+  pause         a second passes, hang: HANG_SECONDS, late: LATE_SECONDS
+  raise NAME    one of RAISED
+  freeze        the whole process stands still for FREEZE_SECONDS
+  crash         the process dies; restart: and comes again
+  send          of a write: its effect comes LATE_SECONDS later, whatever becomes of the process
+  stale         a lie: the answer of a moment ago; untrue: somebody else's truth; answer, generate: a value where none
+                is due
+"""
+
+from asyncio import CancelledError
+from collections.abc import Callable, Mapping
+
+from attrs import frozen
+
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable, Trimmed
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
+
+HANG_SECONDS = 15.0
+"""Longer than a lease of ten seconds and the third by which a renewal under way may exceed it."""
+
+FREEZE_SECONDS = 20.0
+"""Long enough for others to take the lease, and to read on."""
+
+LATE_SECONDS = 12.0
+"""Longer than such a lease, and not so long that a renewal under way is given up."""
+
+
+class Unheard(BaseException):
+    """An exception of a user's own that is no Exception."""
+
+
+RAISED: Mapping[str, Callable[[], BaseException]] = {
+    "unanswered": lambda: OutcomeUnknown("nobody answered"),
+    "refused": lambda: StoreError("no right to do this"),
+    "unavailable": lambda: SourceUnavailable("the service asks to slow down"),
+    "unreadable": lambda: SourceError("no right to read this"),
+    "trimmed": lambda: Trimmed("the place is not there any more"),
+    "value": lambda: ValueError("no number"),
+    "key": lambda: KeyError("a field"),
+    "os": lambda: OSError("a broken pipe"),
+    "memory": lambda: MemoryError("no room"),
+    "runtime": lambda: RuntimeError("can't start new thread"),
+    "timeout": lambda: TimeoutError("too long"),
+    "stop": StopIteration,
+    "cancelled": CancelledError,
+    "generator": GeneratorExit,
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+    "unheard": Unheard,
+}
+"""By name, what a call may raise."""
+
+ANY = ("value", "key", "os", "memory", "runtime", "timeout", "stop")
+"""Exceptions that any library may raise, and any callable."""
+
+HEEDED = (
+    "unanswered",
+    "refused",
+    "unavailable",
+    "unreadable",
+    "exit",
+    "interrupt",
+    "cancelled",
+    "generator",
+    "unheard",
+)
+"""Exceptions that mean something to a worker, raised by a callable of a user's, and those that are no Exceptions."""
+
+READINGS = ("store.list", "store.get")
+"""The calls of a store that write nothing."""
+
+LATE = ("late + do", "do + late")
+DEATHS = ("crash", "do + crash", "do + restart")
+
+_OF_STORE = ("pause + raise unanswered", "raise refused", "hang + raise unanswered", "untrue", "freeze + do", *LATE)
+OF_STORE_READS = (*_OF_STORE, "stale")
+OF_STORE_WRITES = (
+    *_OF_STORE,
+    "do + pause + raise unanswered",
+    "do + hang + raise unanswered",
+    "send + pause + raise unanswered",
+    "do + pause + do",
+)
+OF_SOURCE = (
+    "raise unavailable",
+    "do + raise unavailable",
+    "hang + raise unavailable",
+    "raise unreadable",
+    "freeze + do",
+    *LATE,
+)
+OF_READERS = (*OF_SOURCE, "untrue", "raise trimmed")
+OF_CALLABLES = (*(f"raise {what}" for what in HEEDED), "do + raise exit", "hang + do", "answer", "generate")
+
+
+@frozen
+class Mishap:
+    """A fault of one call, by the call's number in the whole run."""
+
+    number: int
+    fault: str
+
+
+@frozen
+class CallEvent:
+    """A call that began: when, of which process, and what was called."""
+
+    t: float
+    process: str
+    what: str
+
+
+def raised(name: str) -> BaseException:
+    """A new exception of this name."""
+    return RAISED[name]()
+
+
+def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
+    """The faults that a call of this name can meet.
+
+    Of the exceptions that any library may raise one is raised before the effect and one after; if `whole`, each is.
+    """
+    kind, _, verb = what.partition(".")
+    known: tuple[str, ...]
+    match kind:
+        case "store":
+            known = OF_STORE_READS if what in READINGS else OF_STORE_WRITES
+        case "source":
+            known = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
+        case "reader":
+            known = OF_READERS if verb == "read" else OF_SOURCE
+        case _:
+            known = OF_CALLABLES
+    every = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
+    return (*known, *(every if whole else ("raise memory", "do + raise value")), "do + freeze", *DEATHS)

@@ -1,0 +1,62 @@
+"""Simulates a fleet with all faults for each of many seeds; prints each breach with its seed and a smaller fleet.
+
+`python -m leasehold.adapters.proving.simulator.soak 10000` runs that many on all cores.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from leasehold.adapters.history.breach import Breach
+from leasehold.adapters.proving.processes import processes
+from leasehold.adapters.proving.simulator.chaos import trial
+from leasehold.adapters.proving.simulator.explained import explained, judged
+
+app = typer.Typer(add_completion=False)
+
+CHUNK = 25
+
+
+@app.command()
+def main(
+    seeds: Annotated[int, typer.Argument(min=1, help="How many seeds.")] = 10_000,
+    *,
+    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+) -> None:
+    """Simulate fleets with all faults on; exit 1 if the judge has anything to say."""
+    console = Console(stderr=True)
+    wanted = range(first, first + seeds)
+    faulty = []
+    for seed, breaches in track(tried(wanted, jobs), "simulating", total=seeds, console=console):
+        if breaches:
+            faulty.append(seed)
+            console.print(f"seed {seed}:\n{explained(trial(seed))}", markup=False, highlight=False)
+    typer.echo(
+        f"{seeds} fleets, {len(faulty)} with something to say{': ' if faulty else ''}{', '.join(map(str, faulty))}"
+    )
+    raise typer.Exit(1 if faulty else 0)
+
+
+def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:
+    """Each seed with its breaches, in order; what the workers log is left out, since things are to go wrong."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)
+    if jobs == 1:
+        yield from map(breaches_of, seeds)
+        return
+    with processes(jobs) as pool:
+        yield from pool.map(breaches_of, seeds, chunksize=CHUNK)
+
+
+def breaches_of(seed: int) -> tuple[int, tuple[Breach, ...]]:
+    """The breaches that the judge finds in this seed's fleet."""
+    return seed, judged(trial(seed))
+
+
+if __name__ == "__main__":
+    app()

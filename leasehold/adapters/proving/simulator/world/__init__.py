@@ -1,0 +1,1 @@
+"""The simulated world: its clock, table, stream and processes."""

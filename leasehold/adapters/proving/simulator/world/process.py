@@ -1,0 +1,226 @@
+"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them."""
+
+import math
+import random
+from functools import partial
+from typing import Any
+
+from attrs import evolve
+
+from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent
+from leasehold.adapters.proving.simulator.misdeeds import Whose, poisonous
+from leasehold.adapters.proving.simulator.scenario import Member
+from leasehold.adapters.proving.simulator.world.client import Client
+from leasehold.adapters.proving.simulator.world.exchange import Exchange
+from leasehold.adapters.proving.simulator.world.paced import Paced
+from leasehold.adapters.proving.simulator.world.stream_client import StreamClient
+from leasehold.adapters.proving.simulator.world.tasks import Killed
+from leasehold.adapters.proving.simulator.world.virtual import VirtualExecutor, VirtualTime
+from leasehold.adapters.proving.simulator.world.world import World
+from leasehold.adapters.reading.appointments import Step
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.worker import Worker
+from leasehold.stores.protocol import StoreError
+
+RESTART_SECONDS = 1.0
+LONG_SECONDS = 1e9
+
+
+class Process:
+    """A member while it runs. Everything in it stops with it.
+
+    number  tells it from every other of its id
+    """
+
+    def __init__(self, member: Member, number: int, world: World) -> None:
+        self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
+        self.foreign = member.foreign
+        self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
+        self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
+        self._dead = False
+        self._asleep_until = 0.0
+        self._time = VirtualTime(world.tasks, self, self._draw.uniform(0.0, 1000.0), member.rate)
+        self._exchange = exchange = Exchange(world, self)
+        kind = Paced if self._scenario.scan_per_cycle else Worker
+        worker = kind(
+            store=Client(world, self, exchange, self._draw),
+            source=StreamClient(world, self, exchange),
+            me=member.worker,
+            config=member.config,
+            clock=self._time.clock,
+            uniform=self._draw.uniform,
+            process=self.process_id,
+            scheduler=self._time,
+        )
+        checkpoints = self._scenario.checkpoints
+        self._misdeeds = tuple(each for each in self._scenario.misdeeds if each.worker == member.worker)
+        # A user's callable may return anything.
+        observer: Any = self._observe
+        poisoned = any(each.what == "poison" for each in self._misdeeds)
+        handling = Handling(
+            self._handle,
+            most_wait_seconds=2.0,
+            attempts=2 if poisoned else 1000,
+            dead_letter=self._bury if poisoned else None,
+            bench_seconds=self._scenario.bench_seconds,
+            checkpoint_seconds=checkpoints,
+            observer=observer,
+            measure=self._measure,
+        )
+        begin = None if self._scenario.reading else _hold
+        self._runner = Runner(worker, handling, begin=begin, crew=VirtualExecutor(self._time), wall=None)
+
+    def run(self) -> None:
+        """Work until the end, its naps and its death included."""
+        self._say("start")
+        for nap in self.member.naps:
+            if nap.at >= self._tasks.now:
+                self._tasks.start(partial(self._fall_asleep, nap.seconds), nap.at)
+        if self.member.phase:
+            self._tasks.start(self._runner.worker.hurry, self._tasks.now + self.member.phase)
+        if self.member.plans < self.member.ends:
+            self._tasks.start(lambda: self._say("zombie"), self.member.plans)
+        if self.member.ends < math.inf:
+            self._tasks.start(self._crash if self.member.ending == "crash" else self._leave, self.member.ends)
+        try:
+            self._runner.run()
+        except (WorkerError, StoreError, SourceError):
+            self._restart()
+        except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
+            self._gone()
+            self._start_anew()
+        else:
+            self._gone()
+
+    def wait(self, seconds: float) -> None:
+        """Let virtual time pass; for ever if the process died meanwhile."""
+        self._tasks.sleep(seconds)
+        self.stand_still()
+
+    def stand_still(self) -> None:
+        """Wait while the process sleeps; for ever once it is dead."""
+        while self._tasks.now < self._asleep_until and not self._dead:
+            self._tasks.sleep_until(self._asleep_until)
+        while self._dead:
+            self._tasks.sleep_until(math.inf)
+
+    def idle(self) -> None:
+        """Stand still, and with its turns for ever once it plans no more: between two turns, where no lock is held."""
+        self.stand_still()
+        turns = self._tasks.current is self._time.named.get("leasehold-turn")
+        while turns and self._tasks.now >= self.member.plans:
+            self._tasks.sleep_until(math.inf)
+
+    def nap(self, seconds: float) -> None:
+        """Stand still with all its tasks."""
+        self._fall_asleep(seconds)
+        self.stand_still()
+
+    def die(self, *, again: bool) -> None:
+        """Die, and write nothing more; perhaps be started again."""
+        if again:
+            self._restart()
+        else:
+            self._crash()
+
+    def unforeseen(self, where: str, fault: BaseException) -> None:
+        """Remember a fault that nothing provides for."""
+        if isinstance(fault, Killed):
+            return  # the run is over
+        self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {fault!r}")
+
+    # Faults
+
+    def _fall_asleep(self, seconds: float) -> None:
+        self._asleep_until = max(self._asleep_until, self._tasks.now + seconds)
+        self._say("nap", seconds)
+
+    def _crash(self) -> None:
+        if not self._dead:
+            self._dead = True
+            self._say("crash")
+
+    def _restart(self) -> None:
+        """Start the process again, as its supervisor would."""
+        if not self._dead:
+            self._crash()
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._world.join(evolve(self.member, starts=self._tasks.now + RESTART_SECONDS))
+
+    def _gone(self) -> None:
+        self._dead = True
+        self._say("gone")
+
+    def _leave(self) -> None:
+        self.stand_still()
+        self._say("leave")
+        self._runner.stop()
+
+    # Callables of users
+
+    def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's callable may return anything
+        answer = self._exchange.told("handler", lambda: self._handled(delivery))
+        if answer is None:
+            self._tell_records("finished", delivery)
+        return answer
+
+    def _handled(self, delivery: Delivery) -> object:
+        self._tell_records("record", delivery)
+        if self._scenario.handling_seconds:
+            self.wait(self._scenario.handling_seconds)
+        answer = self._misbehave("handler", delivery)
+        if answer is None and self._scenario.handler is not None:
+            answer = self._scenario.handler(delivery)
+        return answer
+
+    def _bury(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
+        answer = self._exchange.told("dead letter", lambda: self._misbehave("dead letter"))
+        if answer is None:
+            self._tell_records("buried", delivery)
+        return answer
+
+    def _observe(self, happening: Happening, holding: Holding) -> object:
+        self._tell(happening, holding.lease.shard)
+        return self._exchange.told("observer", lambda: self._misbehave("observer"))
+
+    def _misbehave(self, whose: Whose, delivery: Delivery | None = None) -> object:
+        now = self._tasks.now
+        spoiled = delivery is None or any(poisonous(each.sequence_number) for each in delivery.records)
+        theirs = (each for each in self._misdeeds if each.whose == whose and (spoiled or each.what != "poison"))
+        misdeed = next((each for each in theirs if each.at <= now < each.at + each.seconds), None)
+        return None if misdeed is None else misdeed.done(now, self.wait)
+
+    def _measure(self, holding: Holding, _batch: Batch) -> Any:  # noqa: ANN401  likewise
+        self._tell("read", holding.lease.shard)
+        return self._exchange.told("measure", lambda: self._misbehave("measure"))
+
+    def _tell_records(self, event: str, delivery: Delivery) -> None:
+        """A shard is to the judge what a key is: the order within it is what must be kept."""
+        for record in delivery.records:
+            number, shard = record.sequence_number, delivery.shard
+            self._tell(event, shard, (int(number), 0), shard, number, delivery.epoch)
+
+    def _tell(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  what the event has of a record
+        if self._scenario.full:
+            self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
+
+    def _say(self, what: IncidentKind, seconds: float = 0.0) -> None:
+        self._world.history.incidents.append(Incident(self._tasks.now, what, self.process_id, seconds))
+
+
+def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
+    """Where no shard is read, a lease can go as soon as it is asked for."""
+
+    def step(now: float) -> float:
+        if holding.parting and not holding.lost.is_set():
+            Unread().part(holding)
+        return math.inf if holding.lost.is_set() else now + LONG_SECONDS
+
+    return step

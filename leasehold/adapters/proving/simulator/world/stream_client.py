@@ -1,0 +1,85 @@
+"""The stream as one process sees it: requests take time, and meet mishaps on the way."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from leasehold.adapters.proving.simulator.world.caller import Caller
+from leasehold.adapters.proving.simulator.world.exchange import Exchange, Lies
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.proving.simulator.world.world import World
+from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.balancer.model import Lease, Position, Shard
+
+THROTTLED_SECONDS = 2.0
+
+
+class StreamClient:
+    """A source over the run's stream, at the other end of a network."""
+
+    def __init__(self, world: World, caller: Caller, exchange: Exchange) -> None:
+        self._source: ListSource = world.source
+        self._caller, self._exchange = caller, exchange
+        self._least, self._most = world.scenario.network.reading
+        self._first = tuple(world.source.listed)
+        # Of its own, so that the table's faults stay as they were.
+        self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  a seed is the point
+
+    @property
+    def stream(self) -> str:
+        """The name leases carry."""
+        return self._source.stream
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing; a lie shows it as it was when this process started."""
+        listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
+        return listed
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream says so."""
+        return bool(self.ask("source.gone", lambda: self._source.gone(shard)))
+
+    def latest(self, lease: Lease) -> Position:
+        """The position that LATEST means now, which moves on."""
+        position: Position = self.ask("source.latest", lambda: self._source.latest(lease))
+        return position
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader, at the other end of the same network."""
+        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start))
+        return DistantReader(self, reader)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def ask(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
+        """Ask the stream, which answers what is so half-way."""
+
+        def answered() -> Any:  # noqa: ANN401  likewise
+            self._travel()
+            answer = work()
+            self._travel()
+            return answer
+
+        return self._exchange.call(what, answered, lies)
+
+    def _travel(self) -> None:
+        if self._most:
+            self._caller.wait(self._draw.uniform(self._least, self._most) / 2)
+
+
+class DistantReader:
+    """A reader of the stream whose readings take time."""
+
+    def __init__(self, client: StreamClient, reader: Reader) -> None:
+        self._client, self._reader = client, reader
+
+    def read(self) -> Batch:
+        """The next records; a lie is the empty answer of a service that asks to slow down."""
+        throttled = Batch((), None, None, THROTTLED_SECONDS)
+        batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
+        return batch
+
+    def close(self) -> None:
+        """Close it."""
+        self._client.ask("reader.close", self._reader.close)

@@ -1,0 +1,63 @@
+"""Exports metrics from the command line, by OpenTelemetry's own exporters and its own environment variables."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # an extra
+    from opentelemetry.metrics import Meter
+
+GROUP = "opentelemetry_metrics_exporter"
+"""Where OpenTelemetry's exporters register themselves."""
+
+EXPORT_MS = 10_000
+"""The leases' metrics are wanted every 10 seconds; OpenTelemetry's own default is 60."""
+
+
+@contextmanager
+def exporting(name: str | None) -> Iterator["Meter | None"]:
+    """A meter whose numbers this exporter sends until the end; None for `none`.
+
+    None stands for what OTEL_METRICS_EXPORTER says, or `none`. Raises ValueError for an exporter that is not there.
+    """
+    chosen = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
+    if chosen == "none":
+        yield None
+        return
+    try:
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"metrics: {missing.name} is not installed; install leasehold[metrics]") from missing
+    provider = MeterProvider([_reader(_made(chosen))])
+    try:
+        yield provider.get_meter("leasehold")
+    finally:
+        provider.shutdown()  # sends what has gathered since the last time
+
+
+def _made(name: str) -> Any:  # noqa: ANN401  an exporter or a reader
+    if name == "console":
+        from opentelemetry.sdk.metrics.export import ConsoleMetricExporter  # noqa: PLC0415  an extra
+
+        return ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    # As OpenTelemetry itself resolves it; its newer default protocol where none is named.
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    full = ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http") if name == "otlp" else name
+    if full not in known:
+        choice = ", ".join(sorted({"none"} | {each.partition("_proto_")[0] for each in known}))
+        package = f"opentelemetry-exporter-{full.replace('_', '-')}"
+        raise ValueError(f"metrics: there is no exporter {name!r}; choose among {choice}, or pip install {package}")
+    return known[full].load()()
+
+
+def _reader(made: Any) -> Any:  # noqa: ANN401  the SDK is an extra
+    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader  # noqa: PLC0415
+
+    if isinstance(made, MetricReader):  # one that is asked, such as Prometheus's
+        return made
+    chosen = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
+    return PeriodicExportingMetricReader(made, export_interval_millis=None if chosen else EXPORT_MS)

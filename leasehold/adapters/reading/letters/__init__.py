@@ -1,0 +1,1 @@
+"""Dead letters: records that no attempt could handle, where they lie, and how they are handed over again."""

@@ -1,0 +1,186 @@
+"""Where dead letters lie, by URL.
+
+file://folder                            a file for each letter; file:///folder is absolute
+s3://bucket/prefix?region=…&endpoint=…   an object for each letter
+kinesis://stream?region=…&endpoint=…     a record for each letter
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+from uuid import uuid4
+
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.letters.letter import Letter, LetterError, letter_for
+from leasehold.stores.endpoints import endpoint_of
+from leasehold.stores.schemes import Scheme, read_url
+
+if TYPE_CHECKING:  # it imports what an extra brings
+    from leasehold.adapters.reading.letters.stream import StreamBox
+
+
+class LetterBox(Protocol):
+    """A place that letters are put into, by many threads at a time."""
+
+    def put(self, letter: Letter) -> None:
+        """Store the letter; once this returns it lies there. Raises LetterError."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class LetterFolder(LetterBox, Protocol):
+    """A place that letters can be taken from, too."""
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all that lies there, letters or not. Raises LetterError."""
+        ...
+
+    def get(self, name: str) -> bytes | None:
+        """The text of that name; None if it is gone. Raises LetterError."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove the letter of that name, if it is there. Raises LetterError."""
+        ...
+
+
+class DeadLetters:
+    """A dead letter for `Handling`: each record becomes a letter in the box.
+
+    stream  what the stream is called where leases do not say (a single Kinesis stream)
+    table   what the group's lease table is called: two groups that read one stream have letters of their own
+    """
+
+    def __init__(self, box: LetterBox, *, stream: str = "", table: str = "") -> None:
+        self._box, self._stream, self._table = box, stream, table
+
+    def __call__(self, delivery: Delivery, error: Exception) -> None:
+        """Put the record into the box. Raises LetterError if it could not be written."""
+        self._box.put(letter_for(delivery, error, stream=self._stream, table=self._table, now=time.time()))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._box.close()
+
+
+class FolderBox:
+    """A folder of files, each of one line; a file is complete as soon as it has its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, letter: Letter) -> None:
+        """Write the file, and have the disk keep it."""
+        unfinished = self._folder / f".{uuid4().hex}.unfinished"
+        try:
+            with unfinished.open("wb") as file:
+                file.write(letter.line)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._folder / letter.name)
+            self._keep()
+        except OSError as fault:
+            unfinished.unlink(missing_ok=True)
+            raise LetterError(f"no letter could be written: {fault}") from fault
+
+    def names(self) -> tuple[str, ...]:
+        """The files of the folder; hidden ones are unfinished."""
+        try:
+            return tuple(each.name for each in self._folder.iterdir() if not each.name.startswith("."))
+        except OSError as fault:
+            raise LetterError(f"no letters could be listed: {fault}") from fault
+
+    def get(self, name: str) -> bytes | None:
+        """Read the file."""
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise LetterError(f"a letter could not be read: {fault}") from fault
+
+    def remove(self, name: str) -> None:
+        """Remove the file, and have the disk know."""
+        try:
+            (self._folder / name).unlink(missing_ok=True)
+            self._keep()
+        except OSError as fault:
+            raise LetterError(f"a letter could not be removed: {fault}") from fault
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _keep(self) -> None:
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class _BoxModule(Protocol):
+    """The function that each of the modules below provides."""
+
+    def open_url(self, place: str, options: Mapping[str, str], *, create: bool) -> LetterBox:
+        """The box at this place. Raises ValueError, LetterError."""
+        ...
+
+
+_OPTIONS = frozenset({"region", "endpoint"})
+_SCHEMES = {
+    "file": Scheme("leasehold.adapters.reading.letters.boxes"),
+    "s3": Scheme("leasehold.adapters.reading.letters.objects", _OPTIONS, "aws"),
+    "kinesis": Scheme("leasehold.adapters.reading.letters.stream", _OPTIONS, "aws"),
+}
+STREAMS = frozenset({"kinesis"})
+"""Schemes of streams: nothing can be taken out of one."""
+
+
+def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> FolderBox:
+    """The folder of this name, made if there is none and `create` says so. Raises ValueError, LetterError."""
+    if not place:
+        raise ValueError("letters URL: it names no folder; write file://folder or file:///folder")
+    try:
+        if create:
+            Path(place).mkdir(parents=True, exist_ok=True)
+        elif not Path(place).is_dir():
+            raise LetterError(f"there is no folder {place!r}")
+    except OSError as fault:
+        raise LetterError(f"letters cannot be kept there: {fault}") from fault
+    return FolderBox(Path(place))
+
+
+def dead_letters(url: str, *, stream: str = "", table: str = "") -> DeadLetters:
+    """The dead letter, for `Handling`, that keeps records at this URL: file://, s3:// or kinesis://.
+
+    stream, table  as of `DeadLetters`
+    Raises ValueError, naming what is wrong and never repeating the URL, and LetterError if there is no such place.
+    """
+    return DeadLetters(_opened(url, "dead letter", create=True), stream=stream, table=table)
+
+
+def open_letters(url: str) -> LetterFolder:
+    """The letters at this URL, to be taken out again. Raises ValueError, and LetterError if there is no such place."""
+    scheme = url.partition("://")[0]
+    if scheme in STREAMS:
+        raise ValueError("letters URL: letters in a stream want --store, where the replay keeps how far it has come")
+    return cast("LetterFolder", _opened(url, "letters", create=False))
+
+
+def open_stream(url: str) -> "StreamBox":
+    """The stream at this URL, to put records or letters into. Raises ValueError, and LetterError if there is none."""
+    if not url.startswith("kinesis://"):
+        raise ValueError("stream URL: records can be put back into kinesis://STREAM")
+    return cast("StreamBox", _opened(url, "stream", create=False))
+
+
+def _opened(url: str, kind: str, *, create: bool) -> LetterBox:
+    scheme, place, options = read_url(url, kind, _SCHEMES)
+    endpoint_of(options.get("endpoint"), f"{kind} URL")
+    module: _BoxModule = _SCHEMES[scheme].load(kind, LetterError)
+    return module.open_url(place, options, create=create)

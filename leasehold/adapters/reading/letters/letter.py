@@ -1,0 +1,187 @@
+"""A dead letter: one record, where it came from, and why it is here; one JSON object on one line."""
+
+import base64
+import hashlib
+import json
+import re
+from typing import Any
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.reading.handlers.answers import Unhandled
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.sources.protocol import Record
+
+TEXT_MOST = 2000
+"""Characters of an error's text that a letter keeps: a record of a stream has a limit."""
+
+WHOLE_MOST = 1 << 53
+"""Whole numbers below it are numbers of JSON, wherever it is read."""
+
+_NAME = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
+
+
+class BadLetter(Exception):
+    """A text that is no letter."""
+
+
+class LetterError(Exception):
+    """Letters cannot be written or read there, for this reason."""
+
+
+@frozen
+class Letter:
+    """A record that no attempt could handle.
+
+    table      the store of the leases, without options; "" where nobody said
+    stream, shard, lease
+               what the record was read from, and the key of the lease
+    record     the record itself
+    error, text
+               the type and the text of what its handler raised, the text cut after `TEXT_MOST` characters
+    attempts   how often it had been handed over
+    worker     the worker that buried it, at `time_ms`, milliseconds since 1970
+    """
+
+    table: str
+    stream: str
+    shard: str
+    lease: str
+    record: Record
+    error: str
+    text: str
+    attempts: int
+    worker: str
+    time_ms: int
+
+    @property
+    def name(self) -> str:
+        """A name that no other record's letter has: a record that is buried twice has one letter."""
+        record = self.record
+        place = json.dumps([self.table, self.stream, self.lease])
+        digest = hashlib.sha256(place.encode()).hexdigest()[:12]
+        shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
+        return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
+
+    @property
+    def line(self) -> bytes:
+        """The letter as a line of JSON."""
+        record = self.record
+        told = {
+            "table": self.table,
+            "stream": self.stream,
+            "shard": self.shard,
+            "lease": self.lease,
+            "sequence_number": record.sequence_number,
+            "sub_sequence_number": record.sub_sequence_number,
+            "offset": record.token,
+            "partition_key": record.partition_key,
+            "explicit_hash_key": record.explicit_hash_key,
+            "arrived_ms": None if record.arrived is None else round(record.arrived * 1000),
+            "error": self.error,
+            "text": self.text,
+            "attempts": self.attempts,
+            "worker": self.worker,
+            "time_ms": self.time_ms,
+            "data": base64.b64encode(record.data).decode(),
+        }
+        return json.dumps(told).encode() + b"\n"
+
+
+def place_of(name: str) -> tuple[int, int, str] | None:
+    """By this letters are sorted: sequence number, sub-sequence number, and the name; None where it names no letter."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2]), name)
+
+
+def letter_for(delivery: Delivery, error: Exception, *, stream: str, table: str, now: float) -> Letter:
+    """The letter of the one record of a batch.
+
+    stream  what it is called where the lease does not say
+    now     seconds since 1970
+    """
+    cause = error.__cause__ if isinstance(error, Unhandled) and error.__cause__ is not None else error
+    return Letter(
+        table=table,
+        stream=delivery.stream or stream,
+        shard=delivery.shard,
+        lease=delivery.lease,
+        record=delivery.records[0],
+        error=type(cause).__name__,
+        text=str(cause)[:TEXT_MOST],
+        attempts=delivery.attempts,
+        worker=delivery.worker,
+        time_ms=round(now * 1000),
+    )
+
+
+def reburied(letter: Letter, error: Exception, *, worker: str, now: float) -> Letter:
+    """The letter with one more attempt, by this worker, and with what that one failed of.
+
+    now  seconds since 1970
+    """
+    return evolve(
+        letter,
+        attempts=letter.attempts + 1,
+        error=type(error).__name__,
+        text=str(error)[:TEXT_MOST],
+        worker=worker,
+        time_ms=round(now * 1000),
+    )
+
+
+def letter_of(line: bytes) -> Letter:
+    """The letter on this line. Raises BadLetter, naming the field that is wrong."""
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadLetter("it is not JSON") from None
+    if not isinstance(told, dict):
+        raise BadLetter("it is no object")
+    arrived = _field(told, "arrived_ms", int, None)
+    record = Record(
+        _data(told),
+        _digits(told, "sequence_number"),
+        _field(told, "sub_sequence_number", int, 0),
+        partition_key=_field(told, "partition_key", str, None),
+        explicit_hash_key=_field(told, "explicit_hash_key", str, None),
+        arrived=None if arrived is None else arrived / 1000,
+        token=_field(told, "offset", str, ""),
+    )
+    texts = {name: _field(told, name, str, "") for name in ("table", "stream", "error", "text", "worker")}
+    return Letter(
+        shard=_field(told, "shard", str),
+        lease=_field(told, "lease", str),
+        record=record,
+        attempts=_field(told, "attempts", int, 0),
+        time_ms=_field(told, "time_ms", int, 0),
+        **texts,
+    )
+
+
+_NEEDED = object()
+
+
+def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDED) -> Any:  # noqa: ANN401  by `kind`
+    value = told.get(name, default)
+    if value is _NEEDED:
+        raise BadLetter(f"{name}: it is missing")
+    if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise BadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
+    if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
+        raise BadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
+    return value
+
+
+def _digits(told: dict[str, Any], name: str) -> str:
+    text: str = _field(told, name, str)
+    if not (text.isascii() and text.isdigit()):
+        raise BadLetter(f"{name}: it wants a decimal number, as a text")
+    return text
+
+
+def _data(told: dict[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(_field(told, "data", str), validate=True)
+    except ValueError:
+        raise BadLetter("data: it is not base64") from None

@@ -1,0 +1,76 @@
+"""Dead letters as records of a Kinesis stream, and the records of letters put back into one."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.reading.letters.letter import Letter, LetterError
+from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
+from leasehold.adapters.sources.protocol import SourceError
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+TRIES = 5
+
+
+class StreamBox:
+    """A stream that takes one record after the other, each acknowledged before `put` returns."""
+
+    def __init__(self, client: "KinesisClient", stream: str) -> None:
+        self._client, self._stream = client, stream
+
+    def put(self, letter: Letter) -> None:
+        """Put the letter as a record, under the key of the record that it is about."""
+        self._put(letter.line, letter.record.partition_key or letter.lease, None)
+
+    def put_back(self, letter: Letter) -> None:
+        """Put the record that the letter is about, with the keys that it had. Raises LetterError."""
+        record = letter.record
+        self._put(record.data, record.partition_key or letter.lease, record.explicit_hash_key)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def missing(self) -> bool:
+        """Whether the service answers and has no such stream; False for who may not ask. Raises LetterError."""
+        try:
+            self._client.describe_stream_summary(StreamName=self._stream)
+        except ClientError as error:
+            return code_of(error) == "ResourceNotFoundException"
+        return False
+
+    def _put(self, data: bytes, key: str, hash_key: str | None) -> None:
+        more: dict[str, Any] = {} if hash_key is None else {"ExplicitHashKey": hash_key}
+        try:
+            with said_plainly(self._stream):
+                self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **more)
+        except SourceError as fault:
+            raise LetterError(str(fault)) from fault
+
+
+def open_url(name: str, options: Mapping[str, str], *, create: bool) -> StreamBox:  # noqa: ARG001  streams are not made
+    """The stream of this name. Raises ValueError, and LetterError if there is none."""
+    if not name or "," in name or "/" in name:
+        raise ValueError("letters URL: kinesis:// wants the name of one stream")
+    try:
+        with said_plainly(name):
+            client = boto3.client(
+                "kinesis",
+                region_name=options.get("region"),
+                endpoint_url=options.get("endpoint"),
+                config=Config(
+                    connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": TRIES}
+                ),
+            )
+            box = StreamBox(client, name)
+            absent = box.missing()
+    except SourceError as fault:
+        raise LetterError(str(fault)) from fault
+    if absent:
+        raise LetterError(f"there is no stream {name!r}")
+    return box

@@ -1,0 +1,173 @@
+"""The measurements for alarms on a fleet, reported to OpenTelemetry; the program chooses the exporter.
+
+The names are kcl-rust's, but for the lag of the whole application. What the table says is told by whoever read it
+lately: under `minimal` most workers read it seldom, and an old view would set off alarms, or keep them silent. Finished
+leases and closed shards do not count, or every reshard would look like a loss.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from threading import Lock
+from weakref import WeakKeyDictionary, WeakSet
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+
+from leasehold.adapters.reading.lag import FleetLag, LeaseLag, fleet_lag, lags_of
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.model import Lease
+
+SCOPE = "leasehold"
+
+FRESH_CYCLES = 2.0
+"""A worker tells figures of the table if it read it within so many `cycle_seconds`; the lookout always has (C5)."""
+
+
+class WorkerMetrics:
+    """The numbers of one worker; each series carries the worker's id.
+
+    meter  what they are told to; the one of the program's own provider, if left out
+    """
+
+    def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
+        self._worker = worker
+        self._behind: dict[str, float] = {}
+        self._came: WeakSet[Holding] = WeakSet()
+        self._lock = Lock()
+        self._instruments = _instruments(meter or _own_meter())
+        self._instruments.workers.add(self)
+
+    def read(self, holding: Holding, batch: Batch) -> None:
+        """Count a batch that was read, perhaps an empty one."""
+        series = self._series(holding.lease)
+        self._instruments.bytes.add(batch.size, series)
+        self._instruments.records.add(batch.count, series)
+        if holding.reach.moved and holding not in self._came:
+            self._came.add(holding)
+            self._instruments.owner_switches.add(1, series)
+        if batch.behind_seconds is not None:
+            with self._lock:
+                self._behind[holding.key] = batch.behind_seconds
+
+    def slow(self, holding: Holding) -> None:
+        """Count a warning that the lease's handler is slow."""
+        self._instruments.slow_handlers.add(1, self._series(holding.lease))
+
+    def total_leases(self) -> Iterable[Observation]:
+        """The number of unfinished leases."""
+        return self._of_table(lambda: len(self._leases()))
+
+    def total_shards(self) -> Iterable[Observation]:
+        """The number of shards that were open when last listed; nothing before the first listing."""
+        shards = self._worker.discovery.open_shards
+        return () if shards is None else self._observed(shards)
+
+    def unclaimed_leases(self) -> Iterable[Observation]:
+        """The number of unfinished leases that have no living owner."""
+        dead = self._worker.config.lease_seconds
+        return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
+
+    def lag_max(self) -> Iterable[Observation]:
+        """The seconds of the lease that is furthest behind, of all workers; nothing where no row tells."""
+        lag = self._fleet_lag()
+        return () if lag is None or lag.most is None else self._observed(lag.most)
+
+    def lag_sum(self) -> Iterable[Observation]:
+        """The seconds behind of all leases together, of all workers."""
+        lag = self._fleet_lag()
+        return () if lag is None or lag.most is None else self._observed(lag.total)
+
+    def unread_leases(self) -> Iterable[Observation]:
+        """The number of unfinished leases that nobody reads, of all workers."""
+        return self._of_table(lambda: fleet_lag(self._lags()).unread)
+
+    def worker_leases(self) -> Iterable[Observation]:
+        """The number of unfinished leases that this worker holds."""
+        return self._observed(sum(not holding.lease.ended for holding in self._worker.holdings))
+
+    def millis_behind_latest(self) -> Iterable[Observation]:
+        """The milliseconds behind of the leases held now; other workers report theirs."""
+        held = {holding.key: holding.lease for holding in self._worker.holdings}
+        with self._lock:
+            self._behind = {key: behind for key, behind in self._behind.items() if key in held}
+            told = tuple(self._behind.items())
+        return [Observation(round(1000 * behind), self._series(held[key])) for key, behind in told]
+
+    def _fleet_lag(self) -> FleetLag | None:
+        return fleet_lag(self._lags()) if self._fresh() else None
+
+    def _lags(self) -> dict[str, LeaseLag]:
+        """Of the leases held here as they are now, of the others as the last reading of the table told."""
+        lags = lags_of(self._leases(), time.time(), self._worker.config.lease_seconds)
+        now = self._worker.clock()
+        for holding in self._worker.holdings:
+            if (behind := holding.reach.behind(now)) is not None and holding.key in lags:
+                # A hung handler of our own is unread too, and this may be the only worker that tells.
+                lags[holding.key] = LeaseLag(behind, end=not behind, unread=lags[holding.key].unread)
+        return lags
+
+    def _fresh(self) -> bool:
+        """Whether this worker read the whole table lately; the others leave the telling to who did."""
+        return self._worker.clock() - self._worker.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
+
+    def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
+        return self._observed(number()) if self._fresh() else ()
+
+    def _observed(self, number: float) -> Iterable[Observation]:
+        return (Observation(number, {"worker": self._worker.me}),)
+
+    def _series(self, lease: Lease) -> dict[str, str]:
+        stream = {"stream": lease.stream} if lease.stream else {}
+        return {"worker": self._worker.me, "lease": lease.key, **stream}
+
+    def _leases(self) -> list[Lease]:
+        known = (sighting.lease for sighting in self._worker.watch.sightings.values())
+        return [lease for lease in known if not lease.ended]
+
+
+class _Instruments:
+    """The instruments of one meter, shared by its workers: OpenTelemetry keeps only the first instrument of a name."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.workers: WeakSet[WorkerMetrics] = WeakSet()
+        self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
+        self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
+        meaning = "How often a handler was said to be at work for too long: once for each doubling."
+        self.slow_handlers = meter.create_counter("slow_handlers", "{warning}", meaning)
+        meaning = "How often a lease came to this worker from another one."
+        self.owner_switches = meter.create_counter("owner_switches", "{move}", meaning)
+        gauges: tuple[tuple[Callable[[WorkerMetrics], Iterable[Observation]], str, str], ...] = (
+            (WorkerMetrics.total_leases, "{lease}", "Leases that are not finished."),
+            (WorkerMetrics.total_shards, "{shard}", "Open shards, as last listed."),
+            (WorkerMetrics.unclaimed_leases, "{lease}", "Unfinished leases without a living owner."),
+            (WorkerMetrics.lag_max, "s", "How far the lease that is furthest behind is behind, of all workers."),
+            (WorkerMetrics.lag_sum, "s", "How far all leases together are behind, of all workers."),
+            (WorkerMetrics.unread_leases, "{lease}", "Unfinished leases that nobody reads, of all workers."),
+            (WorkerMetrics.worker_leases, "{lease}", "Unfinished leases that this worker holds."),
+            (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
+        )
+        for gauge, unit, meaning in gauges:
+            meter.create_observable_gauge(gauge.__name__, [self._of_all(gauge)], unit, meaning)
+
+    def _of_all(
+        self, gauge: Callable[[WorkerMetrics], Iterable[Observation]]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda _options: [told for worker in tuple(self.workers) for told in gauge(worker)]
+
+
+_made: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()
+_making = Lock()
+
+
+def _instruments(meter: Meter) -> _Instruments:
+    with _making:
+        if meter not in _made:
+            _made[meter] = _Instruments(meter)
+        return _made[meter]
+
+
+@cache
+def _own_meter() -> Meter:
+    return get_meter(SCOPE)

@@ -1,0 +1,282 @@
+"""Runs a worker: calls its renewals, turns and readings when they are due; by threads, or in virtual time.
+
+To stop is to drain: the running batches are finished, checkpointed, and their leases released. A task that ends or
+cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
+
+from leasehold.adapters.reading.appointments import Appointments, Step
+from leasehold.adapters.reading.guarding import Guarded
+from leasehold.adapters.reading.handlers.executors import HandlerExecutor, ThreadExecutor
+from leasehold.adapters.reading.handlers.handling import Handler, Handling
+from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.reading.handlers.onlookers import metered, traced
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.room import Room
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.renewals import RETRY_SECONDS
+from leasehold.adapters.worker.scheduler import Pool, Queue, Signal
+from leasehold.adapters.worker.tidings import LeaseBegun, LeaseGone, LeaseParting, Outbox, Tiding, TurnHurried
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.looking.schedule import start_seconds
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import StoreError
+
+if TYPE_CHECKING:  # an extra
+    from opentelemetry.metrics import Meter
+
+log = escaped(logging.getLogger("leasehold.runner"))
+
+# With the few others at most 64 threads, beside those that call handlers (`handlers/executors.py`);
+# twenty writers claim a thousand leases in a second and a half.
+READERS = 30
+WRITERS = 20
+RENEWERS = 10
+MEMORY_BYTES = 256 * 2**20
+DRAIN_SECONDS = 30.0
+READABLE = (WorkerError, StoreError, SourceError)
+"""Faults whose text tells a user the cause."""
+
+OpenReading = Callable[[Worker, Holding, Handling], Step]
+"""Makes the step that is called for a lease that has become ours."""
+
+
+class Runner:
+    """Runs one worker until it is stopped.
+
+    worker         made without a consumer of its own
+    handling       the handler and its policy; a plain function gets the default policy
+    readers        how many shards may be read or handled side by side
+    writers        how many leases may be claimed side by side, and at most ten renewed
+    meter          where metrics go, if OpenTelemetry is installed; to the program's own provider, if left out
+    drain_seconds  most time for finishing the running batches and releasing; leases left then expire by themselves
+    memory_bytes   for records read and not handled yet, of all shards together; a larger batch goes alone
+    begin          makes the step for a lease that has become ours: its shard is read, if left out
+    crew           where handlers are called: in threads of their own, as many as readers, if left out
+    wall           seconds since 1970, for what rows tell of lag; None: they tell nothing of it
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        handling: Handling | Handler,
+        *,
+        readers: int = READERS,
+        writers: int = WRITERS,
+        meter: "Meter | None" = None,
+        drain_seconds: float = DRAIN_SECONDS,
+        memory_bytes: int = MEMORY_BYTES,
+        begin: OpenReading | None = None,
+        crew: HandlerExecutor | None = None,
+        wall: Callable[[], float] | None = time.time,
+    ) -> None:
+        """Raises RuntimeError if the system can start no thread, and ValueError for a worker that has a consumer."""
+        if not isinstance(worker.consumer, Outbox):
+            raise ValueError("worker: it has a consumer of its own")  # noqa: TRY004  the value is what is wrong
+        self.worker = worker
+        handling = handling if isinstance(handling, Handling) else Handling(handling)
+        self.handling = metered(worker, traced(worker, handling), meter)
+        self._scheduler, self._drain_seconds, self._begin = worker.scheduler, drain_seconds, begin or self._read
+        self._ends: Queue = self._scheduler.queue()
+        self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
+        self._taking = self._renewing = True
+        self._failed, self._wall = False, wall
+        self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
+        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail)
+        self._readings = Appointments(readers, self._scheduler, self._fail)
+        self._room = Room(memory_bytes, self._readings.hurry)
+        self._handovers = Handovers(
+            crew or ThreadExecutor(readers), again=self._readings.hurry, end=self._end, fatal=self._scheduler.fatal
+        )
+
+    def run(self) -> None:
+        """Work until `stop` is called; returns once everything is released, or left to expire.
+
+        Raises WorkerError, StoreError or SourceError if the worker cannot go on, after having released; SystemExit or
+        KeyboardInterrupt if a handler has raised it.
+        """
+        tasks = self._begun()
+        (end,) = self._ends.get()
+        until = self._scheduler.clock() + self._drain_seconds
+        drained = self._drain(tasks, until)
+        self._renewing = False
+        self._renew_sooner.set()
+        self._abandon(drained=drained)
+        closed = [self._readings.close(until), self._actors.close(until), self._renewers.close(until)]
+        self._handovers.close()
+        if drained and not all(closed):
+            log.warning("everything is released; a request of this worker still waits for its answer")
+        if end is not None:
+            raise end
+
+    def stop(self) -> None:
+        """Finish the running batches, checkpoint, release, and let `run` return."""
+        self._ends.put((None,))
+
+    def hurry(self, key: str) -> None:
+        """Begin the next step for this lease at once."""
+        self._readings.hurry(key)
+
+    def _read(self, worker: Worker, holding: Holding, handling: Handling) -> Step:
+        return ShardReading(worker, holding, handling, self._room, self._handovers).step
+
+    # Tasks
+
+    def _begun(self) -> dict[str, Queue]:
+        """Every task, with the queue that tells when it is over."""
+        pause = start_seconds(self.worker.me, self.worker.config)  # C15
+        turn, renew = (
+            partial(self.worker.turn, each=self._actors.map),
+            partial(self.worker.renew, each=self._renewers.begin),
+        )
+        works: dict[str, Callable[[], None]] = {
+            "hear": self._hear,
+            "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._taking, pause),
+            "renew": lambda: self._keep("renew", renew, self._renew_sooner, lambda: self._renewing),
+        }
+        begun: dict[str, Queue] = {}
+        for name, work in works.items():
+            try:
+                begun[name] = self._task(name, work)
+            except RuntimeError as fault:
+                self._fail(fault)
+                break
+        return begun
+
+    def _task(self, name: str, work: Callable[[], None]) -> Queue:
+        over = self._scheduler.queue()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as fault:  # noqa: BLE001  without this task leases would be held and not read
+                self._fail(fault)
+            over.put(name)
+
+        self._scheduler.start(f"leasehold-{name}", run)
+        return over
+
+    def _end(self, reason: BaseException) -> None:
+        """End the run as a handler has asked for, or for want of threads to call one."""
+        self._ends.put((reason,))
+
+    def _fail(self, fault: BaseException) -> None:
+        """End the run with this reason; the first of several is the one to tell."""
+        if self._failed:
+            return
+        self._failed = True
+        if not isinstance(fault, READABLE):
+            self._scheduler.unforeseen("the worker ends", fault)
+            text = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+            error = WorkerError(f"the worker cannot go on: {text}")
+            error.__cause__ = fault
+            fault = error
+        self._ends.put((fault,))
+
+    def _keep(
+        self,
+        name: str,
+        work: Callable[[float], float],
+        sooner: Signal,
+        going: Callable[[], bool],
+        pause: float = 0.0,
+    ) -> None:
+        clock, faults = self._scheduler.clock, 0
+        sooner.wait(clock() + pause)
+        while going():
+            sooner.clear()
+            try:
+                due, faults = work(clock()), 0
+            except READABLE as fault:
+                self._fail(fault)
+                due = clock() + RETRY_SECONDS
+            except Exception as fault:  # noqa: BLE001  the next time may go well
+                faults += 1
+                due = self._again(name, fault, faults)
+            if going():
+                sooner.wait(due)
+
+    def _again(self, name: str, fault: Exception, faults: int) -> float:
+        """Repeat a failed turn for ever, as held leases are read meanwhile; stop the run if renewals keep failing."""
+        if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
+            self._fail(fault)
+        self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
+        return self._scheduler.clock() + RETRY_SECONDS
+
+    def _hear(self) -> None:
+        while (tiding := self.worker.tidings.get()) is not END:
+            try:
+                self._heed(tiding)
+            except BaseException as fault:  # noqa: BLE001  what was won must be read or let go
+                self._fail(fault)
+
+    def _heed(self, tiding: Tiding) -> None:
+        match tiding:
+            case LeaseBegun(holding):
+                if not self._taking:
+                    holding.ask_release()
+                if self._wall is not None and self.worker.store.promises.free_notes:
+                    holding.reach.tell(socket.gethostname(), self._wall, self._scheduler.clock())
+                step = self._begin(self.worker, holding, self.handling)
+                self._readings.add(holding.key, Guarded(step, holding, self.worker.exclude, self._scheduler))
+            case LeaseParting(holding) | LeaseGone(holding):
+                self._readings.hurry(holding.key)
+            case TurnHurried():
+                self._turn_sooner.set()
+            case _:
+                assert_never(tiding)
+
+    # Leaving
+
+    def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
+        """Finish the running batches and release the leases; return whether all was done by then."""
+        self._taking = False
+        self._turn_sooner.set()
+        self._part_with_all()
+        over = self._over(tasks, "turn", until) and self._closed(until)
+        self.worker.tidings.put(END)
+        over = self._over(tasks, "hear", until) and over
+        # The last turn may have taken leases in between; their release was asked for when they began.
+        self._part_with_all()
+        return self._readings.drain(until) and over
+
+    def _closed(self, until: float) -> bool:
+        """Withdraw the open requests, in a task of its own, since the store may not answer."""
+        try:
+            closing = self._task("close", self.worker.close)
+        except RuntimeError:
+            self.worker.close()
+            return True
+        return closing.get(until) is not None
+
+    @staticmethod
+    def _over(tasks: dict[str, Queue], name: str, until: float) -> bool:
+        return name not in tasks or tasks[name].get(until) is not None
+
+    def _part_with_all(self) -> None:
+        for holding in self.worker.holdings:
+            holding.ask_release()
+            self._readings.hurry(holding.key)
+
+    def _abandon(self, *, drained: bool) -> None:
+        """Drop the leases that could not be released: others will take them, so no more may be done for them here."""
+        left = [holding for holding in self.worker.holdings if not holding.lease.ended]
+        for holding in left:
+            holding.drop("left to expire")
+        if left:
+            keys = ", ".join(holding.key for holding in left)
+            log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
+        elif not drained:
+            log.error("not everything came to its end within %g s", self._drain_seconds)
+
+
+END = object()
+"""Ends the tidings of a worker."""

@@ -1,0 +1,1 @@
+"""Streams to read from, behind one protocol."""

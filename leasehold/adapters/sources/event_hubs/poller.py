@@ -1,0 +1,121 @@
+"""Reads one partition for its lease: never waits, drops what was done, and begins again after faults."""
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import dropwhile
+from typing import Any
+
+from leasehold.adapters.sources import arrow
+from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.event_hubs.access import Access
+from leasehold.adapters.sources.event_hubs.background import Background
+from leasehold.adapters.sources.event_hubs.faults import Contended, explained
+from leasehold.adapters.sources.event_hubs.feed import PartitionReceiver
+from leasehold.adapters.sources.event_hubs.partitions import starting
+from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import escaped
+
+log = escaped(logging.getLogger("leasehold.event_hubs"))
+
+IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
+FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
+
+CONTENDED_SECONDS = 10.0
+"""Before a link is taken back: longer than a worker needs to learn that its lease is gone."""
+
+
+class PartitionReader:
+    """Reads one partition from just after `start`.
+
+    A reading takes what has already arrived. Faults that may pass come back as an empty batch with a
+    longer wait, after which the partition is opened again just after the last record handed out.
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        access: Access,
+        partition: str,
+        start: Position,
+        *,
+        epoch: int | None,
+        prefetch: int,
+    ) -> None:
+        self._background, self._access, self._partition = background, access, partition
+        self._epoch, self._prefetch = epoch, prefetch
+        self._position = start
+        self._last = int(start.sequence) if start.numbered else -1
+        self._idle = IDLE_SECONDS
+        self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, random.uniform)
+        self._behind: float | None = None
+        self._feed: PartitionReceiver | None = self._opened()
+
+    def read(self) -> Batch:
+        """The events that have arrived since, at once. Raises SourceError if trying again cannot help."""
+        self._feed = feed = self._feed or self._opened()
+        records = feed.take()
+        if records:
+            return self._batch(records)
+        fault = feed.fault
+        return self._waiting() if fault is None else self._again(fault)
+
+    def close(self) -> None:
+        """Give the link up."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def _opened(self) -> PartitionReceiver:
+        start = starting(self._position)
+        return PartitionReceiver(
+            self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch
+        )
+
+    def _batch(self, came: list[Record]) -> Batch:
+        # What was done can only come first: a partition's numbers rise.
+        records = tuple(dropwhile(self._done, came))
+        if records:
+            self._tell_of_a_gap(int(records[0].sequence_number))
+            self._last, self._position = int(records[-1].sequence_number), records[-1].position
+        self._idle, self._behind = IDLE_SECONDS, _behind(came[-1])
+        self._backoff.reset()
+        in_columns = partial(_in_columns, self._partition)
+        return Batch(records, self._position, self._behind, wait_seconds=0.0, in_columns=in_columns)
+
+    def _tell_of_a_gap(self, first: int) -> None:
+        # The service numbers each partition's events without a gap, and begins at the oldest it has kept.
+        gone = first - self._last - 1
+        if self._last >= 0 and gone > 0:
+            where = f"event hub {self._access.hub!r}, partition {self._partition}"
+            log.error("%s: %d events behind number %d are gone, past retention", where, gone, self._last)
+
+    def _done(self, record: Record) -> bool:
+        return int(record.sequence_number) <= self._last
+
+    def _waiting(self) -> Batch:
+        wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
+        return Batch((), None, None if self._behind is None else 0.0, wait)
+
+    def _again(self, fault: BaseException) -> Batch:
+        why = explained(fault, self._access, self._partition)
+        self.close()
+        self._feed = None
+        if not isinstance(why, SourceUnavailable):
+            raise why from fault
+        wait = CONTENDED_SECONDS if isinstance(why, Contended) else self._backoff.next()
+        log.warning("%s; trying again in %.1f s", why, wait)
+        return Batch((), None, self._behind, wait)
+
+
+def _behind(last: Record) -> float | None:
+    """The age of what was read last, by this machine's clock."""
+    return None if last.arrived is None else max(0.0, time.time() - last.arrived)
+
+
+def _in_columns(partition: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
+    with arrow.wanted():
+        from leasehold.adapters.sources.event_hubs.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
+    return rows_of(partition, records)

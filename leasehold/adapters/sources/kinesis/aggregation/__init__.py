@@ -1,0 +1,1 @@
+"""Records aggregated as the Kinesis Producer Library aggregates them, read and written."""

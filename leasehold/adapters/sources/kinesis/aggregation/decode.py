@@ -1,0 +1,185 @@
+"""Tells which user records a Kinesis record holds, as KCL 3.5.1 decides it, and why any are left out.
+
+A Kinesis record is either passed on as it came (`aggregated` is False) or taken apart. KCL says
+nothing about what it drops; here every answer carries a reason and a count.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from functools import cache, partial
+
+from attrs import frozen
+
+from leasehold.adapters.sources.kinesis.aggregation.wire import MalformedMessage, Message, read
+from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, number
+from leasehold.balancer.model import HASH_KEYS, HashRange
+
+MAGIC = b"\xf3\x89\x9a\xc2"
+"""The first four bytes of an aggregated record; the message and its MD5 (16 bytes) follow."""
+
+_DIGEST_BYTES = 16
+
+WireRecord = tuple[str | None, str | None, bytes]
+"""Partition key, explicit hash key or None, data; only a record passed on as it came lacks a key."""
+
+
+class Reason(StrEnum):
+    """The result of taking a Kinesis record apart."""
+
+    AGGREGATED = "aggregated"  # taken apart, all of it kept
+    PLAIN = "plain"  # passed on: nothing says that it is an aggregate
+    BAD_MD5 = "bad-md5"  # passed on: begins like an aggregate, but its digest is wrong
+    BAD_PROTO = "bad-proto"  # passed on: the digest is right, the message malformed
+    EMPTY = "empty"  # a message without user records: nothing is left
+    BAD_INDEX = "bad-index"  # kept up to a user record whose key index is in no table
+    BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is no number
+    OUT_OF_RANGE = "out-of-range"  # dropped whole: a user record lies outside the shard's hash range
+
+
+MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
+"""The reasons that strict mode refuses."""
+
+
+class MalformedAggregate(ValueError):
+    """A record that begins like an aggregate is not a sound one (strict mode only)."""
+
+
+@frozen
+class UserRecord:
+    """A user record.
+
+    data                 the bytes the producer was given
+    partition_key        None where the stream has none
+    explicit_hash_key    as the producer wrote it, or None
+    sub_sequence_number  its place in the aggregate, from 0; 0 where there is no aggregate
+    """
+
+    data: bytes
+    partition_key: str | None
+    explicit_hash_key: str | None
+    sub_sequence_number: int
+
+
+@frozen
+class UserRecords:
+    """The user records of one Kinesis record, in order: columns of the same length.
+
+    keys        the partition keys; None only for a record passed on that had none
+    hash_keys   the explicit hash keys, or None
+    datas       the data; the place is the sub-sequence number
+    reason      what became of the record, see `Reason`
+    dropped     how many of its user records were left out
+    """
+
+    keys: Sequence[str | None]
+    hash_keys: Sequence[str | None]
+    datas: Sequence[bytes]
+    reason: Reason
+    dropped: int = 0
+
+    @property
+    def rows(self) -> tuple[WireRecord, ...]:
+        """The user records as (partition key, explicit hash key, data), made anew each time."""
+        return tuple(zip(self.keys, self.hash_keys, self.datas, strict=True))
+
+    @property
+    def aggregated(self) -> bool:
+        """False where the Kinesis record is passed on as it came."""
+        return self.reason not in _PASSED_ON
+
+    def __len__(self) -> int:
+        return len(self.datas)
+
+    def __getitem__(self, index: int) -> UserRecord:
+        return UserRecord(self.datas[index], self.keys[index], self.hash_keys[index], index % len(self))
+
+    def __iter__(self) -> Iterator[UserRecord]:
+        return (UserRecord(data, key, hash_key, sub) for sub, (key, hash_key, data) in enumerate(self.rows))
+
+
+_PASSED_ON = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
+
+
+def deaggregate(
+    data: bytes,
+    partition_key: str | None = None,
+    explicit_hash_key: str | None = None,
+    hash_range: HashRange | None = None,
+    *,
+    strict: bool = False,
+) -> UserRecords:
+    """The user records of one Kinesis record, as KCL 3.5.1 would hand them over.
+
+    The partition key and explicit hash key are the Kinesis record's own, for when it is passed on.
+    `hash_range` is the shard's: one user record outside drops the whole aggregate, which is how
+    records that landed on a wrong shard, and were sent again, are not seen twice. None: keep them
+    (for readers without a shard, and for streams whose service spreads records itself).
+    Raises MalformedAggregate in strict mode, for the reasons in `MALFORMED`.
+    """
+    message = _message(data)
+    if isinstance(message, Message):
+        answer = _kept(message, hash_range)
+    else:
+        answer = UserRecords((partition_key,), (explicit_hash_key,), (data,), message)
+    if strict and answer.reason in MALFORMED:
+        raise MalformedAggregate(f"{answer.reason}: begins like an aggregated record, but is not a sound one")
+    return answer
+
+
+def _message(data: bytes) -> Message | Reason:
+    """The message in the record, or the reason why the record is passed on."""
+    if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
+        return Reason.PLAIN
+    end = len(data) - _DIGEST_BYTES
+    if hashlib.md5(memoryview(data)[len(MAGIC) : end], usedforsecurity=False).digest() != data[end:]:
+        return Reason.BAD_MD5
+    try:
+        return read(data, len(MAGIC), end)
+    except MalformedMessage:
+        return Reason.BAD_PROTO
+
+
+def _kept(message: Message, hash_range: HashRange | None) -> UserRecords:
+    """The rows up to the first that KCL stops at; none if it lies outside the range."""
+    end, reason = len(message.datas), Reason.AGGREGATED
+    if end < message.total:
+        reason = Reason.BAD_INDEX
+    elif not end:
+        reason = Reason.EMPTY
+    if hash_range is not None and not _surely_inside(message, hash_range):
+        end, found = _first_stop(message, hash_range)
+        reason = found or reason
+    message.keep(end)
+    return UserRecords(message.row_keys, message.row_hash_keys, message.datas, reason, message.total - end)
+
+
+def _surely_inside(message: Message, hash_range: HashRange) -> bool:
+    """Whether the tables alone show that no row lies outside; each key is hashed once, not once a row."""
+    if any(_stop("", hash_key, hash_range) for hash_key in message.hash_keys):
+        return False
+    hashed = message.hash_keys and None not in message.row_hash_keys
+    if hashed or hash_range == HASH_KEYS:
+        return True
+    first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
+    return all(first <= digest_of(key.encode()) <= last for key in message.keys)
+
+
+def _first_stop(message: Message, hash_range: HashRange) -> tuple[int, Reason | None]:
+    """How many rows KCL keeps, and why no more; None if it keeps them all."""
+    # Asked once per pair of keys: an aggregate may use one endless hash key a million times.
+    stop = cache(partial(_stop, hash_range=hash_range))
+    for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
+        match stop(*keys):
+            case Reason.OUT_OF_RANGE as reason:
+                return 0, reason
+            case Reason.BAD_HASH_KEY as reason:
+                return sub, reason
+    return len(message.datas), None
+
+
+def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
+    place = number(hash_key) if hash_key is not None else hash_of(key or "")
+    if place is None:
+        return Reason.BAD_HASH_KEY
+    return None if hash_range[0] <= place <= hash_range[1] else Reason.OUT_OF_RANGE

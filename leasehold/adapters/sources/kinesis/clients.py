@@ -1,0 +1,78 @@
+"""The client that reads from Kinesis: boto3's own, but quick about the records."""
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.utils import parse_timestamp
+
+from leasehold.stores.printable import escaped
+
+try:
+    from leasehold.adapters.sources.kinesis.wire.hooks import Wire
+except ImportError:  # then boto3 takes answers apart by itself
+    Wire = None  # type: ignore[assignment,misc]  # the slow way
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
+
+CONNECTIONS = 64
+SUBSCRIPTION_SECONDS = 15.0
+"""A subscription tells about every five seconds that it is alive."""
+POLL_SECONDS = 5.0
+"""For the next bytes of an answer. A connection that went silent leaves a held shard unread for as long, or twice as
+long with the repetition; an answer too large to come in time is asked for in smaller parts."""
+MILLISECONDS = 10**11
+"""Numbers from here on are milliseconds, which no time of Kinesis in seconds will reach for 3,000 years."""
+
+WireForm = Literal["cbor", "json"]
+
+
+def reading_client(
+    region: str | None, endpoint: str | None, wire: WireForm = "cbor", *, read_seconds: float = SUBSCRIPTION_SECONDS
+) -> "KinesisClient":
+    """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
+
+    It gives a connection up where nothing comes for `read_seconds`.
+
+    The time of a record is whatever the service wrote: `seconds_of` tells what it means.
+    """
+    core = botocore.session.get_session()
+    # The time of arrival, looked up in a local time zone, is more than half of what a record of 1 KB costs boto3.
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
+    client: KinesisClient = boto3.session.Session(botocore_session=core).client(
+        "kinesis",
+        region_name=region,
+        endpoint_url=endpoint,
+        config=Config(
+            connect_timeout=5,
+            read_timeout=read_seconds,
+            max_pool_connections=CONNECTIONS,
+            # One quick repetition; longer waits are the poller's, which gives its thread back.
+            retries={"mode": "standard", "total_max_attempts": 2},
+        ),
+    )
+    if Wire is None:
+        log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
+    else:
+        Wire(client, cbor=wire == "cbor")
+    return client
+
+
+def utc(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
+    """A time as Kinesis tells it (seconds since 1970), in UTC; any other form is left to botocore."""
+    return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else parse_timestamp(value)
+
+
+def seconds_of(told: object) -> float | None:
+    """Seconds since 1970 of a record's time: seconds in JSON, milliseconds in CBOR, and boto3's own value."""
+    if isinstance(told, int | float):
+        return told / 1000 if told >= MILLISECONDS else float(told)
+    if told is None:
+        return None
+    return (told if isinstance(told, datetime) else utc(told)).timestamp()

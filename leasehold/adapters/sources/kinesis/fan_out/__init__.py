@@ -1,0 +1,1 @@
+"""Shards read by subscription (enhanced fan-out)."""

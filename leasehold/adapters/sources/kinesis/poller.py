@@ -1,0 +1,207 @@
+"""Reads one shard by GetRecords: the start, the pace of requests, and the batches made of the answers.
+
+Rule 1: two requests a second at the tip and four while behind, one in two seconds where nothing comes, fewer after a
+refusal (see `pace`).
+Rule 2: the first iterator is AT the checkpoint, and records up to it are dropped, since an aggregated
+record may be half done; a refreshed one is AFTER the last Kinesis record read.
+Rule 3: after an answer that did not come in time less is asked for, until the tip is reached: over a slow link, or
+from a busy service, megabytes may never come, and each try would only add to the load.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from leasehold.adapters.sources import arrow
+from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.clock import datetime_of
+from leasehold.adapters.sources.kinesis.faults import THROTTLED, code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.pace import PollPace
+from leasehold.adapters.sources.kinesis.shards import children
+from leasehold.adapters.sources.kinesis.unpacking import Unpacking, columns_of
+from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed
+from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
+from leasehold.stores.printable import escaped
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, StartingPositionTypeDef
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
+
+FAULT_SECONDS = 0.4, 10.0
+RECORDS = 10_000
+FEWER = 8  # times fewer records after a time-out
+
+_TRIMMED = (
+    "shard {} of stream {!r}: its checkpoint {} is not there any more: trimmed, or of an earlier stream of this name; "
+    "set it with `leasehold reset`, or add if_trimmed=TRIM_HORIZON to the source URL to begin with the oldest record"
+)
+
+
+class Poller:
+    """A reader of one shard.
+
+    client      speaks to the service
+    stream      its name
+    shard       the shard's id
+    start       where to start: just after a number, or at a sentinel or a time
+    hash_range  the shard's own: aggregates with a record outside are dropped, as KCL does; None: all are kept
+    rewind      whether to begin with the oldest record if the start was trimmed
+    pace        how often it asks; as it is by default, if left out
+    """
+
+    most = RECORDS
+    """The most records that one request asks for."""
+
+    def __init__(
+        self,
+        client: "KinesisClient",
+        stream: str,
+        shard: str,
+        start: Position,
+        hash_range: HashRange | None,
+        *,
+        rewind: bool = False,
+        pace: PollPace | None = None,
+    ) -> None:
+        self._client, self._stream, self._shard = client, stream, shard
+        self._start, self._hash_range, self._rewind = start, hash_range, rewind
+        self._done = start.order if start.numbered else None
+        self._iterator: str | None = None
+        self._read: str | None = None
+        self._pace = pace or PollPace()
+        self._limit = self.most
+        self._faults = Backoff(*FAULT_SECONDS)
+
+    def read(self) -> Batch:
+        """Call GetRecords once; an iterator that expired is replaced at the next call.
+
+        A passing fault is an empty batch with a longer wait. Raises SourceError if trying again cannot help.
+        """
+        try:
+            batch = self._next()
+        except SourceUnavailable as fault:
+            if isinstance(fault.__cause__, ReadTimeoutError):  # rule 3
+                self._limit = max(self._limit // FEWER, 1)
+            if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
+                self._pace.throttled()
+            wait = self._faults.next()
+            log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
+            return Batch((), None, None, wait)
+        if batch is None:
+            return Batch((), None, None, self._wait(idle=True))
+        self._faults.reset()
+        if not batch.behind_seconds:
+            self._limit = self.most
+        return batch
+
+    def close(self) -> None:
+        """Nothing to close: the client is the source's."""
+
+    def _next(self) -> Batch | None:
+        """The next answer's batch, or None. Of an answer that cannot be read nothing counts, and it is asked again."""
+        with understood(self._stream):
+            answer = self._ask()
+        if answer is None:
+            return None
+        stood = self._iterator, self._read, self._done
+        try:
+            with understood(self._stream):
+                return self._batch(answer)
+        except SourceUnavailable:
+            self._iterator, self._read, self._done = stood
+            self._ask_again()
+            raise
+
+    def _ask_again(self) -> None:
+        """Nothing to do: the iterator is as it was."""
+
+    def _ask(self) -> "GetRecordsOutputTypeDef | None":
+        with said_plainly(self._stream):
+            if self._iterator is None:
+                self._iterator = self._placed()
+            try:
+                return self._client.get_records(ShardIterator=self._iterator, Limit=self._limit)
+            except ClientError as error:
+                if code_of(error) != "ExpiredIteratorException":
+                    raise
+        log.info("shard %s: its iterator expired, taking a new one", self._shard)
+        self._iterator = None
+        return None
+
+    def _placed(self) -> str:
+        try:
+            return self._iterator_at(self._place())
+        except ClientError as error:
+            self._rewind_from(error)
+        return self._iterator_at(self._place())
+
+    def _iterator_at(self, place: "StartingPositionTypeDef") -> str:
+        more: dict[str, Any] = {}
+        if "SequenceNumber" in place:
+            more["StartingSequenceNumber"] = place["SequenceNumber"]
+        if "Timestamp" in place:
+            more["Timestamp"] = place["Timestamp"]
+        return self._client.get_shard_iterator(
+            StreamName=self._stream, ShardId=self._shard, ShardIteratorType=place["Type"], **more
+        )["ShardIterator"]
+
+    def _rewind_from(self, error: ClientError) -> None:
+        """Go back to the oldest record, if the start was trimmed and that is wanted. Raises SourceError, or `error`."""
+        trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._read is None
+        if not trimmed:
+            raise error
+        if not self._rewind:
+            raise Trimmed(_TRIMMED.format(self._shard, self._stream, self._start.sequence)) from error
+        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, self._start.sequence)
+        self._start, self._done = TRIM_HORIZON, None
+
+    def _place(self) -> "StartingPositionTypeDef":
+        if self._read is not None:
+            return {"Type": "AFTER_SEQUENCE_NUMBER", "SequenceNumber": self._read}
+        if self._start.numbered:
+            return {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._start.sequence}
+        if self._start.sequence == "AT_TIMESTAMP":
+            return {"Type": "AT_TIMESTAMP", "Timestamp": datetime_of(self._start)}
+        return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
+
+    def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
+        rows, behind = columns_of(answer["Records"]), answer.get("MillisBehindLatest") or 0
+        first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
+        unpacked = Unpacking(self._shard, self._hash_range, self._done)
+        unpacked.take(rows)
+        self._done = unpacked.done
+        if first is not None:
+            self._say_gap(first)
+        batch = Batch(
+            records=unpacked.records,
+            # Dropped records count as seen, or a tail of dropped records could never be checkpointed.
+            read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0)),
+            behind_seconds=behind / 1000,
+            wait_seconds=self._wait(idle=last is None and not behind, behind=behind > 0),
+            ended=not answer.get("NextShardIterator"),
+            children=children(answer.get("ChildShards", ())),
+            size=unpacked.size,
+            in_columns=partial(_in_columns, self._stream, self._shard),
+        )
+        self._iterator, self._read = answer.get("NextShardIterator") or None, last or self._read
+        return batch
+
+    def _say_gap(self, first: str) -> None:
+        """Warn if the first record read AT the checkpoint is a later one: the checkpoint's own record was trimmed."""
+        if self._read is None and self._start.numbered and int(first) > int(self._start.sequence):
+            known = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
+            log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, known)
+
+    def _wait(self, *, idle: bool, behind: bool = False) -> float:
+        return self._pace.answered(idle=idle, behind=behind)
+
+
+def _in_columns(stream: str, shard: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
+    with arrow.wanted():
+        from leasehold.adapters.sources.kinesis.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
+    return rows_of(stream, shard, records)

@@ -1,0 +1,92 @@
+"""The requests of a producer: PutRecords, the listing of shards, and the stream's settings."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import boto3
+from attrs import evolve
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
+
+from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
+from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap, mapped
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.producer.values import Placed, Refused, Settings, UnitOutcome, Unknown
+from leasehold.adapters.sources.kinesis.shards import listed
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+    from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef, PutRecordsResultEntryTypeDef
+
+_NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+
+
+def client_of(region: str | None, endpoint: str | None, connections: int) -> "KinesisClient":
+    """A client that sends each request once: its own repetitions would write twice, and unseen."""
+    return boto3.client(
+        "kinesis",
+        region_name=region,
+        endpoint_url=endpoint,
+        config=ClientConfig(
+            connect_timeout=5, read_timeout=10, max_pool_connections=connections + 1, retries={"total_max_attempts": 1}
+        ),
+    )
+
+
+class KinesisPutClient:
+    """The requests that a producer makes of its stream."""
+
+    def __init__(self, client: "KinesisClient", stream: str) -> None:
+        """Send requests to `stream` by `client`, which must not repeat them by itself."""
+        self._client, self._stream = client, stream
+
+    def fitting(self, settings: Settings) -> Settings:
+        """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
+        with said_plainly(self._stream):
+            summary = self._client.describe_stream_summary(StreamName=self._stream)["StreamDescriptionSummary"]
+        if summary.get("RecordDistributionStrategy") == "AUTO":
+            raise SourceError(
+                f"stream {self._stream!r} spreads its records itself (RecordDistributionStrategy AUTO): keys do not "
+                "choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
+            )
+        return evolve(settings, record_bytes=1024 * int(summary.get("MaxRecordSizeInKiB") or 1024))
+
+    def shards(self) -> ShardMap | None:
+        """The map of a complete listing, or None. Raises SourceUnavailable or SourceError."""
+        with said_plainly(self._stream):
+            page = self._client.list_shards(StreamName=self._stream)
+            rows = page["Shards"]
+            while token := page.get("NextToken"):
+                page = self._client.list_shards(NextToken=token)
+                rows += page["Shards"]
+        return mapped(listed(rows))
+
+    def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
+        """Send units together, once. Raises SourceError if sending again cannot help."""
+        rows: list[PutRecordsRequestEntryTypeDef] = [
+            {"Data": unit.data, "PartitionKey": unit.partition_key, "ExplicitHashKey": str(unit.hash_key)}
+            for unit in units
+        ]
+        try:
+            with said_plainly(self._stream):
+                answer = self._client.put_records(StreamName=self._stream, Records=rows)
+        except SourceUnavailable as fault:
+            return [_without_answer(fault.__cause__)] * len(units)
+        if len(answer["Records"]) != len(units):
+            return [Unknown("ResultCountMismatch")] * len(units)
+        return [_outcome(row) for row in answer["Records"]]
+
+
+def _outcome(row: "PutRecordsResultEntryTypeDef") -> UnitOutcome:
+    code = row.get("ErrorCode")
+    return Refused(code) if code else Placed(row["ShardId"], row["SequenceNumber"])
+
+
+def _without_answer(cause: BaseException | None) -> UnitOutcome:
+    """Throttled or never sent: refused. Anything else may have been written."""
+    if isinstance(cause, ClientError):
+        status = int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR))
+        return Refused(code_of(cause)) if status < SERVER_ERROR else Unknown(code_of(cause))
+    code = type(cause).__name__
+    return Refused(code) if isinstance(cause, _NOT_SENT) else Unknown(code)

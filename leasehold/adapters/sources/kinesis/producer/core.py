@@ -1,0 +1,272 @@
+"""Decides what a producer sends next; it reads no clock, starts no thread and sends nothing itself.
+
+Its inputs are records, answers, listings of shards and the time; its outputs are requests and the records' results.
+Rule 1: one unit is under way for each shard, and a refused one is sent again before anything newer.
+Rule 2: a unit that landed elsewhere counts only if all its records belong there; else none of it
+does (KCL drops it whole), and its records go, in order, where the new map says.
+Rule 3: while a unit of a shard that has closed is under way, nothing is sent to the shards that follow it.
+Together the rules keep the order of every partition key. Only records of a unit that timed out may be delivered twice.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from math import inf
+from typing import assert_never
+
+from attrs import define, field
+
+from leasehold.adapters.sources.kinesis.producer.metrics import ProducerMetrics
+from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap
+from leasehold.adapters.sources.kinesis.producer.shard_queue import (
+    SHARD_BYTES_PER_SECOND,
+    Bucket,
+    Entry,
+    ShardQueue,
+    Unit,
+)
+from leasehold.adapters.sources.kinesis.producer.values import (
+    Delivered,
+    Late,
+    Placed,
+    Refused,
+    Result,
+    Settings,
+    UnitOutcome,
+    Unknown,
+)
+from leasehold.balancer.model import HashRange
+
+REQUEST_RECORDS = 500
+REQUEST_BYTES = 10 << 20
+_LEAST_WAIT, _MOST_WAIT = 0.05, 1.0
+
+
+@define(eq=False)
+class Core:
+    """The producer's state.
+
+    shards    the newest map
+    settings  how it sends
+    metrics   the counts of what is sent
+    flushing  whether records are sent without waiting for more
+    """
+
+    shards: ShardMap
+    settings: Settings
+    metrics: ProducerMetrics = field(factory=ProducerMetrics)
+    flushing: bool = False
+    _shard_queues: dict[str, ShardQueue] = field(factory=dict)
+    _closing: list[ShardQueue] = field(factory=list)  # queues of shards that have closed, with a unit under way
+    _round_trip: float = 0.0
+    _map_due: float = inf
+    _map_faults: int = 0
+    _unknown: set[int] = field(factory=set)  # tickets of records that may be in the stream already
+
+    def put(self, entry: Entry) -> bool:
+        """Take a record; return whether something may be due sooner than before."""
+        shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
+        before = shard_queue.queued
+        shard_queue.append(entry)
+        self.metrics.received += 1
+        return not before or before < self._target() <= shard_queue.queued
+
+    def due(self) -> float:
+        """The time when `request` will next have something, as far as is known."""
+        return min(map(self._shard_queue_due, self._shard_queues.values()), default=inf)
+
+    def map_due(self) -> float:
+        """The time when the shards should be listed anew."""
+        return self._map_due
+
+    def request(self, now: float) -> tuple[Unit, ...]:
+        """The units to send now in one request; perhaps none. Each must be answered."""
+        units: list[Unit] = []
+        room = REQUEST_BYTES
+        for shard_queue in self._shard_queues.values():
+            if len(units) == REQUEST_RECORDS or self._shard_queue_due(shard_queue) > now:
+                continue
+            unit = shard_queue.unit = shard_queue.unit or shard_queue.pack(self._target())
+            if unit.size <= room:
+                room -= unit.size
+                shard_queue.sent = now
+                shard_queue.bucket.take(unit.size, now)
+                units.append(unit)
+        if units:
+            self.metrics.sent(units, now)
+        return tuple(units)
+
+    def answered(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
+        """Take in the outcome of a unit that was sent; return the results of its records."""
+        candidates = (*self._closing, *filter(None, [self._shard_queues.get(unit.shard)]))
+        shard_queue = next((each for each in candidates if each.unit is unit), None)
+        if shard_queue is None:  # given up in the meantime
+            return ()
+        match outcome:
+            case Placed(shard, sequence_number):
+                self._time(now - shard_queue.sent if shard_queue.sent is not None else 0.0)
+                shard_queue.sent, shard_queue.landed = None, (shard, sequence_number)
+                if shard == unit.shard or len(unit.entries) == 1:
+                    # A single record went to the shard of its own hash key, even if our map names another.
+                    self._want_map(now, wanted=shard != unit.shard)
+                    return self._accept(shard_queue)
+                self._want_map(now)
+                return self._accept(shard_queue) if self._belongs(shard_queue) else ()
+            case Refused(code):
+                self.metrics.refused(unit, code)
+            case Unknown(code):
+                self._unknown.update(entry.ticket for entry in unit.entries)
+                self.metrics.refused(unit, code)
+                self.metrics.unknown += len(unit.entries)
+            case _:
+                assert_never(outcome)
+        self._again(shard_queue, now)
+        return ()
+
+    def mapped(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
+        """Take in a new listing, or None where there is none that can be used."""
+        if shards is None:
+            self._map_faults += 1
+            self._map_due = now + _backoff(self._map_faults)
+            return ()
+        self.shards, self._map_due = shards, inf
+        for shard_queue in [each for each in self._shard_queues.values() if each.shard not in shards.ids]:
+            self._close(shard_queue)
+        landed = [each for each in (*self._shard_queues.values(), *self._closing) if each.landed is not None]
+        results = tuple(result for shard_queue in landed for result in self._judge(shard_queue, now))
+        if self._map_due == inf:  # else this listing lags behind the stream, and the next is asked for later
+            self._map_faults = 0
+        return results
+
+    def late(self, now: float) -> tuple[Late, ...]:
+        """Give up the records whose time is over and that are not with the service."""
+        if self.settings.on_late == "block":
+            return ()
+        return tuple(late for shard_queue in self._shard_queues.values() for late in self._give_up(shard_queue, now))
+
+    def abandon(self) -> tuple[Late, ...]:
+        """Give up everything, sent or not."""
+        shard_queues = [*self._shard_queues.values(), *self._closing]
+        self._shard_queues, self._closing = {}, []
+        given_up = [
+            Late((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
+            for shard_queue in shard_queues
+        ]
+        return tuple(late for late in given_up if late.entries)
+
+    def _shard_queue(self, shard: str) -> ShardQueue:
+        if shard not in self._shard_queues:
+            self._shard_queues[shard] = ShardQueue(shard, self.shards.ranges[shard], Bucket(self.settings.share))
+        return self._shard_queues[shard]
+
+    def _target(self) -> int:
+        """The size of an aggregate: the bytes that the shard may take during one round trip of a request."""
+        full = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
+        return min(max(full, self.settings.least_bytes), self.settings.record_bytes)
+
+    def _time(self, seconds: float) -> None:
+        self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
+
+    def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
+        if (
+            shard_queue.sent is not None
+            or shard_queue.landed is not None
+            or not (shard_queue.unit or shard_queue.queue)
+        ):
+            return inf
+        if any(_overlap(shard_queue.hash_range, closing.hash_range) for closing in self._closing):  # rule 3
+            return inf
+        due = max(shard_queue.wait, shard_queue.bucket.ready)
+        if shard_queue.unit or self.flushing or shard_queue.queued >= self._target():
+            return due
+        return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
+
+    def _want_map(self, now: float, *, wanted: bool = True) -> None:
+        if wanted:
+            self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
+
+    def _accept(self, shard_queue: ShardQueue) -> tuple[Delivered, ...]:
+        unit, landed = shard_queue.unit, shard_queue.landed
+        if unit is None or landed is None:
+            return ()
+        shard_queue.unit = shard_queue.landed = shard_queue.sent = None
+        shard_queue.faults, shard_queue.wait = 0, 0.0
+        self._unknown.difference_update(entry.ticket for entry in unit.entries)
+        self._closing = [closing for closing in self._closing if closing is not shard_queue]
+        self.metrics.accepted(unit)
+        return (Delivered(unit.entries, *landed),)
+
+    def _belongs(self, shard_queue: ShardQueue) -> bool:
+        """Whether all of a unit's records belong to the shard it went to (rule 2)."""
+        if shard_queue.unit is None or shard_queue.landed is None or shard_queue.landed[0] not in self.shards.ranges:
+            return False
+        first, last = self.shards.ranges[shard_queue.landed[0]]
+        return all(first <= entry.hash_key <= last for entry in shard_queue.unit.entries)
+
+    def _judge(self, shard_queue: ShardQueue, now: float) -> tuple[Delivered, ...]:
+        if self._belongs(shard_queue):
+            return self._accept(shard_queue)
+        self._map_faults += 1
+        if shard_queue.landed is not None and shard_queue.landed[0] in self.shards.ranges:
+            self.metrics.misplaced += 1
+            shard_queue.landed = None
+            self._again(shard_queue, now)
+            if shard_queue.shard in self.shards.ids:  # the listing lags behind the stream
+                self._want_map(now)
+        else:
+            self._want_map(now)
+        return ()
+
+    def _again(self, shard_queue: ShardQueue, now: float) -> None:
+        """Have a unit sent again, unchanged if its shard is still there (rule 1)."""
+        shard_queue.sent = None
+        shard_queue.faults += 1
+        shard_queue.wait = now + _backoff(shard_queue.faults)
+        if shard_queue.shard not in self.shards.ids:
+            self._closing = [closing for closing in self._closing if closing is not shard_queue]
+            self._place_anew(shard_queue)
+
+    def _close(self, shard_queue: ShardQueue) -> None:
+        """Close the queue of a closed shard: its waiting records move on, its unit under way is waited for (rule 3)."""
+        del self._shard_queues[shard_queue.shard]
+        if shard_queue.sent is not None or shard_queue.landed is not None:
+            self._closing.append(shard_queue)
+            waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
+            self._place(waiting)
+        else:
+            self._place_anew(shard_queue)
+
+    def _place_anew(self, shard_queue: ShardQueue) -> None:
+        entries = (*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue)
+        shard_queue.unit, shard_queue.queue, shard_queue.queued = None, deque(), 0
+        self._place(entries)
+
+    def _place(self, entries: Iterable[Entry]) -> None:
+        by_shard: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_shard.setdefault(self.shards.shard_of(entry.hash_key), []).append(entry)
+        for shard, group in by_shard.items():
+            self._shard_queue(shard).put_back(group)
+
+    def _give_up(self, shard_queue: ShardQueue, now: float) -> Iterator[Late]:
+        if (
+            shard_queue.unit
+            and shard_queue.sent is None
+            and shard_queue.landed is None
+            and shard_queue.unit.entries[0].expires <= now
+        ):
+            entries, shard_queue.unit = shard_queue.unit.entries, None
+            shard_queue.put_back(entries)
+        late: list[Entry] = []
+        while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
+            late.append(shard_queue.shift())
+        if late:
+            self.metrics.late += len(late)
+            yield Late(tuple(late), unknown=any(entry.ticket in self._unknown for entry in late))
+
+
+def _overlap(one: HashRange, two: HashRange) -> bool:
+    return one[0] <= two[1] and two[0] <= one[1]
+
+
+def _backoff(faults: int) -> float:
+    return min(_MOST_WAIT, _LEAST_WAIT * float(1 << min(faults - 1, 10)))

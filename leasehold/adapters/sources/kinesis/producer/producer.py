@@ -1,0 +1,285 @@
+"""An ordered producer for Kinesis: records in, aggregates out, by ordinary threads around `Core`.
+
+with Producer(client_of("eu-west-1", None, 4), "orders") as producer:
+    written = producer.put(b"...", "customer-7")
+print(written.result().shard)
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Self, assert_never
+
+from attrs import frozen
+
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.marks import MARK_BYTES, Mark, marked
+from leasehold.adapters.sources.kinesis.producer.client import KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.core import Core
+from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
+from leasehold.adapters.sources.kinesis.producer.values import Delivered, Late, Result, Settings
+from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.balancer.model import HASH_KEYS
+from leasehold.stores.fields import decimal
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+_KEY_CHARACTERS = 256
+_LATE_SECONDS = 1.0  # how long after its time a record may be given up
+_FIRST_MAP_TRIES, _FIRST_MAP_SECONDS = 60, 0.5
+
+
+@frozen
+class Written:
+    """The place of a written record."""
+
+    shard: str
+    sequence_number: str
+    sub_sequence_number: int
+
+
+class ProducerError(Exception):
+    """A record was not written, as far as is known."""
+
+
+class RecordLate(ProducerError):
+    """Its time to live was over; it may be in the stream all the same if the text says so."""
+
+
+class Writing:
+    """The future of one record."""
+
+    __slots__ = ("_answer", "_news", "_place")
+
+    def __init__(self, news: Condition) -> None:
+        """Not settled yet; `news` wakes those who wait."""
+        self._news, self._place = news, 0
+        self._answer: Delivered | ProducerError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known what became of the record."""
+        return self._answer is not None
+
+    def result(self, timeout: float | None = None) -> Written:
+        """Wait for it. Raises RecordLate, ProducerError or, after `timeout` seconds, TimeoutError."""
+        with self._news:
+            self._news.wait_for(lambda: self._answer is not None, timeout)
+        match self._answer:
+            case None:
+                raise TimeoutError(f"the record was not written within {timeout} s; it is still under way")
+            case Delivered(_, shard, sequence_number):
+                return Written(shard, sequence_number, self._place)
+            case error:
+                raise error
+
+    def settle(self, answer: Delivered | ProducerError, place: int = 0) -> None:
+        """Set the result; only the producer calls this, and then wakes the waiting threads."""
+        self._answer, self._place = answer, place
+
+
+class Producer:
+    """Writes records to one stream, each partition key in order, and loses none.
+
+    client           speaks with the service; it must not repeat requests by itself (see `client_of`)
+    stream           the stream's name
+    settings         how it sends; the record limit is the stream's own
+    pending_records  records taken and not yet written; `put` waits when there are so many
+    pending_bytes    likewise, of their data
+    requests         most requests under way together, each for other shards
+    """
+
+    def __init__(
+        self,
+        client: "KinesisClient",
+        stream: str,
+        settings: Settings = Settings(),  # noqa: B008  a frozen value
+        *,
+        pending_records: int = 100_000,
+        pending_bytes: int = 64 << 20,
+        requests: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at the stream and start. Raises SourceUnavailable or SourceError."""
+        self._put_client, self._clock = KinesisPutClient(client, stream), clock
+        fitting = self._put_client.fitting(settings)
+        self._core = Core(self._first_map(stream), fitting)
+        self._settings = fitting
+        self._most, self._most_bytes, self._requests = pending_records, pending_bytes, requests
+        lock = Lock()
+        self._work, self._room, self._news = Condition(lock), Condition(lock), Condition(lock)
+        self._writing: dict[int, Writing] = {}
+        self._tickets = self._pending_bytes = self._under_way = 0
+        self._listing = self._closed = False
+        self._fault: ProducerError | None = None
+        self._pool = ThreadPoolExecutor(requests + 1, thread_name_prefix="leasehold-put")
+        self._pump = Thread(target=self._run, name="leasehold-produce", daemon=True)
+        self._pump.start()
+
+    def put(self, data: bytes, partition_key: str, explicit_hash_key: str | None = None) -> Writing:
+        """Take a record, waiting for room if too many are under way.
+
+        Raises ValueError for a record the stream would refuse, ProducerError once the producer has stopped.
+        """
+        hash_key = self._checked(data, partition_key, explicit_hash_key)
+        with self._room:
+            while not self._fault and self._full():
+                self._room.wait()
+            if self._fault or self._closed:
+                raise self._fault or ProducerError("the producer is closed")
+            if self._settings.epoch is not None:
+                data = marked(data, Mark(self._settings.epoch, self._tickets))
+            now = self._clock()
+            expires = now + self._settings.time_to_live_seconds
+            entry = Entry(self._tickets, data, partition_key, hash_key, explicit_hash_key, now, expires)
+            writing = self._writing[self._tickets] = Writing(self._news)
+            self._tickets += 1
+            self._pending_bytes += len(data)
+            if self._core.put(entry):
+                self._work.notify()
+        return writing
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Send everything at once; return whether all of it is settled within `timeout` seconds."""
+        with self._news:
+            self._core.flushing = True
+            self._work.notify()
+            settled = self._news.wait_for(lambda: not self._writing, timeout)
+            self._core.flushing = False
+        return settled
+
+    def close(self, timeout: float | None = None) -> None:
+        """Drain, then stop; records not written within `timeout` seconds fail. Raises the fault of the producer."""
+        self.flush(timeout)
+        with self._work:
+            self._closed = True
+            self._settle(self._core.abandon())
+            self._work.notify()
+        self._pump.join()
+        self._pool.shutdown()
+        if self._fault:
+            raise self._fault
+
+    @property
+    def metrics(self) -> dict[str, float | dict[str, int]]:
+        """The counters, by the KPL's names."""
+        with self._work:
+            return self._core.metrics.named()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None) -> int:
+        """The hash key of a record. Raises ValueError if the stream would refuse it."""
+        if not 0 < len(partition_key) <= _KEY_CHARACTERS:
+            raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis takes 1 to {_KEY_CHARACTERS}")
+        size = len(data) + len(partition_key.encode()) + (MARK_BYTES if self._settings.epoch is not None else 0)
+        if size > self._settings.record_bytes:
+            raise ValueError(f"data: {size} bytes with its key; the stream takes {self._settings.record_bytes}")
+        if explicit_hash_key is None:
+            return hash_of(partition_key)
+        place = decimal(explicit_hash_key, HASH_KEYS[1])
+        if place is None:
+            raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
+        return place
+
+    def _full(self) -> bool:
+        return len(self._writing) >= self._most or self._pending_bytes >= self._most_bytes
+
+    def _first_map(self, stream: str) -> ShardMap:
+        for _ in range(_FIRST_MAP_TRIES):
+            if (shards := self._put_client.shards()) is not None:
+                return shards
+            time.sleep(_FIRST_MAP_SECONDS)
+        raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
+
+    def _run(self) -> None:
+        try:
+            with self._work:
+                while not self._closed:
+                    self._work.wait(self._turn())
+        except BaseException as error:  # noqa: BLE001  nobody else would send what waits, nor tell those who wait
+            self._stop(error)
+
+    def _turn(self) -> float:
+        """Start the requests that are due; return the seconds until something else will be."""
+        now = self._clock()
+        self._settle(self._core.late(now))
+        while self._under_way < self._requests and (units := self._core.request(now)):
+            self._under_way += 1
+            self._pool.submit(self._send, units)
+        if not self._listing and self._core.map_due() <= now:
+            self._listing = True
+            self._pool.submit(self._look)
+        # What ends by itself, a request or a listing, wakes this thread when it does.
+        sending = self._core.due() if self._under_way < self._requests else inf
+        looking = inf if self._listing else self._core.map_due()
+        return max(0.0, min(sending - now, looking - now, _LATE_SECONDS))
+
+    def _send(self, units: tuple[Unit, ...]) -> None:
+        began = self._clock()
+        try:
+            outcomes = self._put_client.put(units)
+        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+            self._stop(error)
+            return
+        with self._work:
+            now = self._clock()
+            self._under_way -= 1
+            self._core.metrics.request_seconds += now - began
+            for unit, outcome in zip(units, outcomes, strict=True):
+                self._settle(self._core.answered(unit, outcome, now))
+            self._work.notify()
+
+    def _look(self) -> None:
+        try:
+            shards = self._put_client.shards()
+        except SourceUnavailable:
+            shards = None
+        except BaseException as error:  # noqa: BLE001  likewise
+            self._stop(error)
+            return
+        with self._work:
+            self._listing = False
+            self._settle(self._core.mapped(shards, self._clock()))
+            self._work.notify()
+
+    def _stop(self, error: BaseException) -> None:
+        with self._work:
+            self._fault = ProducerError(str(error) or type(error).__name__)
+            self._fault.__cause__ = error
+            self._closed = True
+            self._settle(self._core.abandon())
+            self._work.notify()
+
+    def _settle(self, results: Iterable[Result]) -> None:
+        settled = False
+        for result in results:
+            settled = True
+            for place, entry in enumerate(result.entries):
+                self._pending_bytes -= len(entry.data)
+                self._writing.pop(entry.ticket).settle(self._answer(result), place)
+        if settled:
+            self._room.notify_all()
+            self._news.notify_all()
+
+    def _answer(self, result: Result) -> Delivered | ProducerError:
+        match result:
+            case Delivered():
+                return result
+            case Late(_, unknown):
+                doubt = "it may be in the stream all the same" if unknown else "it was not written"
+                if self._closed:
+                    return self._fault or ProducerError(
+                        f"the producer was closed before the record was through; {doubt}"
+                    )
+                return RecordLate(f"the record's time to live is over; {doubt}")
+            case _:
+                assert_never(result)

@@ -1,0 +1,162 @@
+"""A Kinesis stream as a source: its shards, and a reader for each."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.sources.kinesis.clients import POLL_SECONDS, SUBSCRIPTION_SECONDS, WireForm, reading_client
+from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
+from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
+from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.pace import PollPace, poll_seconds_of
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.shards import listed
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
+from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
+from leasehold.stores.endpoints import date_of
+from leasehold.stores.printable import escaped
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
+
+PAGE = 1000
+
+
+class KinesisSource:
+    """A Kinesis stream.
+
+    client    speaks to the service; it is shared by all threads
+    name      the stream's
+    rewind    whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
+    consumer  the name or ARN of a registered consumer: shards are read by enhanced fan-out; None: they are polled
+    poll      seconds between two requests for a shard; None: as `pace` says
+    clock     seconds that never go back; the service's own answers say what time that is
+
+    Raises ValueError if there can be no consumer of this name.
+    """
+
+    reader: Callable[..., Poller] = Poller
+    """The class that reads a shard; another class makes something else of the same answers."""
+
+    def __init__(
+        self,
+        client: "KinesisClient",
+        name: str,
+        *,
+        rewind: bool = False,
+        consumer: str | None = None,
+        poll: float | None = None,
+        clock: Callable[[], float] = seconds,
+    ) -> None:
+        self.name = name
+        if consumer is not None:
+            self.reader = partial(FanOut, consumer=StreamConsumer(client, name, consumer))
+        self._client, self._name, self._rewind, self._clock = client, name, rewind, clock
+        self._poll = poll
+        self._since_1970: float | None = None
+        self._keys_decide: bool | None = None
+
+    @property
+    def stream(self) -> str:
+        """Empty: a table serves this stream alone, so its leases carry no stream name."""
+        return ""
+
+    def identity(self) -> str:
+        """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
+        with said_plainly(self._name), understood(self._name):
+            summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+            account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
+            return f"{account}:{self._name}:{int(created.timestamp())}"
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Every page of ListShards. Raises SourceUnavailable or SourceError."""
+        with said_plainly(self._name), understood(self._name):
+            page = self._client.list_shards(StreamName=self._name, MaxResults=PAGE)
+            rows = page["Shards"]
+            while token := page.get("NextToken"):
+                page = self._client.list_shards(NextToken=token, MaxResults=PAGE)
+                rows += page["Shards"]
+            self._set_clock(page["ResponseMetadata"]["HTTPHeaders"])
+            return listed(rows)
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream answers and says that this shard does not exist."""
+        try:
+            with said_plainly(self._name):
+                self._client.get_shard_iterator(StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+        except SourceError as fault:
+            missing = (
+                isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+            )
+            if not missing:
+                raise
+            # A stream that is gone says the same of its shards: then `shards` raises, and nothing is deleted.
+            return all(each.id != shard for each in self.shards())
+        return False
+
+    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
+        """The present time by the service's clock, never later: a time to come would be refused."""
+        if self._since_1970 is None:
+            self.shards()
+        return at_timestamp(int((self._clock() + (self._since_1970 or 0.0)) * 1000))
+
+    def settled(self, lease: Lease, until: float) -> Settled | None:
+        """Whether the service's clock is well past that time: then a reading at the tip shows all there was."""
+        return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
+
+    def open(self, lease: Lease, start: Position) -> Poller:
+        """A reader that starts just after `start`."""
+        if self._keys_decide is None:
+            self._keys_decide = self._ask_whether_keys_decide()
+        return self.reader(
+            self._client,
+            self._name,
+            lease.shard,
+            start,
+            lease.hash_range if self._keys_decide else None,
+            rewind=self._rewind,
+            pace=PollPace(self._poll),
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _ask_whether_keys_decide(self) -> bool:
+        """Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced."""
+        with said_plainly(self._name), understood(self._name):
+            try:
+                summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+            except ClientError as error:
+                if code_of(error) != "AccessDeniedException":
+                    raise
+                lacking = "for want of kinesis:DescribeStreamSummary"
+                log.warning("stream %s: aggregates are filtered by hash range, %s", self._name, lacking)
+                return True
+            return summary.get("RecordDistributionStrategy") != "AUTO"
+
+    def _set_clock(self, headers: Mapping[str, str]) -> None:
+        # The header's whole seconds are cut off, so what is derived from it is early by less than one.
+        told = date_of(headers.get("date"))
+        self._since_1970 = (time.time() if told is None else told) - self._clock()
+
+
+def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
+    """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
+    if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
+        raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
+    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
+        raise ValueError("source URL: option 'wire' wants cbor or json; without it records are asked for in CBOR")
+    poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+    with said_plainly(name):
+        seconds = SUBSCRIPTION_SECONDS if "consumer" in options else POLL_SECONDS
+        form = cast("WireForm", wire)
+        client = reading_client(options.get("region"), options.get("endpoint"), form, read_seconds=seconds)
+    return KinesisSource(client, name, rewind="if_trimmed" in options, consumer=options.get("consumer"), poll=poll)

@@ -1,0 +1,115 @@
+"""User records made of the rows of an answer, aggregates taken apart."""
+
+import logging
+from itertools import groupby
+from operator import itemgetter
+from types import NoneType
+from typing import TYPE_CHECKING
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, UserRecords, deaggregate
+from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, seconds_of
+from leasehold.adapters.sources.kinesis.records import KinesisRecords
+from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
+from leasehold.balancer.model import HashRange
+from leasehold.stores.printable import escaped
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis.type_defs import RecordTypeDef
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
+
+_DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
+
+
+class Unpacking:
+    """The user records of an answer.
+
+    done     the order of a position: records up to it are left out; None: from here on all of them come later
+    records  all others, in order
+    size     payload bytes of the rows
+    subs     user records of the last row, those left out included
+    """
+
+    def __init__(self, shard: str, hash_range: HashRange | None, done: tuple[int, int, int] | None) -> None:
+        self._shard, self._hash_range = shard, hash_range
+        self.done = done
+        self.records = KinesisRecords()
+        self.size = self.subs = 0
+
+    def take(self, told: "RowColumns | list[RecordTypeDef]") -> None:
+        """Unpack all rows, which are gone afterwards; an aggregate is freed as soon as it is taken apart."""
+        rows = columns_of(told)
+        self.size += sum(map(len, rows.datas))
+        if self.done is None and not rows.sealed:
+            self._take_plain(rows, 0, len(rows))
+            return
+        for aggregates, run in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
+            if aggregates or self.done is not None:
+                for at in run:
+                    self._take_apart(rows, at)
+            else:
+                places = [*run]
+                self._take_plain(rows, places[0], places[-1] + 1)
+
+    def _take_plain(self, rows: RowColumns, begin: int, end: int) -> None:
+        records, count = self.records, end - begin
+        records.datas += rows.datas[begin:end]
+        records.numbers += rows.numbers[begin:end]
+        records.subs += [0] * count
+        records.keys += rows.keys[begin:end]
+        records.hash_keys += [None] * count
+        records.arrived += [
+            told / 1000 if type(told) is int and told >= MILLISECONDS else seconds_of(told)
+            for told in rows.arrived[begin:end]
+        ]
+        records.aggregated += [False] * count
+        self.subs = min(count, 1)
+
+    def _take_apart(self, rows: RowColumns, at: int) -> None:
+        data, number = rows.datas[at], rows.numbers[at]
+        users = deaggregate(data, rows.keys[at], None, self._hash_range)
+        rows.datas[at] = b""
+        if users.dropped:
+            text = "shard %s: %d user records of %s dropped: %s"
+            log.warning(text, self._shard, users.dropped, number, users.reason)
+        self._add(number, seconds_of(rows.arrived[at]), users, self._first(number, users))
+        self.subs = len(users) + users.dropped
+
+    def _add(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
+        records, count = self.records, len(users) - first
+        records.datas += users.datas[first:] if first else users.datas
+        records.numbers += [number] * count
+        records.subs += range(first, len(users))
+        records.keys += users.keys[first:] if first else users.keys
+        records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
+        records.arrived += [arrived] * count
+        records.aggregated += [users.aggregated] * count
+
+    def _first(self, sequence: str, users: UserRecords) -> int:
+        """The first user record that is not done; once there is one, all that follows is later still."""
+        if self.done is None:
+            return 0
+        number = int(sequence)
+        first = next((sub for sub in range(len(users)) if (1, number, sub) > self.done), len(users))
+        self.done = None if first < len(users) else self.done
+        return first
+
+
+def columns_of(rows: "RowColumns | list[RecordTypeDef]") -> RowColumns:
+    """The rows of an answer as columns; what they were is gone.
+
+    Raises TypeError if a sequence number or a partition key is no text; what else a number is, is asked of the last.
+    """
+    if isinstance(rows, RowColumns):
+        return rows
+    told = RowColumns()
+    told.datas += map(_DATA, rows)
+    told.numbers += map(_NUMBER, rows)
+    "".join(told.numbers)  # the quickest way to ask
+    told.keys += [row.get("PartitionKey") for row in rows]
+    if not {str, NoneType}.issuperset(map(type, told.keys)):
+        raise TypeError("a record has a partition key that is no text")
+    told.arrived += [row.get("ApproximateArrivalTimestamp") for row in rows]
+    told.sealed = any(data.startswith(MAGIC) for data in told.datas)
+    rows.clear()
+    return told

@@ -1,0 +1,186 @@
+"""The protocol of a source of records: shards to list, and readers that never wait.
+
+A reader does one bounded reading and returns when it may be called again; its caller (a thread pool,
+Spark, the simulator) does the waiting.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from attrs import Factory, evolve, field, frozen
+
+from leasehold.balancer.model import Lease, Position, Shard
+
+
+class Record(NamedTuple):
+    """A user record; a named tuple, since there may be a million a second and no other value is made as quickly.
+
+    data                 the bytes, de-aggregated
+    sequence_number      decimal string
+    sub_sequence_number  place within its aggregated record, from 0
+    partition_key        None where the stream has none
+    explicit_hash_key    decimal string, or None
+    arrived              seconds since 1970 by the service's clock, or None
+    aggregated           whether it came out of an aggregated record
+    token                the source's own opaque offset, "" where it has none (Event Hubs)
+    event                the source's own object (an `EventData` for Event Hubs), or None
+    """
+
+    data: bytes
+    sequence_number: str
+    sub_sequence_number: int = 0
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+    arrived: float | None = None
+    aggregated: bool = False
+    token: str = ""
+    event: Any = None
+
+    @property
+    def position(self) -> Position:
+        """The checkpoint that says this record is done."""
+        return Position(self.sequence_number, self.sub_sequence_number, self.token)
+
+
+SETTLE_SECONDS = 5.0
+"""So long after a time nothing more arrives before it, whatever the clocks of a service's machines differ by."""
+
+InColumns = Callable[[Sequence[Record]], Any]
+
+
+@frozen
+class Batch:
+    """The result of one reading.
+
+    records         in order; perhaps none
+    read_to         everything up to here has been seen, dropped records included; None if nothing was
+    behind_seconds  how far behind the tip of the shard, or None if unknown
+    wait_seconds    the reader must not be called again sooner
+    ended           the shard is closed and this was its last batch
+    children        the shards that follow it, where the source told
+    size            payload bytes as the source counts them, an aggregate's own included
+    in_columns      makes a `pyarrow.RecordBatch` of some of the records; None where the source has no columns
+    """
+
+    records: Sequence[Record]
+    read_to: Position | None
+    behind_seconds: float | None
+    wait_seconds: float
+    ended: bool = False
+    children: tuple[Shard, ...] = ()
+    size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
+    in_columns: InColumns | None = field(default=None, eq=False)
+
+    @property
+    def end(self) -> Position | None:
+        """The position behind all that was seen; None if nothing was."""
+        return self.records[-1].position if self.read_to is None and self.records else self.read_to
+
+    @property
+    def count(self) -> int:
+        """How many user records, in whatever form they came."""
+        return len(self.records)
+
+    @property
+    def arrivals(self) -> Sequence[float | None]:
+        """When each record arrived, in order: seconds since 1970, or None if unknown."""
+        return [record.arrived for record in self.records]
+
+    def between(self, since: float, until: float) -> "Batch":
+        """The same reading without the records that arrived before `since`, or at `until` and later."""
+        kept = tuple(each for each in self.records if each.arrived is None or since <= each.arrived < until)
+        return evolve(self, records=kept, read_to=self.end)
+
+
+class SourceError(Exception):
+    """The source cannot be used as asked: no such stream, wrong credentials."""
+
+
+class SourceUnavailable(SourceError):
+    """The source could not be reached or asked us to slow down; trying again later may work."""
+
+
+class Trimmed(SourceError):
+    """The source answers, and the place that was asked for is not there any more, or never was."""
+
+
+class Reader(Protocol):
+    """Reads one shard from where it was opened."""
+
+    def read(self) -> Batch:
+        """Read once, within bounds. Passing faults come back as an empty batch with a longer wait.
+
+        Raises SourceError if trying again cannot help. After any other exception this reader is closed, and
+        another one opened behind what is done.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A source that may stand for a part of a table's leases."""
+
+    def reads(self, lease: Lease) -> bool:
+        """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
+        ...
+
+
+@frozen
+class Settled:
+    """The records of a shard that arrived before a time are all there now: none that is read later can have.
+
+    last     the position of the last record there is, TRIM_HORIZON if there is none; None where the source does not
+             tell: then a reading that brings nothing and is 0 s behind shows that all of it was read
+    arrived  when that record arrived, seconds since 1970; None if unknown
+    """
+
+    last: Position | None = None
+    arrived: float | None = None
+
+
+@runtime_checkable
+class Sliceable(Protocol):
+    """A source that can tell when a shard has been read up to a time."""
+
+    def settled(self, lease: Lease, until: float) -> Settled | None:
+        """None while records may still arrive before `until`, seconds since 1970, by the service's clock if it has one.
+
+        Raises SourceUnavailable or SourceError.
+        """
+        ...
+
+
+class Source(Protocol):
+    """A stream and its shards."""
+
+    @property
+    def stream(self) -> str:
+        """The name leases carry; "" where one table serves one stream."""
+        ...
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The complete, unfiltered listing. Raises SourceUnavailable or SourceError."""
+        ...
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream answers and says that the shard of this lease's key does not exist."""
+        ...
+
+    def latest(self, lease: Lease) -> Position:
+        """The position that LATEST means on this shard now: AT_TIMESTAMP a time, or the last number enqueued.
+
+        It is stored before the first read, so that a crash before the first checkpoint skips nothing.
+        """
+        ...
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader that starts just after `start`, dropping records at or before it."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...

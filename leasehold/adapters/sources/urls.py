@@ -1,0 +1,58 @@
+"""From a URL to a source: `scheme://place?option=value`, each scheme importing only what it needs.
+
+kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, several as `a,b`;
+                                        `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
+                                        `consumer=NAME` reads by enhanced fan-out;
+                                        `wire=json` asks for records in JSON, not in CBOR;
+                                        `poll_seconds=1` leaves a shard alone for so long between two requests
+eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
+                                        `transport=websockets` needs port 443 alone;
+                                        `prefetch=300` lets a partition send so many events ahead
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.stores.endpoints import endpoint_of
+from leasehold.stores.schemes import Scheme, read_url
+
+
+class _SourceModule(Protocol):
+    """The function that each of the modules below provides."""
+
+    def open_url(self, place: str, options: Mapping[str, str]) -> Source:
+        """The source at this place; raises ValueError naming an option it cannot use."""
+        ...
+
+
+_SCHEMES = {
+    "kinesis": Scheme(
+        "leasehold.adapters.sources.kinesis.streams",
+        frozenset({"region", "endpoint", "if_trimmed", "consumer", "wire", "poll_seconds"}),
+        "aws",
+    ),
+    "eventhubs": Scheme(
+        "leasehold.adapters.sources.event_hubs.source", frozenset({"group", "transport", "prefetch"}), "azure"
+    ),
+}
+
+
+def open_source(url: str) -> Source:
+    """The source this URL names; nothing is asked of the service yet.
+
+    Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret), and
+    SourceError if the source cannot be used as asked.
+    """
+    scheme, place, options = source_address(url)
+    module: _SourceModule = _SCHEMES[scheme].load("source", SourceError)
+    return module.open_url(place, options)
+
+
+def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:
+    """The scheme, the place and the options of a source's URL. Raises ValueError, never repeating the URL."""
+    scheme, place, options = read_url(url, "source", _SCHEMES)
+    if not place:
+        raise ValueError(f"source URL: it names no stream; write {scheme}://NAME")
+    endpoint_of(options.get("endpoint"), "source URL")
+    return scheme, place, options

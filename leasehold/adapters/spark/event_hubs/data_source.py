@@ -1,0 +1,102 @@
+"""The Spark data source `eventhubs-leased`: an event hub, its partitions shared with the rest of the group."""
+
+import socket
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.spark.batch.bounds import BoundedSource, Bounds, StreamPlace
+from leasehold.adapters.spark.chunks import Columns, SourceSpec
+from leasehold.adapters.spark.event_hubs import rows as event_hubs_rows
+from leasehold.adapters.spark.event_hubs.options import (
+    CONNECTION_STRING,
+    FILE,
+    EventHubsOptions,
+    event_hubs_options,
+    secret_in,
+)
+from leasehold.adapters.spark.leased_source import LeasedSource
+from leasehold.adapters.spark.options import LeaseOptions
+
+ALL_ROWS = 2**53
+INTERVAL_SECONDS = 0.02
+
+
+class EventHubsLeased(LeasedSource):
+    """`spark.readStream.format("eventhubs-leased")`, and `spark.read`."""
+
+    FORMAT, DDL = "eventhubs-leased", event_hubs_rows.DDL
+
+    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+        """Read one hub; a partition has one reader at a time, so that a batch may not be repeatable."""
+        asked = event_hubs_options(options)
+        spec = SourceSpec(
+            open=lambda: _source(HubPlace.of(asked), asked.secret, asked.prefetch, exclusive=True),
+            columns=event_hubs_rows.columns(),
+            interval_seconds=INTERVAL_SECONDS,
+            shard_rows=ALL_ROWS,
+            rereadable=False,
+            stream=f"eventhubs://{asked.namespace}/{asked.hub}".lower(),
+        )
+        return spec, asked.lease, HubPlace.of(asked), asked.bounds
+
+
+@frozen
+class HubPlace:
+    """Where a hub is; whoever opens it looks for the connection string by itself.
+
+    file   where that stands, "" for the environment
+    keyed  whether there is one on the driver; else the identity of whoever opens it is asked for
+    """
+
+    namespace: str
+    hub: str
+    group: str
+    prefetch: int
+    file: str
+    keyed: bool
+
+    @classmethod
+    def of(cls, asked: EventHubsOptions) -> "HubPlace":
+        """As these options say."""
+        return cls(asked.namespace, asked.hub, asked.group, asked.prefetch, asked.file, keyed=bool(asked.secret))
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that its events become."""
+        return event_hubs_rows.columns()
+
+    @property
+    def pause_seconds(self) -> float:
+        """Between two readings of a partition; what was not sent is not asked for."""
+        return INTERVAL_SECONDS
+
+    def open(self) -> Source:
+        """The hub, each partition for up to five readers beside one another."""
+        return _source(self, self._secret(), self.prefetch, exclusive=False)
+
+    def probe(self) -> BoundedSource:
+        """The hub, of which few events are sent ahead."""
+        return _source(self, self._secret(), 1, exclusive=False)
+
+    def _secret(self) -> str:
+        secret, _ = secret_in(self.file)
+        if self.keyed and not secret:
+            raise ValueError(
+                f"{CONNECTION_STRING}: a batch is read by the executors, and {socket.gethostname()} does not have it; "
+                f"set it there, too, or name a file that all have by {FILE}"
+            )
+        return secret
+
+
+def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
+    # The planner's process needs no client.
+    from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
+    from leasehold.adapters.sources.event_hubs.source import EventHubsSource  # noqa: PLC0415
+
+    if secret:
+        access = by_connection_string(secret, place.namespace, place.hub, place.group)
+    else:
+        access = by_identity(place.namespace, place.hub, place.group)
+    return EventHubsSource(access, prefetch, exclusive=exclusive)

@@ -1,0 +1,125 @@
+"""The options of `eventhubs-leased`: those that users of other Event Hubs connectors know, and the group's own."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from leasehold.adapters.spark.batch.bounds import Bounds, bounds_of
+from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+
+CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
+FILE = "eventhubs.connectionStringFile"
+
+WITHOUT_EFFECT = {
+    "eventhubs.useExclusiveReceiver": "the lease's owner always reads exclusively",
+    "eventhubs.receiverTimeout": "events are read ahead, between batches",
+    "eventhubs.operationTimeout": "events are read ahead, between batches",
+}
+
+
+@frozen
+class EventHubsOptions:
+    """The event hub that a query reads, in one consumer group.
+
+    namespace  fully qualified
+    secret     the connection string, or "" to go by identity
+    file       the file in which that stands, or "" for the environment
+    lease      its store is "" where none is named, as for a batch
+    """
+
+    namespace: str
+    hub: str
+    group: str
+    secret: str = field(repr=False)
+    file: str
+    prefetch: int
+    lease: LeaseOptions
+    bounds: Bounds
+
+
+def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
+    """Raises ValueError, naming the option and never repeating a secret."""
+    given = Given(options)
+    refuse_secrets(given)
+    secret, said = secret_in(file := given.text(FILE))
+    parts = _parts(secret, said)
+    namespace = given.text("eventhubs.namespace", parts.get("endpoint", ""))
+    hub = given.text("eventhubs.name", parts.get("entitypath", ""))
+    if not namespace:
+        raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
+    if not hub:
+        raise ValueError("option eventhubs.name: is missing; name the event hub")
+    group = given.text("eventhubs.consumerGroup", "$Default")
+    prefetch = given.number("eventhubs.prefetchCount", 1000, most=10_000) or 0
+    given.ignore(WITHOUT_EFFECT)
+    # The SDKs' own workers expire leases after two minutes; a group without them may be quicker.
+    bounds = _bounds(given)
+    lease = lease_options(given, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
+    if lease.readers:
+        raise ValueError(
+            "option lease.readers: not supported; only one process at a time may read a partition; leave it out"
+        )
+    given.done()
+    return EventHubsOptions(namespace, hub, group, secret, file, prefetch, lease, bounds)
+
+
+def refuse_secrets(given: Given) -> None:
+    """Raises ValueError for a secret given as an option: Spark shows those in plans and on its pages."""
+    if given.text("eventhubs.connectionString"):
+        raise ValueError(
+            "option eventhubs.connectionString: Spark would show it in plans and on its pages; give it to the driver "
+            f"by {CONNECTION_STRING} of its environment, or in a file there that {FILE} names"
+        )
+
+
+def secret_in(path: str) -> tuple[str, str]:
+    """The connection string, or "", and where it was said: in this file, or where none is named in the environment.
+
+    Raises ValueError.
+    """
+    if not path:
+        return os.environ.get(CONNECTION_STRING, ""), CONNECTION_STRING
+    try:
+        return Path(path).read_text().strip(), f"option {FILE}"
+    except (OSError, UnicodeDecodeError) as fault:
+        where = f"on {socket.gethostname()} ({type(fault).__name__})"
+        raise ValueError(f"option {FILE}: {path!r} cannot be read {where}") from None
+
+
+def _parts(secret: str, said: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in secret.split(";") if part)
+    found = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if secret and "endpoint" not in found:
+        raise ValueError(f"{said}: it is no Event Hubs connection string")
+    return found | {"endpoint": found["endpoint"].partition("://")[2].strip("/")} if secret else found
+
+
+def _bounds(given: Given) -> Bounds:
+    if given.text("eventhubs.startingPositions"):
+        raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
+    since = _position(given, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
+    return bounds_of(given, "eventhubs", since, _position(given, "eventhubs.endingPosition", ()))
+
+
+def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+    """A word, or the JSON of the Azure connector: offset "-1" or "@latest", or enqueuedTime."""
+    if not (text := given.text(name)):
+        return None
+    offset, timestamp = _json(name, text) if text.startswith("{") else (text, "")
+    return start_of(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)
+
+
+def _json(name: str, text: str) -> tuple[str, str]:
+    try:
+        found = json.loads(text)
+        offset, moment = str(found.get("offset") or ""), found.get("enqueuedTime")
+        seconds = datetime.fromisoformat(moment).timestamp() if moment else 0.0
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
+    return offset, str(int(seconds * 1000)) if moment else ""

@@ -1,0 +1,293 @@
+"""Reads one held shard ahead of Spark, and writes its checkpoint once Spark has committed.
+
+Rule 1: a step reads at most once and only where there is room, so a blocked sink bounds what is in memory.
+Rule 2: the checkpoint moves only to what Spark has committed; what was read ahead counts for nothing.
+Rule 3: a shard asked away leaves once Spark has committed what it was given, so that nothing is done twice;
+in the end, and after a theft, it leaves at once.
+Rule 4: what an earlier run committed is written once this run has read the shard: it may be of another stream.
+Rule 5: what is read is held, or read again; nothing is read or planned once the lease has expired by our own clock.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from threading import Condition
+
+from attrs import Factory, define
+
+from leasehold.adapters.reading.handlers.handling import Measure
+from leasehold.adapters.reading.member import FAULT_WAITS, PARENT_WAITS, ReadingWorker
+from leasehold.adapters.reading.shard_end import end
+from leasehold.adapters.reading.start import ReadingStart
+from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.protocol import Batch, Reader, SourceError, SourceUnavailable
+from leasehold.adapters.spark.chunks import Chunk, ReadAheadPace, chunk_of
+from leasehold.adapters.spark.offsets import Held
+from leasehold.adapters.worker.holding import Holding
+from leasehold.balancer.model import TRIM_HORIZON, Position, Shard
+from leasehold.balancer.shards.ancestry import readable
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import StoreError
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
+SILENT_SECONDS = 60.0
+"""How long nothing may come before the end of what is there now is believed to be reached."""
+PAST_SECONDS = 10.0  # past the time at which the end was asked for: sources round how far behind they are
+
+
+@define
+class ReadAheadState:
+    """The state that all prefetchers of a query share. One condition guards it, and is notified of each change.
+
+    ending      whether everything must be let go now
+    only_now    whether nothing is read beyond what is there when reading begins (AvailableNow)
+    feeds       how many shards are held
+    measure     told what each reading brought
+    answers     how many readings were answered, be it that there is nothing
+    resume      where a lease is to be read from, given where its checkpoint says
+    committed   how far Spark has committed a lease, or None
+    read        the shards of which a reading was answered in this run
+    """
+
+    pace: ReadAheadPace
+    changed: Condition
+    resume: Callable[[Holding, Position], Position]
+    committed: Callable[[str], Position | None]
+    ending: bool = False
+    only_now: bool = False
+    feeds: int = 0
+    measure: Measure = lambda _holding, _batch: None
+    answers: int = 0
+    read: set[str] = Factory(set)
+
+
+class ShardPrefetcher:
+    """Reads one held shard ahead, and writes its checkpoint.
+
+    member   the worker
+    holding  its lease
+    shelf    shared with the other feeds
+    left     called when it is over
+    """
+
+    def __init__(
+        self, member: ReadingWorker, holding: Holding, shelf: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
+    ) -> None:
+        self.holding, self.key = holding, holding.key
+        self._member, self._shelf, self._left = member, shelf, left
+        self._first = ReadingStart(holding, member.source, member.config)
+        self._reader: Reader | None = None
+        self._buffer = shelf.pace.buffer(shelf.pace.columns)
+        self._children: tuple[Shard, ...] = ()
+        self._begins: Position | None = None  # of the next range
+        self._held: Held | None = None  # as it was told last
+        self._done: Position | None = None  # committed by Spark, and not yet written
+        self._settled: Position | None = None  # the last position that was written
+        self._handed: Position | None = None  # the end of what Spark was given last
+        self._read_to = TRIM_HORIZON
+        self._target: Position | None = None
+        self._ended = self._at_tip = False
+        self._heard = self._asked = 0.0
+        self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
+
+    # For the planning of batches; call these with `shelf.changed` held
+
+    @property
+    def held(self) -> Held | None:
+        """As a batch may take part in it; None if it may not."""
+        if self._begins is None or self.holding.lost.is_set() or self.holding.parting or self.holding.expired:
+            return None
+        if self._held is None or self._held.begins is not self._begins:
+            self._held = Held(self.holding.epoch, self._begins)
+        return self._held
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Rows and bytes read ahead; a position to be moved without rows counts as one row."""
+        return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was there when reading began has been handed over, and all commits are written."""
+        return (self._at_tip or self._ended) and not self._buffer and self._writable is None
+
+    @property
+    def _writable(self) -> Position | None:
+        """The position that Spark has committed and the lease does not say, once it may be written."""
+        return self._done if self._ended or self.key in self._shelf.read else None
+
+    @property
+    def opened(self) -> bool:
+        """Whether reading has begun."""
+        return self._begins is not None
+
+    def take(self, rows: int, size: int) -> Chunk | None:
+        """The next rows, at most so many."""
+        chunk = self._buffer.take(rows, size)
+        if chunk is not None:
+            self._begins = self._handed = chunk.ends
+        return chunk
+
+    def commit(self, position: Position) -> None:
+        """Spark is done up to here."""
+        self._done = position
+
+    def step(self, now: float) -> float:
+        """Do one bounded piece of work, and return when to call again: never (infinity) once it is over."""
+        try:
+            due = self._step(now)
+        except (StoreError, SourceUnavailable) as fault:
+            wait = self._faults.next()
+            log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
+            return now + wait
+        except SourceError as fault:
+            return self._exclude(now, fault)
+        self._faults.reset()
+        return due
+
+    def _step(self, now: float) -> float:
+        if self.holding.lost.is_set():
+            return self._leave()
+        if (done := self._writable) is not None and not self._write(done):
+            return self._leave()
+        if self.holding.parting:
+            return self._part(now)
+        if self._buffer.gone:
+            self._set_back()
+        if self.holding.expired or self._ended or self._blocked(now):  # expired, it may be another's
+            return now + ROOM_SECONDS
+        return self._open(now) if self._begins is None else self._read(now)
+
+    def _open(self, now: float) -> float:
+        lease, member = self.holding.lease, self._member
+        parents = {parent.key: parent for parent in member.store.get(lease.parents)} if lease.parents else {}
+        if not readable(lease, parents):  # L12
+            wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
+            return now + wait
+        if (start := self._start()) is None:
+            return self._leave()
+        self._ended = start.ended
+        self._reader = None if start.ended else member.source.open(self.holding.claimed, start)
+        with self._shelf.changed:
+            self._begins, self._read_to, self._heard = start, start, now
+            # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
+            done = self._shelf.committed(self.key)
+            self._done = None if done is None or done.order > start.order else done
+            self._shelf.changed.notify_all()
+        return now
+
+    def _start(self) -> Position | None:
+        """Where the query itself came to; only what it knows nothing of starts where the lease says."""
+        checkpoint = self.holding.lease.checkpoint
+        known = self._shelf.resume(self.holding, checkpoint)
+        if known == checkpoint:
+            return self._first.find()
+        # A row made anew says LATEST: pinned to the present, it would skip what came since the query's last batch.
+        log.info("shard %s: its lease says %s, going on behind %s", self.key, checkpoint.sequence, known.sequence)
+        return known
+
+    def _read(self, now: float) -> float:
+        if self._shelf.only_now and self._target is None:
+            self._target, self._asked = self._member.source.latest(self.holding.lease), now
+            self._reached(now, behind=None)
+        if self._at_tip:
+            return now + ROOM_SECONDS
+        batch = self._held_batch(now)  # kept first: what follows may raise
+        self.holding.throughput.add(batch.size, now)
+        self._shelf.measure(self.holding, batch)
+        # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait.
+        return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
+
+    def _held_batch(self, now: float) -> Batch:
+        """Read once, and put the rows where Spark takes them; after a fault the next step reads them again."""
+        try:
+            self._reader = self._reader or self._member.source.open(self.holding.lease, self._read_to)
+            batch = self._reader.read()
+            chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
+            with self._shelf.changed:
+                self._put(batch, chunk, now)
+        except Exception:
+            self._close()  # it may be past undelivered records: the next is opened behind what is held
+            raise
+        return batch
+
+    def _put(self, batch: Batch, chunk: Chunk | None, now: float) -> None:
+        if chunk is not None:
+            self._buffer.put(chunk)
+            self._read_to, self._heard = chunk.ends, now
+        self._ended, self._children = batch.ended, batch.children
+        if chunk is not None or batch.behind_seconds is not None:
+            self._shelf.answers += 1
+            self._shelf.read.add(self.key)
+        self._reached(now, behind=batch.behind_seconds)
+        self._shelf.changed.notify_all()
+
+    def _reached(self, now: float, *, behind: float | None) -> None:
+        """Note whether all that was there at the start is read: up to the last number, where the source gave one."""
+        if (target := self._target) is None or self._at_tip:
+            return
+        if not target.numbered:
+            # A time of zero means that the shard never had a record; else the source says how far behind it is.
+            # Where records never cease, it is enough that reading is well past the time that was asked for.
+            past = behind is not None and now - self._asked > behind + PAST_SECONDS
+            self._at_tip = target.sub == 0 or behind == 0 or past
+        elif self._read_to.order >= target.order:
+            self._at_tip = True
+            self._shelf.read |= {self.key} if self._read_to.order == target.order else set()  # rule 4: that stream
+        elif now - self._heard > SILENT_SECONDS:
+            log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
+            self._at_tip = True
+
+    def _blocked(self, now: float) -> bool:
+        """Whether what was read ahead must go before more is read."""
+        pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)
+        if self._buffer.count < pace.rows // feeds and self._buffer.bytes < pace.bytes // feeds:
+            return False
+        self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
+        return True
+
+    def _write(self, done: Position) -> bool:
+        if done.ended:
+            member = self._member
+            if end(self.holding, self._children, member.store, member.source, member.config):
+                member.hurry()
+            return False
+        kept = self.holding.checkpoint(done)
+        with self._shelf.changed:
+            self._settled, self._done = done, None if self._done is done else self._done
+            self._shelf.changed.notify_all()
+        return kept
+
+    def _part(self, now: float) -> float:
+        if self._handed not in {None, self._settled} and not self._shelf.ending:
+            return now + COMMIT_SECONDS
+        return self._leave() if self.holding.part(self._settled) else now
+
+    def _set_back(self) -> None:
+        """Have read again what Spark was not given yet: the process that had it is gone."""
+        self._close()
+        with self._shelf.changed:
+            self._buffer = self._shelf.pace.buffer(self._shelf.pace.columns)
+            self._read_to = self._begins or self._read_to
+            self._ended = self._at_tip = False
+
+    def _exclude(self, now: float, fault: SourceError) -> float:
+        log.error("shard %s cannot be read here, released for %g s: %s", self.key, EXCLUDED_SECONDS, fault)
+        self._member.exclude(self.key, EXCLUDED_SECONDS)
+        self.holding.ask_release()
+        self._member.hurry()
+        return now
+
+    def _leave(self) -> float:
+        self._close()
+        with self._shelf.changed:
+            self._left(self)
+            self._shelf.changed.notify_all()
+        return math.inf
+
+    def _close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()

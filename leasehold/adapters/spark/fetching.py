@@ -1,0 +1,247 @@
+"""Rows that wait in the reading process until Spark's tasks fetch them over TCP.
+
+Rule 1: nobody gets a row without the query's token, which is compared in constant time. It keeps out who may reach
+the port and is no task of this query; it hides nothing from who may read the network, as rows within tasks do not.
+Rule 2: what is kept takes a bounded part of the process's memory; more is in files without a name, which are gone
+when the process is, however it ends.
+Rule 3: the same rows are sent however often they are asked for, until their batch is discarded.
+Rule 4: a task that has not received everything fails, so that Spark runs it again: the last byte says that it is all.
+"""
+
+import logging
+import mmap
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from hmac import compare_digest
+from secrets import token_bytes
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from struct import Struct
+from threading import Thread
+from typing import IO
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import field, frozen
+from pyspark.sql.datasource import InputPartition
+
+from leasehold.adapters.spark.options import Address
+from leasehold.stores.printable import escaped
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+TOKEN_BYTES = 32
+REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
+"""The token, the batch's number and the task's place in it."""
+HERE, GONE, ALL = b"H", b"G", b"A"
+"""Before the rows: whether there are any; behind them: that they are all."""
+REQUEST_SECONDS = 10.0
+"""How long a peer may take to say what it wants."""
+NETWORK_SECONDS = 120.0
+"""How long a task waits for the next bytes: as long as Spark itself does (`spark.network.timeout`)."""
+PORTS = 16
+"""How many ports are tried from a given one on: each query of a driver needs one."""
+SLICE_BYTES = 4 << 20
+"""About this much is one batch of Arrow."""
+
+
+@frozen
+class FetchedRows(InputPartition):
+    """Rows that a task fetches: of one place of a batch."""
+
+    host: str
+    port: int
+    token: bytes = field(repr=False)
+    number: int
+    place: int
+
+
+Again = Callable[[int, int], Sequence[pa.RecordBatch]]
+"""Has the rows of one place of a batch that are not kept; none of a batch that is done."""
+
+
+def nothing(_number: int, _place: int) -> Sequence[pa.RecordBatch]:
+    """Rows that are not kept are gone."""
+    return ()
+
+
+class RowServer:
+    """Keeps rows for tasks and sends them, from its making until it is closed. Raises OSError without a port.
+
+    most    bytes that are kept in memory, about
+    folder  where the files for more are; "" for the system's own place
+    again   has rows that were promised, and are not kept
+    """
+
+    def __init__(self, address: Address, most: int, folder: str, again: Again = nothing) -> None:
+        self._address, self._most, self._folder = address, most, folder
+        self._server = _listening(address, again)
+        Thread(target=self._server.serve_forever, args=(0.1,), name="leasehold-rows", daemon=True).start()
+        log.info("tasks fetch rows from %s, port %d", address.host, self.port)
+
+    @property
+    def port(self) -> int:
+        """The port that was free."""
+        return int(self._server.server_address[1])
+
+    @property
+    def token(self) -> bytes:
+        """The token that tasks must show."""
+        return self._server.token
+
+    def keep(self, number: int, place: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
+        """Keep the rows of one task of a batch, and tell how to fetch them."""
+        kept = Kept.of(batches)
+        if self._in_memory + kept.memory > self._most:
+            kept = kept.on_disk(self._folder)
+        self._server.kept[number, place] = kept
+        return self.promised(number, place)
+
+    def promised(self, number: int, place: int) -> FetchedRows:
+        """How a task fetches this place of a batch."""
+        return FetchedRows(self._address.host, self.port, self._server.token, number, place)
+
+    @property
+    def _in_memory(self) -> int:
+        return sum(kept.memory for kept in self._server.kept.values())
+
+    def discard(self, number: int) -> None:
+        """Let the rows of this batch go; what is being sent is sent to its end."""
+        for key in [key for key in self._server.kept if key[0] == number]:
+            del self._server.kept[key]
+
+    def close(self) -> None:
+        """Listen no more, and let all rows go."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.kept.clear()
+
+
+@frozen
+class Kept:
+    """The rows of one task, in small batches: a task, and Spark behind it, has a few of them in memory.
+
+    memory  how many bytes of this process they take
+    """
+
+    batches: tuple[pa.RecordBatch, ...]
+    memory: int
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch]) -> "Kept":
+        """Keep rows as they are."""
+        parts = tuple(part for batch in batches for part in _sliced(batch))
+        return cls(parts, sum(part.nbytes for part in parts))
+
+    def on_disk(self, folder: str) -> "Kept":
+        """The same rows in a file without a name, read from there when they are sent."""
+        with tempfile.TemporaryFile(dir=folder or None) as file:
+            self.write(file)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return Kept(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
+
+    def write(self, file: IO[bytes]) -> None:
+        """As a stream of Arrow."""
+        with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), self.batches[0].schema) as writer:
+            for batch in self.batches:
+                writer.write_batch(batch)
+
+
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
+
+
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    allow_reuse_address = True
+
+    def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
+        self.address_family = family
+        self.again = again
+        self.token = token_bytes(TOKEN_BYTES)
+        self.kept: dict[tuple[int, int], Kept] = {}
+        super().__init__(place, _Sending)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
+        fault = sys.exc_info()[1]
+        level = logging.DEBUG if isinstance(fault, OSError) else logging.ERROR  # tasks may go, as all peers
+        log.log(level, "rows were not sent to %s: %r", client_address, fault)
+
+
+class _Sending(BaseRequestHandler):
+    server: _Server
+    request: socket.socket
+
+    def handle(self) -> None:
+        self.request.settimeout(REQUEST_SECONDS)
+        token, number, place = REQUEST.unpack(received(self.request, REQUEST.size))
+        if not compare_digest(token, self.server.token):
+            log.warning("%s asked for rows without this query's token, and got none", self.client_address)
+            return
+        rows = self._rows(number, place)
+        # A task's sink may block for as long as it likes; a peer that is gone is noticed.
+        self.request.settimeout(None)
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with self.request.makefile("wb") as stream:
+            stream.write(GONE if rows is None else HERE)
+            if rows is not None:
+                rows.write(stream)
+                stream.write(ALL)
+
+    def _rows(self, number: int, place: int) -> Kept | None:
+        kept = self.server.kept.get((number, place))
+        again = self.server.again(number, place) if kept is None else ()
+        return Kept.of(again) if again else kept
+
+
+def _listening(address: Address, again: Again) -> _Server:
+    ports = range(address.port, address.port + PORTS) if address.port else (0,)
+    fault = OSError()
+    for port in ports:
+        try:
+            family, *_, place = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
+            return _Server(family, (str(place[0]), int(place[1])), again)
+        except OSError as found:
+            fault = found
+    raise OSError(
+        f"no port could be had for tasks to fetch rows from ({fault}): give lease.fetchPort another, or set "
+        "lease.transport to embedded"
+    ) from fault
+
+
+# On an executor
+
+
+def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Raises RuntimeError if they cannot be had, or none come for so long; says what to set."""
+    try:
+        with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
+            connection.settimeout(seconds)
+            connection.sendall(REQUEST.pack(rows.token, rows.number, rows.place))
+            if received(connection, 1) == GONE:
+                raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
+            with connection.makefile("rb") as stream:
+                yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
+                if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of all
+                    raise ConnectionError("the driver went away before it had sent all rows")
+    except (OSError, pa.ArrowInvalid) as fault:
+        raise RuntimeError(
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): let executors connect "
+            "there, as they do to Spark's own ports, with lease.fetchPort where only some are open; or set "
+            "lease.transport to embedded"
+        ) from fault
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises ConnectionError if the other side closes before."""
+    found = b""
+    while len(found) < size:
+        more = connection.recv(size - len(found))
+        if not more:
+            raise ConnectionError("the other side has closed the connection without an answer")
+        found += more
+    return found

@@ -1,0 +1,138 @@
+"""The options of `kinesis-leased`: those that users of other Kinesis connectors know, and the group's own."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from attrs import frozen
+
+from leasehold.adapters.spark.batch.bounds import Bounds, bounds_of
+from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+
+LEAST_MS = 223
+"""Between two requests for one shard: at most 4.5 a second, of the five that all readers of a shard share."""
+
+ROWS_PER_SHARD = 100_000
+
+WITHOUT_EFFECT = {
+    "kinesis.failOnDataLoss": "records past their retention are gone for every reader; it is logged",
+    "kinesis.maxFetchTimePerShardSec": "records are read ahead, between batches",
+    "kinesis.describeShardInterval": "shards are listed when one ends, and where hash keys are uncovered",
+    "kinesis.getRecords.numberOfRecordsPerFetch": "each request asks for as many as it may",
+}
+
+DATABRICKS = {
+    "streamName": "kinesis.streamName",
+    "region": "kinesis.region",
+    "endpoint": "kinesis.endpointUrl",
+    "initialPosition": "kinesis.startingPosition",
+    "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
+    "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
+}
+"""Names which that connector has for options of ours."""
+
+
+NO_FAN_OUT = (
+    "a query polls (GetRecords): of one consumer a shard has one subscription at a time, which a repeated batch would "
+    "take from the shard's owner, and Spark's triggers take longer than fan-out saves; leave it out"
+)
+
+
+@frozen
+class KinesisOptions:
+    """The stream that a query reads, and how fast.
+
+    wire              the form in which records are asked for
+    interval_seconds  least time between two requests for one shard
+    shard_rows        most rows of one shard in one batch
+    lease             its store is "" where none is named, as for a batch
+    """
+
+    stream: str
+    region: str
+    endpoint: str
+    wire: str
+    interval_seconds: float
+    shard_rows: int
+    lease: LeaseOptions
+    bounds: Bounds
+
+    @property
+    def place(self) -> dict[str, str]:
+        """Where the stream is, as a source's own options have it; "" is for the environment to say."""
+        return {"region": self.region, "endpoint": self.endpoint, "wire": self.wire}
+
+
+def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
+    """Raises ValueError, naming the option."""
+    given = Given(options)
+    given.elsewhere(DATABRICKS)
+    stream = given.need("kinesis.streamName", "name the stream to read")
+    region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
+    _polling(given)
+    wire = given.choice("kinesis.wire", "cbor", "json")
+    given.ignore(WITHOUT_EFFECT)
+    interval = given.number("kinesis.getRecords.fetchIntervalMs", 250, least=LEAST_MS) or 0
+    rows = given.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    since = _position(given, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
+    lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
+    given.done()
+    return KinesisOptions(stream, region, endpoint, wire, interval / 1000, rows, lease, bounds)
+
+
+def _polling(given: Given) -> None:
+    if given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo") in {
+        "SubscribeToShard",
+        "efo",
+    }:
+        raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
+    given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
+    given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
+
+
+def _table(given: Given, region: str) -> str:
+    """The KCL's own way of naming its table, after the application."""
+    endpoint = given.text("kinesis.dynamodb.endpointUrl")
+    table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
+    return f"dynamodb://{quote(table)}{_query(region, endpoint)}" if table else ""
+
+
+def _query(region: str, endpoint: str) -> str:
+    query = urlencode({name: value for name, value in (("region", region), ("endpoint", endpoint)) if value})
+    return f"?{query}" if query else ""
+
+
+def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+    """A word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
+    text = given.text(name)
+    return start_of(name, text, first, ("LATEST",), _timestamp(name, text)) if text else None
+
+
+def _timestamp(name: str, text: str) -> str:
+    word, _, rest = text.partition(" ")
+    if word.upper() == "AT_TIMESTAMP":
+        return _milliseconds(name, rest)
+    if not text.startswith("{"):
+        return ""
+    try:
+        (key, value), *more = json.loads(text).items()
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(f"option {name}: not the JSON of a position") from None
+    if more or key.lower() != "at_timestamp":
+        raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
+    return _milliseconds(name, str(value))
+
+
+def _milliseconds(name: str, text: str) -> str:
+    if text.isdigit():
+        return text
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
+    return str(int(moment.timestamp() * 1000))

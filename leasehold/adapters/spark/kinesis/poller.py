@@ -1,0 +1,107 @@
+"""Reads one shard of Kinesis straight into columns, mostly without a Python object for each user record."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+
+from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
+from leasehold.adapters.sources.kinesis.clients import seconds_of
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.shards import children
+from leasehold.adapters.sources.kinesis.unpacking import columns_of
+from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.spark.chunks import ArrowBatch
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import escaped
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+
+class ArrowPoller(Poller):
+    """A reader of one shard; asks as every other, and makes rows of the answers."""
+
+    def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
+        rows = columns_of(answer["Records"])
+        if rows.numbers and not rows.sealed:
+            return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+        self._iterator = answer.get("NextShardIterator") or None
+        behind = answer.get("MillisBehindLatest") or 0
+        if rows.numbers:
+            self._say_gap(rows.numbers[0])
+            self._read = rows.numbers[-1]
+        return ArrowBatch(
+            records=(),
+            read_to=self._end(rows) if rows.numbers else None,
+            behind_seconds=behind / 1000,
+            wait_seconds=self._wait(idle=not rows.numbers and not behind, behind=behind > 0),
+            ended=self._iterator is None,
+            children=children(answer.get("ChildShards", ())),
+            size=sum(map(len, rows.datas)),
+            rows=self._rows(rows),
+            arrived=ARRIVED,
+        )
+
+    def _end(self, rows: RowColumns) -> Position:
+        # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
+        users = deaggregate(rows.datas[-1], None, None, self._hash_range)
+        return Position(rows.numbers[-1], max(len(users) + users.dropped - 1, 0))
+
+    def _rows(self, rows: RowColumns) -> pa.RecordBatch:
+        users = user_record_batch(rows.datas, rows.keys, self._hash_range)
+        self._say_what_was_dropped(rows, users)
+        users = self._undone(rows.numbers, users)
+        place = users["record"]
+        numbers = pa.array(rows.numbers, pa.string())
+        times = pa.array(map(_microseconds, rows.arrived), pa.timestamp("us", "UTC"))
+        columns = [
+            users["data"],
+            pa.repeat(pa.scalar(self._stream), users.num_rows),
+            pa.repeat(pa.scalar(self._shard), users.num_rows),
+            users["partition_key"],
+            users["explicit_hash_key"],
+            numbers.take(place),
+            users["sub_sequence_number"].cast(pa.int64()),
+            times.take(place),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+    def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
+        """Without what lies before the start: the first record may be an aggregate that is half done."""
+        if self._done is None or not users.num_rows:
+            return users
+        places, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
+        orders = [int(number) for number in numbers]
+        first = next(
+            (row for row, (at, sub) in enumerate(zip(places, subs, strict=True)) if (1, orders[at], sub) > self._done),
+            users.num_rows,
+        )
+        self._done = None if first < users.num_rows else self._done  # all that follows is later
+        return users.slice(first)
+
+    def _say_what_was_dropped(self, rows: RowColumns, users: pa.RecordBatch) -> None:
+        kept = np.zeros(len(rows), bool)
+        kept[np.asarray(users["record"])] = True
+        for at in np.flatnonzero(~kept).tolist():
+            found = deaggregate(rows.datas[at], None, None, self._hash_range)
+            text = "shard %s: %d user records of %s dropped: %s"
+            log.warning(text, self._shard, found.dropped, rows.numbers[at], found.reason)
+
+
+class Probe(Poller):
+    """A reader of one record at a time, to see what stands where."""
+
+    most = 1
+
+
+def _microseconds(told: object) -> int | None:
+    arrived = seconds_of(told)
+    return None if arrived is None else round(arrived * 1e6)

@@ -1,0 +1,237 @@
+"""The worker of one query: its real lease loop, in threads of Spark's source-runner process.
+
+The runner process calls a reader from its main thread, one call at a time, and may be busy or blocked
+for long; renewals and readings go on beside it. Release on the way out is best effort, and a lease's
+expiry the guarantee.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from threading import Condition, Thread
+
+from leasehold.adapters.reading.appointments import Step
+from leasehold.adapters.reading.exporting import exporting
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.slices.running import is_read
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.spark.chunks import ANY_SIZE, Chunk, ReadAheadPace
+from leasehold.adapters.spark.feed import ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.model import Lease, Position, Version
+from leasehold.balancer.shards.ancestry import readable
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import StoreError
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+STOP_SECONDS = 8.0
+
+
+class LeaseLoop:
+    """Holds leases and reads their shards ahead, from `start` until `close`.
+
+    worker  joins the group
+    pace    how far is read ahead
+    resume  where a lease is to be read from, given where its checkpoint says
+    sliced  whether the shards end where a slice does
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        pace: ReadAheadPace,
+        resume: Callable[[Holding, Position], Position],
+        *,
+        sliced: bool = False,
+    ) -> None:
+        # Spark starts the process, so only the environment can say where metrics are sent.
+        self._exports = ExitStack()
+        meter = self._exports.enter_context(exporting(None))
+        self._runner = Runner(worker, _nothing, meter=meter, drain_seconds=STOP_SECONDS, begin=self._ahead)
+        self._member, self._sliced = worker, sliced
+        self._changed = Condition()
+        self._committed: dict[str, Position] = {}
+        self._shelf = ReadAheadState(pace, self._changed, resume, self._committed.get, measure=self._measure)
+        self._feeds: dict[str, ShardPrefetcher] = {}
+        self._ever: set[str] = set()
+        self._fault: Exception | None = None
+        self._first_seen: dict[str, Version] = {}
+        self._alive: set[str] = set()
+        self._thread_of_all = Thread(target=self._run, name="leasehold-spark", daemon=True)
+
+    def _measure(self, holding: Holding, batch: Batch) -> None:
+        holding.reach.read(batch, self._member.clock())
+        holding.reach.done()  # what is read ahead is as far as this process knows
+        self._runner.handling.measure(holding, batch)
+
+    def start(self, *, only_now: bool) -> None:
+        """Join the group; `only_now` if nothing that comes later is to be read."""
+        self._shelf.only_now = only_now and not self._sliced  # a slice's shards end by themselves
+        self._thread_of_all.start()
+
+    def close(self) -> None:
+        """Release what is held, within a bounded time."""
+        self._shelf.ending = True
+        self._runner.stop()
+        self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner says itself what it could not release in time
+        if self._thread_of_all.is_alive():
+            log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
+        self._exports.close()
+
+    # For the main thread
+
+    def check(self) -> None:
+        """Raises what ended the loop: a table or stream that cannot be used; never a lost lease."""
+        if self._fault is not None:
+            raise self._fault
+
+    def wait(self, seconds: float) -> None:
+        """Until something waits to be taken, or so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fault or any(each.waiting[0] for each in self._takable()), seconds)
+
+    @property
+    def parting(self) -> bool:
+        """Whether a lease waits to be given away until Spark has committed."""
+        return any(holding.parting for holding in self._member.holdings)
+
+    def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
+        """Return where the next range of each held shard begins, and for some of them the rows that come next."""
+        with self._changed:
+            # Computed once: a lease may be lost, or expire, in the meantime.
+            held = {key: each for key, feed in self._feeds.items() if (each := feed.held) is not None}
+            feeds = {key: self._feeds[key] for key in held}
+            waiting = {key: min(shard_rows, count) for key, feed in feeds.items() if (count := feed.waiting[0])}
+            taken = _taken(feeds, shares(waiting, rows), size)
+        for key in taken:
+            self._runner.hurry(key)  # the buffer has room again
+        return held, taken
+
+    def commit(self, ends: Mapping[str, Position]) -> None:
+        """Spark is done up to these positions: they are written wherever the lease is ours, now or later."""
+        with self._changed:
+            self._committed.update(ends)
+            ours = [key for key in ends if key in self._feeds]
+            for key in ours:
+                self._feeds[key].commit(ends[key])
+        for key in ours:
+            self._runner.hurry(key)
+        if lost := sorted((ends.keys() & self._ever) - set(ours)):
+            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
+
+    def hurry(self, key: str) -> None:
+        """There is something to do for this shard."""
+        self._runner.hurry(key)
+
+    def was_read(self, keys: Iterable[str]) -> None:
+        """A repeated batch has read these shards, so that their checkpoints may be written before they are held."""
+        self._shelf.read.update(keys)
+
+    def says(self, key: str, position: Position) -> bool:
+        """Whether the lease itself, as last read, is done up to here."""
+        seen = self._member.watch.sightings.get(key)
+        return seen is not None and seen.lease.checkpoint.order >= position.order
+
+    @property
+    def behind(self) -> dict[str, float]:
+        """How many seconds the reading of each shard is behind its tip, where the source has told."""
+        now = self._member.clock()
+        with self._changed:
+            feeds = tuple(self._feeds.values())
+        return {feed.key: seconds for feed in feeds if (seconds := feed.holding.reach.behind(now)) is not None}
+
+    @property
+    def over(self) -> bool:
+        """Whether the query may end where nothing is left for it: of a slice, once all of it is read by whomever."""
+        return not self._sliced or is_read(self._member)
+
+    @property
+    def answers(self) -> int:
+        """How many readings were answered so far; a shard that cannot be read adds none."""
+        return self._shelf.answers
+
+    @property
+    def unfinished(self) -> Mapping[str, str]:
+        """Where there may be more to read of what was there, and why: here, or without a living owner elsewhere."""
+        with self._changed:
+            idle = {key: feed.idle for key, feed in self._feeds.items()}
+            opened = {key for key, feed in self._feeds.items() if feed.opened}
+        busy = {key: "its end is not reached" for key in opened if not idle[key]}
+        if busy:
+            return busy
+        try:
+            leases = {lease.key: lease for lease in self._member.store.list().leases}
+        except StoreError as fault:
+            log.warning("the leases could not be read, looking again: %s", fault)
+            return {"(all)": f"the leases cannot be read: {fault}"}
+        if not leases:
+            return {"(all)": "there are no leases yet"}
+        left = [lease for lease in leases.values() if not lease.ended and not self._looked_after(lease, opened, leases)]
+        return {lease.key: _unread(lease, self._member.me) for lease in left}
+
+    def _looked_after(self, lease: Lease, opened: set[str], leases: Mapping[str, Lease]) -> bool:
+        if lease.owner == self._member.me:
+            # A child waits for its parents, which may be somebody else's to finish.
+            return lease.key in opened or not readable(
+                lease, {key: leases[key] for key in lease.parents if key in leases}
+            )
+        if lease.owner is None:
+            return False
+        if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
+            self._alive.add(lease.key)  # it was renewed: its owner is alive and reads it
+        return lease.key in self._alive
+
+    # In the thread of the loop
+
+    def _run(self) -> None:
+        try:
+            self._runner.run()
+        except Exception as fault:  # noqa: BLE001  whatever it is, the query is to end with it
+            with self._changed:
+                self._fault = fault
+                self._changed.notify_all()
+
+    def _ahead(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
+        """Read it ahead."""
+        feed = ShardPrefetcher(worker, holding, self._shelf, self._left)
+        with self._changed:
+            self._ever.add(holding.key)
+            self._feeds[holding.key] = feed
+            self._shelf.feeds = len(self._feeds)
+        return feed.step
+
+    def _takable(self) -> list[ShardPrefetcher]:
+        return [feed for feed in self._feeds.values() if feed.held is not None]
+
+    def _left(self, feed: ShardPrefetcher) -> None:
+        if self._feeds.get(feed.key) is feed:
+            del self._feeds[feed.key]
+            self._shelf.feeds = len(self._feeds)
+
+
+def _nothing(_delivery: Delivery) -> None:
+    """Spark itself asks for the records."""
+
+
+def _unread(lease: Lease, me: str) -> str:
+    if lease.owner == me:
+        return "it cannot be opened"
+    return "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and does not renew it"
+
+
+def _taken(feeds: Mapping[str, ShardPrefetcher], counts: Mapping[str, int], size: int) -> dict[str, Chunk]:
+    sizes = shares({key: feeds[key].waiting[1] for key, count in counts.items() if count}, size)
+    taken: dict[str, Chunk] = {}
+    for key, most in sizes.items():
+        if (chunk := feeds[key].take(counts[key], most)) is not None:
+            taken[key] = chunk
+    if not taken:
+        # A row larger than its share is taken alone; else the query would stand still.
+        for key in sorted(key for key, count in counts.items() if count):
+            if (chunk := feeds[key].take(1, ANY_SIZE)) is not None:
+                return {key: chunk}
+    return taken

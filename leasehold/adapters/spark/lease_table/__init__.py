@@ -1,0 +1,1 @@
+"""A lease table as a Spark data source."""

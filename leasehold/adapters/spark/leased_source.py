@@ -1,0 +1,144 @@
+"""A Spark data source whose query is one worker of a group: what those of Kinesis and Event Hubs have in common.
+
+Spark makes it of its options without saying whether a query or a batch is to come: a lease table is asked for later.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from attrs import evolve
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from leasehold.adapters.reading.slices.slice import Slice
+from leasehold.adapters.spark.batch.bounds import Bounds, StreamPlace
+from leasehold.adapters.spark.batch.reader import SlicedReader
+from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.options import LeaseOptions
+from leasehold.adapters.spark.runner_process import told_plainly, unpacking
+from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
+
+
+class LeasedSource(DataSource):
+    """A format whose query joins a group, on any cluster.
+
+    known  options that the session itself answers, where the user does not; `register` sets it
+    """
+
+    known: ClassVar[Mapping[str, str]] = {}
+    FORMAT: ClassVar[str]
+    DDL: ClassVar[str]
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
+        with told_plainly():
+            self._spec, self._lease, self._place, self._bounds = self.asked({**self.known, **options})
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return unpacking(type(self), self.__dict__), ()
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return cls.FORMAT
+
+    def schema(self) -> str:
+        """The columns."""
+        return self.DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """Return the reader that makes a query a worker of its group.
+
+        Raises ValueError for a schema of the user's, where no lease table is named, and for an end that is no time.
+        """
+        with told_plainly():
+            _refuse_another(schema, self._spec)
+            if not self._lease.store:
+                raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
+            cut = self._bounds.of_query()
+        return QueryReader(self._spec, self._lease) if cut is None else SlicedQuery(self._spec, self._lease, cut)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of one batch, without leases. Raises ValueError for a schema of the user's."""
+        with told_plainly():
+            _refuse_another(schema, self._spec)
+        return SlicedReader(self._place, self._bounds, self._lease.cores)
+
+    @abstractmethod
+    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+        """The source and the leases that these options ask for; where it is, and what of it is read by a batch.
+
+        Raises ValueError, naming the option.
+        """
+
+
+ONCE = (
+    "trigger(once=True): Spark never says that its only batch is in the sink, so no lease could move; "
+    "trigger(availableNow=True) reads what is there now, commits it, and ends"
+)
+
+
+class QueryReader(LeasedReader):
+    """A reader as Spark has it: what a user is to mend is told in one sentence, without tracebacks."""
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
+        return unpacking(type(self), {}), ()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Any limit at all: Spark asks for all that is available under `trigger(once=True)` alone."""
+        return ReadMaxRows(self._options.trigger_rows)
+
+    @told_plainly()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """The end of the next batch. Raises ValueError under `trigger(once=True)`."""
+        if isinstance(limit, ReadAllAvailable):
+            raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
+        return super().latestOffset(start, limit)
+
+    @told_plainly()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch."""
+        return super().partitions(start, end)
+
+    @told_plainly()
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything up to here is in the sink."""
+        super().commit(end)
+
+
+class SlicedQuery(QueryReader):
+    """The reader of a query whose shards end where a slice does; its offsets, and its leases, say of which slice."""
+
+    def __init__(self, spec: SourceSpec, options: LeaseOptions, cut: Slice) -> None:
+        def opened(url: str, *, create: bool) -> Store:
+            return cut.store(open_store(url, create=create))
+
+        named = evolve(spec, open=lambda: cut.source(spec.open()), stream=f"{spec.stream} {cut.note}", sliced=True)
+        super().__init__(named, options, opened)
+
+    @told_plainly()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """The end of the next batch. Raises ValueError for a trigger with which the query would never end."""
+        if not self._only_now:
+            raise ValueError(
+                "option endingPosition: the query would not end with this trigger; use trigger(availableNow=True)"
+            )
+        return super().latestOffset(start, limit)
+
+
+def _refuse_another(schema: StructType, spec: SourceSpec) -> None:
+    def shapes(fields: StructType) -> list[tuple[str, str]]:
+        return [(each.name, each.dataType.simpleString()) for each in fields]
+
+    ours = from_arrow_schema(spec.columns.schema)
+    if shapes(schema) != shapes(ours):
+        raise ValueError(
+            f"schema: the columns are {', '.join(each.name for each in ours)}, and cannot be chosen: leave out "
+            ".schema(...), and take a record apart by from_json or the like"
+        )

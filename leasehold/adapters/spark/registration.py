@@ -1,0 +1,52 @@
+"""Makes the data sources known to a Spark session, and what they cannot see for themselves known to them."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOPBACK = "127.0.0.1"
+ENCRYPTING = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption", "spark.ssl.rpc.enabled")
+"""With one of these, Spark's processes hide from the network what they send one another."""
+
+
+def register(spark: "SparkSession") -> None:
+    """Afterwards `kinesis-leased`, `eventhubs-leased` and `lease-table` are formats of this session.
+
+    Tasks fetch their rows from the driver where Spark says it is; where Spark encrypts what it sends, rows go within
+    the tasks, which are encrypted, too.
+    """
+    # The pure modules of this package must be importable without pyspark.
+    from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
+    from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
+    from leasehold.adapters.spark.lease_table.data_source import LeaseTable  # noqa: PLC0415
+
+    here = {"known": _cores(spark) | address_of(spark)}
+    # Classes made here are pickled whole for Spark's other processes, with these attributes, and not by name.
+    spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), here))
+    spark.dataSource.register(type("EventHubsLeasedHere", (EventHubsLeased,), here))
+    spark.dataSource.register(LeaseTable)
+
+
+def _cores(spark: "SparkSession") -> dict[str, str]:
+    """The cores of all executors that are there by now, which a client of Spark Connect cannot see."""
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415  likewise
+
+    return {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
+
+
+def address_of(spark: "SparkSession") -> dict[str, str]:
+    """Where tasks reach the driver: by loopback where they run on its machine, else as Spark's own executors do."""
+
+    def said(name: str) -> str:
+        return (spark.conf.get(name, "") or "").strip()
+
+    if said("spark.master").startswith("local"):
+        return {"lease.fetchHost": LOOPBACK}
+    if any(said(name).lower() == "true" for name in ENCRYPTING) or not (host := said("spark.driver.host")):
+        return {}
+    # Spark writes an address of IPv6 in brackets.
+    return {
+        "lease.fetchHost": host.strip("[]"),
+        "lease.fetchBindHost": (said("spark.driver.bindAddress") or host).strip("[]"),
+    }

@@ -1,0 +1,236 @@
+"""Reads again exactly what an offset says: Spark repeats a batch that it had planned and not finished.
+
+A repeated batch has of each shard the same rows, or none, and never more: a sink that skips a batch it knows would
+lose what only the repetition had.
+
+Rule 1: a fault says nothing about the records. A reading that is throttled, cannot be reached or is not answered is
+tried again, and said; where no shard is heard of for too long the query fails, so that Spark repeats the batch when
+it is started again.
+Rule 2: a range is given up only where the source answers and has it no more, or where a partition that one reader
+alone may read is another worker's. Reading goes on where the range began. What one repetition gave up, each later one
+leaves out, too: the sink may have the batch without it.
+Rule 3: Spark commits a batch also where a range of it was given up, and a later run would take the range for done. So
+the range is noted on its lease before Spark gets the batch. Where one alone may read and another has taken the lease,
+the epoch has grown, and says the same; where the store counts no epochs, no range of an earlier run is taken for done.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from threading import Event
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import evolve, frozen
+
+from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.protocol import Batch, Reader, Source, SourceUnavailable, Trimmed
+from leasehold.adapters.spark.chunks import Columns, chunk_of, up_to
+from leasehold.adapters.spark.offsets import Offset, Range, text_of
+from leasehold.adapters.spark.waiting import Waiting, told
+from leasehold.balancer.model import Lease
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Done, OutcomeUnknown, Store, StoreError
+from leasehold.stores.writes import AnnotateLease
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+UNREAD = "spark_unread"
+"""Our attribute on a lease: the range that a repeated batch could not have."""
+
+THREADS = 16
+SILENT_SECONDS, SILENT_SECONDS_OWNED = 30.0, 5.0
+"""So long a source must answer that there is nothing, until a range is taken for gone; and how long an exclusive
+partition stays mute, until its lease is looked at for a living owner."""
+PAUSE_SECONDS, FAULT_SECONDS_MOST = 0.25, 10.0
+LOOK_SECONDS, SAID_LOOKS = 1.0, 10
+ATTEMPTS = 3
+
+
+@frozen
+class Place:
+    """Where ranges are read.
+
+    exclusive  whether only one reader at a time may read a shard, and silence is no answer, as over Event Hubs
+    """
+
+    store: Store
+    source: Source
+    columns: Columns
+    exclusive: bool
+
+    def believes(self, lease: Lease, wanted: Range) -> bool:
+        """Whether a batch that Spark takes for complete has this range."""
+        return not self.taken_since(lease, wanted) and not _given_up(lease, wanted)
+
+    def taken_since(self, lease: Lease, wanted: Range) -> bool:
+        """Whether another may have read this range alone; for all we know, where a store does not count owners."""
+        return self.exclusive and (not self.store.promises.counts_owners or lease.epoch != wanted.epoch)
+
+
+def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.RecordBatch]:
+    """The rows of each range that is still there to be read, by lease key; an empty range is left out.
+
+    Raises what `waiting` raises, SourceError where trying again cannot help, and StoreError.
+    """
+    ranges = {key: each for key, each in offset.ranges if not each.empty}
+    leases, over = _leases(ranges, place), Event()
+    wanted = {key: each for key, each in ranges.items() if not _given_up(leases[key], each)}
+    again = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
+        try:
+            work = {key: pool.submit(each.rows) for key, each in again.items()}
+            _wait(work, again, waiting)
+        finally:
+            over.set()
+    found = {key: each.result() for key, each in work.items()}
+    return {key: rows for key, rows in found.items() if rows is not None}
+
+
+def _wait(work: Mapping[str, Future[object]], again: Mapping[str, "Repetition"], waiting: Waiting) -> None:
+    looks = 0
+    while left := {key: again[key].trouble for key, each in work.items() if not each.done()}:
+        waiting.go_on(left, sum(each.answers for each in again.values()))
+        looks += 1
+        if not looks % SAID_LOOKS:
+            log.warning("the repeated batch waits for %s", told(left))
+        over, _ = wait(work.values(), LOOK_SECONDS, FIRST_EXCEPTION)
+        for each in over:
+            each.result()
+
+
+def believed(offset: Offset, place: Place) -> frozenset[str]:
+    """The shards that the sink has up to this offset once Spark has committed its batch. Raises StoreError."""
+    ranges = dict(offset.ranges)
+    leases = {lease.key: lease for lease in place.store.get(ranges)}
+    # A row that is gone had no other owner that we know of, and is made anew from this offset.
+    seen = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
+    return frozenset(key for key, each in ranges.items() if place.believes(seen[key], each))
+
+
+def _given_up(lease: Lease, wanted: Range) -> bool:
+    return lease.note(UNREAD) == text_of(wanted)
+
+
+def _leases(wanted: Mapping[str, Range], place: Place) -> dict[str, Lease]:
+    """The leases by which shards are opened; where the table is gone, made from the listing of shards."""
+    try:
+        found = {lease.key: lease for lease in place.store.get(wanted)}
+    except StoreError as fault:
+        log.warning("the leases could not be read: %s", fault)
+        found = {}
+    if wanted.keys() - found.keys():
+        listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in place.source.shards()}
+        found = listed | found
+    return {key: found.get(key, Lease(key)) for key in wanted}
+
+
+class Repetition:
+    """Reads one range again.
+
+    trouble  why it is not read yet
+    answers  how many readings were answered
+    """
+
+    def __init__(self, lease: Lease, wanted: Range, place: Place, over: Event) -> None:
+        self.trouble, self.answers = "it does not answer", 0
+        self._lease, self._wanted, self._place, self._over = lease, wanted, place, over
+        self._reader: Reader | None = None
+        self._faults = Backoff(PAUSE_SECONDS, FAULT_SECONDS_MOST)
+        self._silent = self._mute = self._looked = 0.0
+
+    def rows(self) -> pa.RecordBatch | None:
+        """Read the whole range; None if it is gone, or another worker's to read."""
+        try:
+            return pa.concat_batches(list(self._batches()))
+        except Trimmed as gone:
+            log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, gone)
+        self._note()
+        return None
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """Raises Trimmed if the end of the range will not come."""
+        columns, ends = self._place.columns, self._wanted.ends
+        try:
+            while not self._over.is_set():
+                batch = self._read()
+                chunk = None if batch is None else chunk_of(columns, self._lease, batch)
+                if chunk is not None:
+                    yield up_to(columns, chunk, ends)
+                    if chunk.ends.order >= ends.order:
+                        return
+                self._over.wait(self._pause(batch, came=chunk is not None))
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+
+    def _read(self) -> Batch | None:
+        """Read once; None if the source could not be reached."""
+        try:
+            if self._reader is None:
+                # Under the epoch of that time, so that a reader with a later one is not disconnected.
+                lease = evolve(self._lease, epoch=self._wanted.epoch)
+                self._reader = self._place.source.open(lease, self._wanted.begins)
+            return self._reader.read()
+        except SourceUnavailable as fault:
+            self.trouble = str(fault)
+            log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, fault)
+            return None
+
+    def _pause(self, batch: Batch | None, *, came: bool) -> float:
+        """Count the silence, and return the seconds until the next reading. Raises Trimmed once it lasted enough."""
+        if batch is None:
+            return self._faults.next()
+        self._faults.reset()
+        pause = max(PAUSE_SECONDS, batch.wait_seconds)
+        if came:
+            self.answers += 1
+            self._silent = self._mute = self._looked = 0.0
+        elif self._place.exclusive:
+            self._mute += pause
+            self._ask_about(self._mute)
+        elif batch.behind_seconds is not None:
+            self.answers += 1
+            self._silent = 0.0 if batch.behind_seconds else self._silent + pause
+            if self._silent > SILENT_SECONDS:
+                raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, and the source says that this is all")
+        return pause
+
+    def _ask_about(self, mute: float) -> None:
+        """A link on which nothing comes may be idle, another reader's, or down: the lease and the source tell."""
+        if mute - self._looked > SILENT_SECONDS_OWNED:
+            self._looked = mute
+            if self._lives():
+                raise Trimmed("another worker holds its lease and reads it")
+        if mute <= SILENT_SECONDS:
+            return
+        try:
+            self._place.source.latest(self._lease)
+        except SourceUnavailable as fault:
+            self.trouble = str(fault)
+            self._mute = self._looked = 0.0
+        else:
+            raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, although the source answers")
+
+    def _lives(self) -> bool:
+        """Whether the lease's owner has written it since the last look: one that was killed has not."""
+        before = self._lease
+        try:
+            self._lease = next(iter(self._place.store.get([before.key])), before)
+        except StoreError as fault:
+            log.warning("lease %s cannot be read: %s", before.key, fault)
+        same = before.owner is not None and before.owner == self._lease.owner
+        return same and before.version != self._lease.version
+
+    def _note(self) -> None:
+        """Have the next run know that this range is not in the sink, whatever Spark says of the batch."""
+        for _ in range(ATTEMPTS):
+            for lease in self._place.store.get([self._lease.key]):
+                if self._place.taken_since(lease, self._wanted):
+                    continue  # No run believes it, and its owner is not disturbed by another's write.
+                if not isinstance(self._place.store.write(AnnotateLease(lease, UNREAD, text_of(self._wanted))), Done):
+                    break
+            else:
+                return
+        raise OutcomeUnknown(
+            f"lease {self._lease.key}: that a range could not be repeated was refused {ATTEMPTS} times"
+        )

@@ -1,0 +1,97 @@
+"""Prepares a process that Spark starts for a source: it logs to the driver's log, and ends in good order."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pyspark.cloudpickle import dumps
+
+from leasehold.adapters.reading.runner import READABLE
+from leasehold.adapters.sources.protocol import Source, SourceUnavailable
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+HIDING = "SPARK_HIDE_TRACEBACK"
+"""Spark's own variable, looked at when a fault has ended one of its Python processes."""
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Have Spark tell of a fault that tells a user its cause in that one sentence, without tracebacks.
+
+    The process ends with the fault, so that the setting outlives nothing.
+    """
+    try:
+        yield
+    except (*READABLE, ValueError):
+        os.environ[HIDING] = "1"
+        raise
+
+
+def speak() -> None:
+    """Send warnings, and the events of the query's leases, to the driver's log."""
+    # Spark sets up no logging in this process; if the user did, it is left as it is.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
+def end_on_signal() -> None:
+    """Have the process stop its reader when Spark ends it, which is by a signal, sometimes twice."""
+
+    def end(_number: int, _frame: object) -> None:
+        # First of all, because a second signal would interrupt the releases.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:
+    """Make the function that gives another process this object, or tells which package its Python lacks.
+
+    Spark pickles what is made within a function whole, and not by a name that would have to be imported.
+    """
+    packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
+
+    def unpacked() -> object:
+        import os  # noqa: PLC0415  nothing of this module is there yet
+        import pickle  # noqa: PLC0415  likewise
+        import sys  # noqa: PLC0415  likewise
+
+        try:
+            found, state = pickle.loads(packed)  # noqa: S301  by Spark's own processes, as all they get
+        except ImportError as missing:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise ImportError(
+                f"{missing}: the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON to one with "
+                "'leasehold[spark]' on every machine, or ship such an environment with the query (spark.archives)"
+            ) from None
+        made = found.__new__(found)
+        made.__dict__.update(state)
+        return made
+
+    return unpacked
+
+
+def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
+    """Open the lease table; where there is none yet, it is made once the source has shown its shards.
+
+    A source that passes for a moment does not count against it. Raises what opening raises, and SourceError if there
+    is no such stream.
+    """
+    try:
+        return opened(url, create=False)
+    except OutcomeUnknown:
+        raise
+    except StoreError:
+        if not create:
+            raise
+    with suppress(SourceUnavailable):
+        source.shards()
+    return opened(url, create=True)

@@ -1,0 +1,297 @@
+"""The reader that Spark calls: plans batches of what was read ahead, and commits them to the leases.
+
+Spark makes a reader in its source-runner process and calls it there, one call at a time; copies of it go to
+the executors, where only `read` is called. Nothing is opened before the first batch is planned.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import evolve, frozen
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from leasehold.adapters.spark.chunks import ReadAheadPace, SourceSpec
+from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed
+from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
+from leasehold.adapters.spark.readers.way import way_of
+from leasehold.adapters.spark.replay import Place, believed, replayed
+from leasehold.adapters.spark.runner_process import end_on_signal, lease_table, speak
+from leasehold.adapters.spark.transport import Rows, read, spread
+from leasehold.adapters.spark.waiting import Waiting
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+Opened = Callable[..., Store]
+"""Opens the lease table; `open_store`, unless a test stands in between."""
+
+IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
+REPORTED = 50
+"""How many shards a report names: those that are furthest behind."""
+FLUSH_SECONDS = 1.0
+"""Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
+
+
+@frozen
+class Plan:
+    """A batch that was planned: the offsets on both sides, and the rows of each shard."""
+
+    start: Offset
+    end: Offset
+    rows: Mapping[str, pa.RecordBatch]
+
+
+class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of one query, by Spark's interface; the work is done by `Run`."""
+
+    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
+        self._stock, self._options, self._opened = stock, options, opened
+        self._only_now = False
+        self._run: Run | None = None
+        self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
+        return {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """Nothing yet; it is asked for twice, and not at all after a restart."""
+        return encode(Offset(stream=self._stock.stream))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """The limits of this source are its options, and kept by itself."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """End with what is there now."""
+        self._only_now = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """The end of the next batch, or `start` itself if there is nothing to do."""
+        offset = self._decoded(start).gone_on_from(self._stock.stream)
+        run = self._running()
+        run.join(offset)
+        end = run.plan(offset, limit)
+        if end is None:
+            return start
+        if not self._known or self._known[-1][1] is not end:
+            self._known.append((encode(end), end))
+        return self._known[-1][0]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002  `end` says all
+        """The tasks of a batch: the one just planned, or after a restart one that was planned before."""
+        offset = self._decoded(end).named(self._stock.stream)
+        return list(self._running().partitions(offset))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, on an executor; as often as Spark likes."""
+        if not isinstance(partition, Rows):
+            raise TypeError(f"{type(partition).__name__} is no partition of this source")
+        return read(partition)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
+        """How far behind each shard is, for `sources[].latestOffset` of the query's progress; None before reading."""
+        return None if self._run is None else self._run.report()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything up to here is in the sink."""
+        offset = self._decoded(end).named(self._stock.stream)
+        self._running().commit(offset)
+
+    def stop(self) -> None:
+        """Release what is held."""
+        if self._run is not None:
+            self._run.close()
+
+    def _decoded(self, stored: dict[str, Any]) -> Offset:
+        """Of many shards it takes a while; what was planned is asked for again and again, until it is committed."""
+        return next((offset for known, offset in self._known if known == stored), None) or decode(stored)
+
+    def _running(self) -> "Run":
+        if self._run is None:
+            self._run = Run(self._stock, self._options, self._opened, only_now=self._only_now)
+        return self._run
+
+
+class Run:
+    """A run of a query, in the runner process: plans batches, repeats them, and commits them to the leases."""
+
+    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
+        end_on_signal()
+        speak()
+        self._stock, self._options, self._only_now = stock, options, only_now
+        most = options.trigger_bytes
+        self._trigger_bytes = min(most, EMBEDDED_BYTES) if options.fetch is None else most
+        self._source = stock.open()
+        self._store = lease_table(opened, options.store, self._source, create=options.create)
+        self._place = Place(self._store, self._source, stock.columns, exclusive=not stock.rereadable)
+        self._way = way_of(stock, options, self._place)
+        self._transport = self._way.transport
+        self._loop = self._made_loop()
+        self._waiting = Waiting(options.config.lease_seconds)
+        self._joined = False
+        self._plans: dict[int, Plan] = {}
+        self._parts: dict[int, Sequence[Rows]] = {}
+        self._previous = Offset()
+        self._had: frozenset[str] = frozenset()  # its shards whose rows the sink is known to have
+        self._planned = time.monotonic()
+        self._handed: dict[str, Position] = {}
+        self._committed = -1
+
+    def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
+        """Become a worker of the group, if not yet; `start` is how far this query came.
+
+        Spark has it in the sink, unless its batch is `repeated` in this run, with the rows of these shards.
+        """
+        if self._joined:
+            return
+        self._joined, self._previous = True, start
+        if not start.ranges:
+            log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
+        self._had = believed(start, self._place) & (start.keys if repeated is None else set(repeated))
+        # A row that was made anew gets its checkpoint before another worker starts from it.
+        done = {key: self._done(key, start, each) if repeated is None else each.begins for key, each in start.ranges}
+        self._loop.commit(done)
+        self._way.begin(self._loop.hurry)
+        self._loop.start(only_now=self._only_now)
+
+    def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
+        """The end of the batch behind `start`, the same however often it is asked; None if there is none."""
+        self._loop.check()
+        known = self._plans.get(start.number + 1)
+        if known is not None and known.start == start:
+            return known.end
+        plan = self._next(start, limit)
+        if plan is None:
+            return None
+        self._plans[plan.end.number] = plan
+        return plan.end
+
+    def partitions(self, end: Offset) -> Sequence[Rows]:
+        """The tasks of the batch that ends here."""
+        if end.number not in self._parts:
+            plan = self._plans.get(end.number)
+            if plan is None or plan.end != end:
+                rows = self._again(end)
+            else:
+                rows, self._plans[end.number] = plan.rows, evolve(plan, rows={})  # the tasks hold them now
+            self._parts[end.number] = self._transport.partitions(end.number, spread(rows, self._options.tasks))
+        return self._parts[end.number]
+
+    def commit(self, end: Offset) -> None:
+        """Spark is done with the batch that ends here."""
+        done = {key: each.ends for key, each in end.ranges if not each.empty and self._delivered(key, end)}
+        self._loop.commit(done)
+        self._committed = end.number
+        for number in [number for number in (*self._plans, *self._parts) if number <= end.number]:
+            self._transport.discard(number)
+            self._plans.pop(number, None)
+            self._parts.pop(number, None)
+
+    def report(self) -> dict[str, Any]:
+        """Where reading stands: of all shards that are read, and of those furthest behind."""
+        behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
+        worst = sorted(((key, each) for key, each in behind.items() if each), key=lambda pair: (-pair[1], pair[0]))
+        shown = dict(sorted(worst[:REPORTED]))
+        return {"shards": len(behind), "behindMs": max(behind.values(), default=0), "behindMsByShard": shown}
+
+    def close(self) -> None:
+        """Release, and let connections and files go."""
+        self._way.stop()
+        if self._joined:
+            self._loop.close()
+        self._way.close()
+        self._source.close()
+        self._store.close()
+
+    def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
+        while True:
+            self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
+            self._loop.check()
+            held, taken = self._loop.take(*self._most(limit))
+            if taken:
+                end = advance(
+                    start, held, {key: chunk.ends for key, chunk in taken.items()}, self._unwritten(start, held)
+                )
+                self._handed.update({key: chunk.ends for key, chunk in taken.items()})
+                self._planned = time.monotonic()
+                return Plan(start, end, {key: chunk.rows for key, chunk in taken.items() if chunk.count})
+            if self._only_now and (left := self._loop.unfinished):
+                self._waiting.go_on(left, self._loop.answers)
+                continue
+            if self._flush_due(start) and owed(start, self._committed):
+                return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
+            if self._loop.over:
+                return None
+            self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # alive: however long it takes
+
+    def _unwritten(self, start: Offset, held: Mapping[str, Held]) -> list[tuple[str, Range]]:
+        """The ends of the last batch that leases do not say yet, of the shards that this one has no part of."""
+        left = [(key, each) for key, each in start.ranges if key not in held or held[key].begins.ended]
+        done = [(key, self._handed.get(key) or self._done(key, start, each), each.epoch) for key, each in left]
+        return [(key, Range(end, end, epoch)) for key, end, epoch in done if not self._loop.says(key, end)]
+
+    def _done(self, key: str, offset: Offset, each: Range) -> Position:
+        """How far a shard of this offset is complete in the sink."""
+        return each.ends if self._delivered(key, offset) else each.begins
+
+    def _flush_due(self, start: Offset) -> bool:
+        idle = time.monotonic() - self._planned > FLUSH_SECONDS
+        # A shard's children wait for its end to be committed, and no later rows of the shard would make Spark do it.
+        wanted = self._options.flush or any(each.ends.ended for _, each in start.ranges)
+        return wanted and (idle or self._only_now or self._loop.parting)
+
+    def _most(self, limit: ReadLimit) -> tuple[int, int, int]:
+        rows, size = self._options.trigger_rows, self._trigger_bytes
+        match limit:
+            case ReadMaxRows(max_rows=most):
+                rows = min(rows, most)
+            case ReadMaxBytes(max_bytes=most):
+                size = min(size, most)
+        return rows, self._stock.shard_rows, size
+
+    def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
+        """A batch of an earlier run, read anew; before joining, or we would read exclusively against ourselves."""
+        if end.empty:
+            return {}
+        log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
+        waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
+        rows = replayed(end, self._place, waiting)
+        self._loop.was_read(rows)
+        self.join(end, repeated=rows)
+        return rows
+
+    def _resume(self, holding: Holding, checkpoint: Position) -> Position:
+        if (handed := self._handed.get(holding.key)) is not None:
+            return max(handed, checkpoint, key=lambda position: position.order)
+        delivered = self._delivered(holding.key, self._previous)
+        return resumed(checkpoint, self._previous.of(holding.key), delivered=delivered)
+
+    def _delivered(self, key: str, end: Offset) -> bool:
+        """Whether the sink has all of a shard up to this end; of what an earlier run planned it may not."""
+        return end != self._previous or key in self._had
+
+    def _made_loop(self) -> LeaseLoop:
+        options, stock = self._options, self._stock
+        bounds = options.buffer_rows, options.buffer_bytes
+        pace = ReadAheadPace(stock.columns, *bounds, stock.interval_seconds, self._way.buffer)
+        worker = Worker(store=self._store, source=self._way.source, me=options.worker_id, config=options.config)
+        log.info("query joins as worker %s", worker.me)
+        return LeaseLoop(worker, pace, self._resume, sliced=stock.sliced)

@@ -1,0 +1,1 @@
+"""An operator and a lease table: explanations, forecasts, live pages, checkpoints moved by hand."""

@@ -1,0 +1,1 @@
+"""Moves checkpoints: between stores, back and forward."""

@@ -1,0 +1,90 @@
+"""The rights of a worker on a lease table in DynamoDB."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from boto3 import Session
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.steering.doctor.attempts import (
+    REQUEST_SECONDS,
+    NotOurs,
+    NotThere,
+    RightAttempt,
+    RightsTrial,
+    ServiceClock,
+)
+from leasehold.stores.dynamodb.calls import PATIENCE, Clients, code_of, connect, translated
+from leasehold.stores.dynamodb.rows import KEY, text
+from leasehold.stores.dynamodb.table import check_key, probes
+from leasehold.stores.endpoints import endpoint_of
+from leasehold.stores.protocol import StoreError
+
+
+def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on this table. Raises ValueError, StoreError."""
+    patience = PATIENCE.within(REQUEST_SECONDS)
+    clients = connect(Session(), options.get("region"), endpoint_of(options.get("endpoint")), patience)
+    clock = ServiceClock()
+    for client in (clients.reads, clients.writes):
+        client.meta.events.register("after-call.dynamodb", clock.heard)
+    tries = probes(clients.writes, table)
+    return RightsTrial(
+        f"DynamoDB table {table}",
+        (
+            RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table)),
+            RightAttempt("dynamodb:Scan", partial(_scanned, clients, table)),
+            RightAttempt("dynamodb:BatchGetItem", partial(_read, clients, table)),
+            *(RightAttempt(f"dynamodb:{action}", partial(_tried, ask), writes=True) for action, ask in tries.items()),
+        ),
+        clock,
+        partial(_proved, tries),
+        partial(_close, clients),
+    )
+
+
+def _described(clients: Clients, table: str) -> str:
+    try:
+        with translated(table):
+            found = clients.reads.describe_table(TableName=table)["Table"]
+    except StoreError as error:
+        cause = error.__cause__
+        if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
+            said = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
+            raise NotThere(said) from error
+        raise
+    try:
+        check_key(table, found)
+    except StoreError as error:
+        raise NotOurs(str(error)) from error
+    return f"it answers, and is {found['TableStatus']}"
+
+
+def _scanned(clients: Clients, table: str) -> str:
+    with translated(table):
+        clients.reads.scan(TableName=table, Limit=1)
+    return "allowed"
+
+
+def _read(clients: Clients, table: str) -> str:
+    absent: Any = {KEY: text(f"leasehold-probe-{uuid4().hex}")}
+    with translated(table):
+        clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
+    return "allowed"
+
+
+def _tried(ask: Callable[[], None]) -> str:
+    ask()
+    return "allowed"
+
+
+def _proved(tries: Mapping[str, Callable[[], None]]) -> None:
+    for ask in tries.values():
+        ask()
+
+
+def _close(clients: Clients) -> None:
+    clients.reads.close()
+    clients.writes.close()

@@ -1,0 +1,61 @@
+"""The rights of a worker on a SQLite file, and on a table in memory."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from leasehold.adapters.steering.doctor.attempts import NotThere, RightAttempt, RightsTrial
+from leasehold.balancer.model import Lease
+from leasehold.stores.embedded import memory, sqlite
+from leasehold.stores.protocol import Lost, Store, StoreError
+from leasehold.stores.writes import RenewLease
+
+
+def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on this file. Raises ValueError, StoreError."""
+    if place and not Path(place).exists():
+        return RightsTrial(
+            f"SQLite file {place}", (RightAttempt("read", partial(_absent, place)),), None, None, _nothing
+        )
+    store = sqlite.open_url(place, options, create=False, request_seconds=None)
+    return _trial(f"SQLite file {place}", store, "it can be read")
+
+
+def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """Of a table of one process. Raises ValueError."""
+    store = memory.open_url(place, options, create=True, request_seconds=None)
+    return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
+
+
+def _trial(name: str, store: Store, said: str) -> RightsTrial:
+    attempts = (
+        RightAttempt("read", partial(_read, store, said)),
+        RightAttempt("write", partial(_written, store), writes=True),
+    )
+    return RightsTrial(name, attempts, None, partial(_refused, store), store.close)
+
+
+def _absent(place: str) -> str:
+    raise NotThere(f"there is no file {place}; a worker makes it, in a folder that it may write to")
+
+
+def _read(store: Store, said: str) -> str:
+    store.list()
+    return said
+
+
+def _written(store: Store) -> str:
+    _refused(store)
+    return "a transaction that writes can be begun"
+
+
+def _refused(store: Store) -> None:
+    """A renewal of a lease that is not there: it needs the right, and changes nothing."""
+    name = f"leasehold-probe-{uuid4().hex}"
+    if not isinstance(store.write(RenewLease(Lease(name, owner=name))), Lost):
+        raise StoreError("a write was applied under a condition that did not hold")
+
+
+def _nothing() -> None:
+    """Nothing was opened."""

@@ -1,0 +1,198 @@
+"""The whole examination, in order: the source, the store, its table, and what to expect."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+from attrs import Factory, define, frozen
+
+from leasehold.adapters.sources.protocol import Selective, Source, SourceError
+from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.steering.doctor.attempts import RightsTrial, attempted
+from leasehold.adapters.steering.doctor.expectations import (
+    BILLED,
+    LIST_PRICES,
+    Fleet,
+    Load,
+    Price,
+    cost_of,
+    gap_of,
+    gap_seconds,
+    loads,
+)
+from leasehold.adapters.steering.doctor.findings import Finding, clock_of, well
+from leasehold.adapters.steering.doctor.recognised import recognised
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Shard
+from leasehold.stores.protocol import Listing, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.schemes import Scheme
+from leasehold.stores.urls import open_store, store_address
+
+_HERE = "leasehold.adapters.steering.doctor."
+_SOURCES = {
+    "kinesis": Scheme(f"{_HERE}kinesis", extra="aws"),
+    "eventhubs": Scheme(f"{_HERE}event_hubs", extra="azure"),
+}
+_STORES = {
+    "memory": (Scheme(f"{_HERE}embedded"), "memory_trial"),
+    "sqlite": (Scheme(f"{_HERE}embedded"), "sqlite_trial"),
+    "dynamodb": (Scheme(f"{_HERE}dynamodb", extra="aws"), "trial"),
+    "azblob": (Scheme(f"{_HERE}objects", extra="azure"), "blob_trial"),
+    "s3": (Scheme(f"{_HERE}objects", extra="aws"), "s3_trial"),
+}
+
+
+@frozen
+class ExaminedFleet:
+    """The fleet that is to run, and what may be tried for it.
+
+    workers            None: as many as own leases now, at least one
+    write_price, read_price  US$ for a million; None: the list price, where one is known
+    read_only          nothing is written, not even to be refused
+    """
+
+    config: Config
+    workers: int | None = None
+    checkpoint_seconds: float = 1.0
+    write_price: float | None = None
+    read_price: float | None = None
+    read_only: bool = False
+
+
+@define
+class _Gathered:
+    """The findings so far, and the readings that later steps need."""
+
+    findings: list[Finding] = Factory(list)
+    shards: tuple[Shard, ...] | None = None
+    listing: Listing | None = None
+    promises: Promises = Factory(Promises)
+
+
+@frozen
+class Examination:
+    """The findings of an examination, and what to expect of the fleet; `expected` is ready for JSON."""
+
+    findings: tuple[Finding, ...]
+    expected: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        findings = [finding.as_json() for finding in self.findings]
+        return {"well": well(self.findings), "findings": findings, "expected": dict(self.expected)}
+
+
+def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
+    """Examine both, each as far as it can be reached. Raises ValueError for a URL that cannot be used."""
+    scheme, place, options = source_address(source)
+    store_scheme, store_place, store_options = store_address(store)
+    price, seen = _price(store_scheme, fleet), _Gathered()
+    with _told(seen, "source"):
+        for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
+            _rights(seen, each, fleet)
+    with _told(seen, "store"):
+        module, name = _STORES[store_scheme]
+        trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
+        if _rights(seen, trial, fleet):
+            _listed(seen, store)
+    if seen.listing is not None:
+        _recognise(seen, source, seen.listing)
+    parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
+    return _expected(seen, store_scheme, fleet, price, parts)
+
+
+@contextmanager
+def _told(seen: _Gathered, what: str) -> Iterator[None]:
+    """Take a fault that stops this part of the examination for a finding."""
+    try:
+        yield
+    except (StoreError, SourceError) as error:
+        seen.findings.append(Finding(what, "wrong", str(error)))
+
+
+def _rights(seen: _Gathered, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
+    """Try them all; whether it was reached."""
+    with closing(trial):
+        found = tuple(attempted(trial, read_only=fleet.read_only))
+        seen.findings += found
+        if trial.prove is not None:
+            seen.findings.append(_conditions(trial.prove, trial, found))
+    if trial.clock is not None:
+        seen.findings.append(clock_of(trial.name, trial.clock.ahead))
+    return found[0].state == "ok"
+
+
+def _conditions(prove: Callable[[], None], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
+    states = {finding.what: finding.state for finding in found}
+    if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
+        return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
+    try:
+        prove()
+    except OutcomeUnknown as error:
+        return Finding("conditional writes", "unknown", f"no usable answer: {error}", "ask again later")
+    except StoreError as error:
+        return Finding("conditional writes", "wrong", str(error))
+    return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
+
+
+def _listed(seen: _Gathered, url: str) -> None:
+    """The rows, as a worker reads them; a table of another shape is refused here."""
+    try:
+        store: Store = open_store(url, create=False, write=False)
+        with closing(store):
+            seen.promises, seen.listing = store.promises, store.list()
+    except OutcomeUnknown as error:
+        seen.findings.append(Finding("table", "unknown", f"no usable answer: {error}", "ask again later"))
+    except StoreError as error:
+        seen.findings.append(Finding("table", "wrong", str(error)))
+
+
+def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
+    try:
+        source: Source = open_source(url)
+        with closing(source):
+            seen.shards = source.shards()
+            seen.findings += recognised(listing, seen.shards, lambda lease: _read_by(source, lease))
+    except SourceError:  # said by its rights
+        said = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
+        seen.findings.append(Finding("table", "unknown", said))
+
+
+def _read_by(source: Source, lease: Lease) -> bool:
+    return source.reads(lease) if isinstance(source, Selective) else True
+
+
+def _expected(seen: _Gathered, scheme: str, fleet: ExaminedFleet, price: Price | None, parts: int) -> Examination:
+    """The gap is known in any case; the costs, once the shards are, where a store bills its requests."""
+    gap = round(gap_seconds(fleet.config), 3)
+    findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": gap}
+    if seen.shards is None or scheme not in BILLED:
+        return Examination(tuple(findings), expected)
+    rows = () if seen.listing is None else seen.listing.leases
+    owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
+    shards = sum(shard.open for shard in seen.shards)
+    workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
+    asked = Fleet(scheme, shards, workers, pause, seen.promises.free_notes, parts)
+    loaded = loads(asked, fleet.config)
+    costs = {name: _cost(load, price) for name, load in zip(("at_rest", "under_records"), loaded, strict=True)}
+    findings.append(cost_of(asked, fleet.config, price))
+    return Examination(tuple(findings), {**expected, "shards": shards, "workers": workers, **costs})
+
+
+def _cost(load: Load, price: Price | None) -> Mapping[str, float | None]:
+    month = None if price is None else round(load.month(price), 2)
+    return {"writes": round(load.writes, 3), "reads": round(load.reads, 3), "us_dollars_a_month": month}
+
+
+def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
+    listed = LIST_PRICES.get(scheme)
+    given = (fleet.write_price, fleet.read_price)
+    if given == (None, None):
+        return listed
+    write, read = (
+        price if price is not None else usual
+        for price, usual in zip(given, (listed.write, listed.read) if listed else (None, None), strict=True)
+    )
+    if write is None or read is None:
+        raise ValueError("--write-price and --read-price: no list price is known for this store; give both")
+    return Price(write, read, "prices as given")

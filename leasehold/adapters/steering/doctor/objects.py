@@ -1,0 +1,101 @@
+"""The rights of a worker on the objects of a container of Azure, or of a bucket of S3."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from attrs import frozen
+
+from leasehold.adapters.steering.doctor.attempts import (
+    REQUEST_SECONDS,
+    NotThere,
+    RightAttempt,
+    RightsTrial,
+    ServiceClock,
+)
+from leasehold.stores.endpoints import endpoint_of
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.proving import FOLDER, prove
+from leasehold.stores.objects.requests import Objects
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.schemes import Scheme
+
+_ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_UNKNOWN_ETAG = "0x8D00000000000000"
+
+
+@frozen
+class ObjectRights:
+    """The names of the rights, as policies and roles write them."""
+
+    listing: str
+    reading: str
+    writing: str
+    deleting: str
+
+
+S3 = ObjectRights("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+BLOB = ObjectRights("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
+"""Of `Microsoft.Storage/storageAccounts/blobServices/containers/`: 'Storage Blob Data Contributor' has them all."""
+
+
+def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    module = Scheme("leasehold.stores.objects.s3", extra="aws").load("store", StoreError)
+    bucket, _, prefix = place.partition("/")
+    if not bucket:
+        raise ValueError("store URL: s3:// wants bucket/prefix")
+    endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
+    patience = module.PATIENCE.within(REQUEST_SECONDS)
+    objects = module.S3Objects(bucket, region=options.get("region"), endpoint=endpoint, skew=clock, patience=patience)
+    above = ObjectLayout(prefix).prefix("ownership").removesuffix("ownership/")
+    return _trial(f"bucket {bucket}", objects, above, S3, clock)
+
+
+def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on `account/container`. Raises ValueError, StoreError."""
+    module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
+    clock = ServiceClock()
+    # Nothing is asked of the service yet, or a missing container would be no finding.
+    client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
+    layout: Any = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else _generic(options)
+    above = layout.prefix("ownership").removesuffix("ownership/")
+    return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), above, BLOB, clock)
+
+
+def _generic(options: Mapping[str, str]) -> ObjectLayout:
+    return ObjectLayout(options.get("prefix", ""))
+
+
+def _trial(name: str, objects: Objects, above: str, rights: ObjectRights, clock: ServiceClock) -> RightsTrial:
+    probe = f"{above}{FOLDER}{uuid4().hex}"
+    attempts = (
+        RightAttempt(rights.listing, partial(_listed, objects, probe, name)),
+        RightAttempt(rights.reading, partial(_allowed, lambda: objects.get(probe))),
+        RightAttempt(rights.writing, partial(_allowed, partial(_written, objects, probe)), writes=True),
+        RightAttempt(rights.deleting, partial(_allowed, lambda: objects.delete(probe, _UNKNOWN_ETAG)), writes=True),
+    )
+    return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)
+
+
+def _listed(objects: Objects, prefix: str, name: str) -> str:
+    try:
+        objects.list(prefix)
+    except StoreError as error:
+        if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
+            raise NotThere(f"there is no {name}; a worker makes it if it may, which was not tried") from error
+        raise
+    return "it answers"
+
+
+def _allowed(ask: Callable[[], object]) -> str:
+    ask()
+    return "allowed"
+
+
+def _written(objects: Objects, probe: str) -> None:
+    """Under a condition that nothing fulfils; a service that ignores it has an object to remove."""
+    if (etag := objects.put_over(probe, {"probe": "0"}, _UNKNOWN_ETAG)) is not None:
+        objects.delete(probe, etag)

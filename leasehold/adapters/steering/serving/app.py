@@ -1,0 +1,101 @@
+"""The read-only server: the page, its events, explanations, and what monitoring asks for."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from leasehold.adapters.steering.serving.prometheus import exposition
+from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.stores.fields import decimal
+
+LOOK_SECONDS = 0.25
+"""How soon a new reading reaches the pages that are open."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
+
+PAGES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+
+
+def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
+    """The application for these tables; a request that names none of the `hosts` is refused.
+
+    The check keeps a foreign site from reading the page through a name that it points at this machine.
+    """
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(_events(request, watchers), media_type="text/event-stream", headers=HEADERS)
+
+    async def leases(_request: Request) -> Response:
+        return _json([watcher.state() for watcher in watchers])
+
+    async def explain(request: Request) -> Response:
+        asked = request.query_params
+        place = decimal(asked.get("table", "0"), len(watchers) - 1)
+        if place is None:
+            return _json({"error": "table: there is none of this number"}, 404)
+        worker, key = asked.get("worker"), asked.get("lease")
+        told = await asyncio.to_thread(watchers[place].explain, worker, key)
+        return _json(UNKNOWN, 404) if told is None else _json(told)
+
+    async def metrics(_request: Request) -> Response:
+        text = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
+        return PlainTextResponse(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def healthz(_request: Request) -> Response:
+        stale = [watcher.name for watcher in watchers if not watcher.fresh]
+        return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
+
+    routes = [Route(path, _page(*page)) for path, page in PAGES.items()]
+    routes += [
+        Route("/events", events),
+        Route("/leases.json", leases),
+        Route("/explain", explain),
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+    ]
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, middleware=[guard])
+
+
+def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    body = files("leasehold.adapters.steering.serving").joinpath(name).read_bytes()
+
+    async def page(_request: Request) -> Response:
+        return Response(body, media_type=kind, headers=HEADERS)
+
+    return page
+
+
+def _json(told: object, status: int = 200) -> Response:
+    return JSONResponse(told, status, headers=HEADERS)
+
+
+async def _events(request: Request, watchers: Sequence[TableWatcher]) -> AsyncIterator[str]:
+    told: list[tuple[float, str]] = []
+    while not await request.is_disconnected():
+        seen = [(watcher.seen.at, watcher.seen.trouble) for watcher in watchers]
+        if seen != told:
+            told = seen
+            states = await asyncio.to_thread(lambda: [watcher.state() for watcher in watchers])
+            yield f"data: {json.dumps(states)}\n\n"
+        await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,192 @@
+"""Reads a table again and again in a thread of its own, and keeps what a page and monitoring ask for."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from threading import Event, Lock, Thread
+from typing import Any
+
+from attrs import Factory, frozen
+
+from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lags_of
+from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.steering.explaining import alive, explained, plans, story
+from leasehold.adapters.steering.move_rules import moved, rules_between
+from leasehold.adapters.steering.serving.record import FleetRecord, LagPoint, SeenMove
+from leasehold.adapters.steering.shares import shares
+from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import expires_above
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import Lease
+from leasehold.stores.fields import kilobytes
+from leasehold.stores.protocol import Store, StoreError
+
+
+@frozen
+class SeenFleet:
+    """The last reading of a table.
+
+    at       when it was made, seconds since 1970; 0 before the first
+    trouble  why no later one could be made
+    """
+
+    at: float = 0.0
+    table: WatchedTable | None = None
+    lags: Mapping[str, LeaseLag] = Factory(dict)
+    trouble: str = ""
+
+
+class TableWatcher:
+    """Watches one table from `start` to `close`.
+
+    name    how the table is called on the page: its URL without options
+    config  the fleet's, by which plans are explained
+    source  asked for lag where no row tells it
+    wall    seconds since 1970; `clock` never goes back
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        config: Config,
+        record: FleetRecord,
+        *,
+        every: float,
+        source: Source | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.config, self.every = name, config, every
+        self._store, self._record, self._source = store, record, source
+        self._wall, self._clock = wall, clock
+        self._watch, self._first = Watch(), -math.inf
+        self._seen, self._lock, self._ending = SeenFleet(), Lock(), Event()
+        self._thread = Thread(target=self._run, name="leasehold-serve", daemon=True)
+
+    @property
+    def seen(self) -> SeenFleet:
+        """The last reading."""
+        with self._lock:
+            return self._seen
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a reading is young enough to be believed."""
+        return not self.seen.trouble and self._wall() - self.seen.at <= max(30.0, 5 * self.every)
+
+    def start(self) -> None:
+        """Watch in a thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; a reading under way is waited for as long as a page would wait."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self.look()
+            except (StoreError, SourceError) as error:
+                with self._lock:
+                    self._seen = SeenFleet(self._seen.at, self._seen.table, self._seen.lags, str(error))
+            self._ending.wait(self.every)
+
+    def look(self) -> None:
+        """Read once. Raises StoreError or SourceError."""
+        began = self._clock()
+        listing = self._store.list()
+        before, ended = self.seen, self._clock()
+        self._first = began if before.table is None else self._first
+        self._watch, leases = self._watch.look(listing.leases, began, ended)
+        rows, now = tuple(sorted(leases, key=lambda lease: lease.key)), self._wall()
+        lags = lags_of(rows, now, expires_above(self.config))
+        if self._source is not None:
+            lags = asked(self._source, rows, lags)
+        table = WatchedTable(rows, self._watch.history, ended - self._first, listing.malformed)
+        whole = fleet_lag(lags)
+        moves = _moves(before.table, table, now, self.config)
+        self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total, whole.unread))
+        with self._lock:
+            self._seen = SeenFleet(now, table, lags)
+
+    def state(self) -> dict[str, Any]:
+        """Everything the page shows, as JSON values."""
+        seen = self.seen
+        told = {"store": self.name, "at": seen.at, "trouble": seen.trouble, "rules": self.config.rules.name}
+        if seen.table is None:
+            return told | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
+        moves = [[move.at, move.key, move.before, move.after, move.rule] for move in self._record.moves(self.name)]
+        lag = [[point.at, point.most, point.total, point.unread] for point in self._record.lag(self.name)]
+        return told | {
+            "total": self._total(seen),
+            "workers": self.workers(),
+            "leases": [_lease(lease, seen.lags.get(lease.key, LeaseLag())) for lease in seen.table.leases],
+            "malformed": [[row.key, row.field, row.why] for row in seen.table.malformed],
+            "moves": moves,
+            "lag": lag,
+        }
+
+    def _total(self, seen: SeenFleet) -> dict[str, Any]:
+        rows = () if seen.table is None else seen.table.leases
+        working = [lease for lease in rows if not lease.ended]
+        whole = fleet_lag(seen.lags)
+        return {
+            "leases": len(working),
+            "finished": len(rows) - len(working),
+            "unowned": sum(lease.owner is None for lease in working),
+            "workers": len({lease.owner for lease in alive(working, self.config)} - {None}),
+            "lag_max": whole.most,
+            "lag_sum": whole.total if whole.most is not None else None,
+            "unread": whole.unread,
+            "moves": self._record.count(self.name),
+        }
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Every worker with its leases, its target share, and its lag."""
+        seen = self.seen
+        living = alive(() if seen.table is None else seen.table.unended, self.config)
+        told = []
+        for worker, target in shares(living, self.config.rules.groups).items():
+            held = [lease for lease in living if lease.owner == worker]
+            lag = fleet_lag({lease.key: seen.lags[lease.key] for lease in held if lease.key in seen.lags})
+            weight = sum(lease.weight or 0 for lease in held)
+            told.append(
+                {"worker": worker, "leases": len(held), "target": target, "lag": lag.most, "kbps": kilobytes(weight)}
+            )
+        return told
+
+    def explain(self, worker: str | None, key: str | None) -> dict[str, Any] | None:
+        """The text of `leasehold explain` about a worker or a lease; None where there is none of this name."""
+        table = self.seen.table
+        if table is None:
+            return None
+        if key is None:
+            whole = explained(table, self.config)
+            chosen = [each for each in whole["workers"] if worker in {None, each["worker"]}]
+            return whole | {"workers": chosen} if chosen or worker is None else None
+        lease = next((row for row in table.leases if row.key == key), None)
+        return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
+
+
+def _lease(lease: Lease, lag: LeaseLag) -> dict[str, Any]:
+    return {
+        "key": lease.key,
+        "owner": lease.owner,
+        "ended": lease.ended,
+        "heir": lease.heir,
+        "idle": None if math.isinf(lease.idle) else round(lease.idle, 1),
+        "checkpoint": lease.checkpoint.sequence,
+        "kbps": None if lease.weight is None else round(kilobytes(lease.weight), 1),
+        "lag": lag.as_json(),
+    }
+
+
+def _moves(before: WatchedTable | None, after: WatchedTable, now: float, config: Config) -> tuple[SeenMove, ...]:
+    if before is None:
+        return ()
+    rules = rules_between(before, after, config)
+    return tuple(SeenMove(now, new.key, old.owner, new.owner, rules[new.key]) for old, new in moved(before, after))

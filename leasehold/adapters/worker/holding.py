@@ -1,0 +1,299 @@
+"""A held lease, as this process last wrote it: every write of a held lease goes through here.
+
+Rule 1: the writes of one lease are serialised, and use the version last written, not the one listed.
+Rule 2: an unanswered write may have been applied; then the next write is refused, and the stored lease,
+which comes with the refusal, tells who owns it. Rule 3: a lost lease stays lost; its reader watches `lost` and stops.
+
+A holding begins when a claim, a theft or a take-back is answered Done, and ends with `lost`. In between:
+
+1. Time. `confirmed` is the clock before the last write that moved the version. Other workers wait for
+   `lease_seconds` from when the store applied that write, or later, so while `expired` is false no worker with
+   the same setting may claim the lease as dead. A thief does not wait: a refused write or a listing shows it.
+2. Renewals and checkpoints run in different threads. The lock puts them in one order, and each uses the version
+   that the write before it stored. Without the lock two of our own writes would refuse each other.
+3. An unanswered write leaves `_lease` as it was. If the store applied it, the version has moved and the next
+   write is refused. If the stored lease is still ours, the write is made again on it; a checkpoint that is
+   already stored is then no write at all.
+4. A checkpoint moves forward only. The store refuses it after another worker took the lease, so that a former
+   owner cannot write into its successor's work. Not every store checks the owner in the same step, so an
+   expired lease is renewed before its checkpoint. After a theft `checkpoint_late` may still store what was
+   handled: that too moves forward only, and leaves owner and version alone.
+5. A hand-over waits for the end of the running batch. A gift stores the position and the new owner by one call
+   of the store; a release is written after the checkpoint. A crash before the last write leaves the lease with
+   us; it expires, and the next owner starts at the stored checkpoint.
+6. If the reply to a gift is lost, the refusal of the next write names the heir; `given` keeps it until it claims.
+7. `drop` takes a lock of its own: a store that does not answer must not delay the moment when reading stops.
+It ends, and `why` says how: given to its heir, released, finished (SHARD_END), taken by another worker or by a
+second process under our own id, or dropped, since by our own clock others may have it.
+Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent, and no answer comes. If the
+store applied it, the next renewal, under 17, is refused and brings the stored lease: version 18, ours, at 140; the
+renewal is made again under 18. If not, the renewal is done, and the next checkpoint says what this one should have
+said. If another worker has claimed the lease, the refusal names it, and nothing more is handed over here.
+
+Nothing is skipped: a caller checkpoints only what its handler has finished, every owner starts at the stored
+checkpoint, and no write of a worker moves it back. What was handled after the last checkpoint is handled twice.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import Event, Lock
+
+from attrs import evolve
+
+from leasehold.adapters.worker.identity import Identity
+from leasehold.adapters.worker.reach import ReachMeter
+from leasehold.adapters.worker.throughput import Throughput
+from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLate,
+    CheckpointLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    Write,
+)
+
+ATTEMPTS = 3
+MEASURE_SECONDS = 60.0
+"""Seconds of reading that each step of the average covers: KCL 3.x balances the load as often.
+
+KCL 3.x itself averages over a third of lease_seconds, which measures bursts: fleets never stopped moving leases.
+"""
+
+
+class Holding:
+    """A lease this worker owns until `lost` is set.
+
+    store          where the lease lives
+    lease          as the write that made it ours answered; reading starts at its checkpoint
+    identity       the worker, and its running process
+    clock          monotonic seconds
+    begun          when the write that made it ours began
+    lease_seconds  how long others wait before they take a lease that stands still
+    replaced       the process of this worker whose note this one wrote over when it re-adopted the lease
+    noticed        called once the lease is lost, given or released
+    lock           makes what serialises its writes
+
+    `fence` is the number that handlers are given: it never falls while the lease exists, and is None where the
+    layout cannot promise that.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        *,
+        identity: Identity,
+        clock: Callable[[], float],
+        begun: float,
+        lease_seconds: float,
+        replaced: str | None = None,
+        noticed: Callable[["Holding"], None] = lambda _holding: None,
+        lock: Callable[[], AbstractContextManager[object]] = Lock,
+    ) -> None:
+        self.key, self.worker = lease.key, identity.worker
+        self.epoch = lease.epoch
+        self.fence = lease.epoch if store.promises.counts_owners else None
+        self.lost = Event()
+        self.why = ""
+        self.duplicate_process = False
+        self.confirmed = self.renewed = begun
+        self.given: Lease | None = None
+        self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
+        self.reach = ReachMeter(lease, identity.worker)
+        self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
+        self._clock, self._lease_seconds = clock, lease_seconds
+        self._replaced, self._noticed = replaced, noticed
+        self._lock, self._losing = lock(), Lock()
+        self._release_asked = self._ended = False
+        self._release_to: str | None = None
+        self._giving_to: str | None = None
+
+    @property
+    def lease(self) -> Lease:
+        """The lease as last written or read."""
+        return self._lease
+
+    @property
+    def claimed(self) -> Lease:
+        """The lease under the counter it was taken with, which stays the same while we own it."""
+        return evolve(self._lease, epoch=self.epoch)
+
+    @property
+    def parting(self) -> bool:
+        """Whether the owner should finish the running batch and then `part`."""
+        named = self._heir is not None and (self._lease.yields or self._lease.leaving)
+        return self._release_asked or named
+
+    @property
+    def _heir(self) -> str | None:
+        return None if self._lease.heir == self._me else self._lease.heir
+
+    @property
+    def expired(self) -> bool:
+        """Whether other workers may have claimed the lease by now, by our own clock."""
+        return self._clock() - self.confirmed > self._lease_seconds
+
+    def ask_release(self, to: str | None = None) -> None:
+        """Ask the reader to finish the running batch and then release the lease, or make a stranger its owner (M14)."""
+        self._release_to = to
+        self._release_asked = True
+
+    def asked(self, listed: Lease) -> None:
+        """Note the heir that a reading shows, unless we wrote the lease after that reading."""
+        with self._lock:
+            if listed.version == self._lease.version:
+                self._lease = evolve(self._lease, heir=listed.heir, leaving=listed.leaving)
+
+    def renew(self, notes: Notes = ()) -> bool:
+        """Renew the lease; False if it is lost. Raises OutcomeUnknown."""
+        self.renewed = self._clock()
+        return self._write(lambda lease: RenewLease(self._weighed(lease), self._signed(lease, notes)))
+
+    def checkpoint(
+        self,
+        position: Position,
+        *,
+        children: tuple[str, ...] = (),
+        keep_owner: bool = False,
+        unless_parting: bool = False,
+    ) -> bool:
+        """Move the checkpoint forward; False if the lease is lost, and the checkpoint therefore not written.
+
+        A position at or before the checkpoint changes nothing. SHARD_END drops the owner unless `keep_owner`.
+        With `unless_parting` nothing more is written once the owner should `part`, which stores the position too.
+        An expired lease is renewed first, and a refusal tells who owns it.
+        Raises OutcomeUnknown; the next call finds out what happened.
+        """
+        self._confirm()
+
+        def moved(lease: Lease) -> Write | None:
+            if position.order <= lease.checkpoint.order or (unless_parting and self.parting):
+                return None
+            return CheckpointLease(self._weighed(lease), position, children=children, keep_owner=keep_owner)
+
+        return self._write(moved, ended=position.ended and not keep_owner)
+
+    def checkpoint_late(self, position: Position) -> bool:
+        """After a theft: move the checkpoint forward without touching owner or counter."""
+        return isinstance(self._store.write(CheckpointLate(self._lease, position)), Done)
+
+    def annotate(self, name: str, value: str) -> bool:
+        """Set one of our attributes; False if the lease is lost. Raises OutcomeUnknown."""
+        return self._write(lambda lease: AnnotateLease(lease, name, value))
+
+    def part(self, position: Position | None = None) -> bool:
+        """Give the lease to its heir, or release it, with everything up to `position` processed.
+
+        False if it stays ours: the heir took its request back. Raises OutcomeUnknown.
+        """
+        self._confirm()
+        if self._heir is None and position is not None:
+            self.checkpoint(position)  # a gift carries its position in the same write
+        with self._lock:
+            if not self.lost.is_set() and self.parting:
+                self._part(position or self._lease.checkpoint)
+            return self.lost.is_set()
+
+    def drop(self, why: str) -> None:
+        """Give up the lease locally: write nothing, and wait for no write that is under way."""
+        self._lose(why)
+
+    def _confirm(self) -> None:
+        # Not every store checks the owner when a checkpoint is written; each does when a lease is renewed.
+        if self.expired and not self.lost.is_set():
+            self.renew()
+
+    def _part(self, position: Position) -> None:
+        heir = self._heir
+        # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
+        self._giving_to = None if self._lease.leaving else heir
+        if heir is not None:
+            outcome = self._attempt(lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=_order)))
+        else:
+            outcome = self._attempt(lambda lease: ReleaseLease(lease, self._me, self._release_to))
+        if not isinstance(outcome, Done):
+            self._settle(outcome.lease)
+            return
+        self.given = outcome.lease if self._giving_to else None
+        taker = heir or self._release_to
+        self._lose(f"given to {taker}" if taker else "released")
+
+    def _write(self, make: Callable[[Lease], Write | None], *, ended: bool = False) -> bool:
+        with self._lock:
+            for _ in range(ATTEMPTS):
+                if self.lost.is_set():
+                    return ended and self._ended
+                outcome = self._attempt(make)
+                if isinstance(outcome, Done):
+                    if ended:
+                        self._lose("ended")
+                    return True
+                self._settle(outcome.lease)
+            if not self.lost.is_set():
+                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
+            return ended and self._ended
+
+    def _attempt(self, make: Callable[[Lease], Write | None]) -> Outcome:
+        begun, write = self._clock(), make(self._lease)
+        if write is None:
+            return Done(self._lease)
+        outcome = self._store.write(write)
+        if isinstance(outcome, Done):
+            # To other workers only a new version is a renewal.
+            if outcome.lease.version != self._lease.version:
+                self.confirmed = begun
+            self._lease = outcome.lease
+        return outcome
+
+    def _settle(self, stored: Lease | None) -> None:
+        """Decide by the stored lease, which came with a refusal, whether the lease is still ours."""
+        if stored is None:
+            self._lose("its row is gone")
+        elif stored.owner != self._me:
+            # The reply to our own gift may have been lost: the gift can be taken back until the heir has claimed it.
+            ours_to_give = stored.owner is not None and stored.owner == self._giving_to
+            self.given = stored if ours_to_give and self._identity.signed(stored) else None
+            self._ended = stored.ended
+            self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
+        elif self._identity.predecessor(stored) is None:
+            # Ours: the reply to one of our writes was lost, or an heir was named in between.
+            self._lease = stored
+        else:
+            self._resolve_conflict(stored)
+
+    def _resolve_conflict(self, stored: Lease) -> None:
+        """Settle with another process that writes under our worker id: the elder process keeps the lease.
+
+        The elder writes again. The younger then sees the process that it replaced write, and gives up.
+        """
+        if self._identity.predecessor(stored) == self._replaced:
+            self.duplicate_process = True
+            self._lose("another living process uses this worker id")
+        elif self.expired:
+            self._lose("re-adopted by another process of this worker id")
+        else:
+            self._lease = stored
+            self._attempt(lambda lease: RenewLease(lease, self._signed(lease, ())))
+
+    def _weighed(self, lease: Lease) -> Lease:
+        return evolve(lease, weight=self.throughput.average(self._clock()))
+
+    def _signed(self, lease: Lease, notes: Notes) -> Notes:
+        more = () if self._identity.signed(lease) else self._identity.notes
+        return tuple(sorted({**dict(notes), **dict(self.reach.notes(self._clock())), **dict(more)}.items()))
+
+    def _lose(self, why: str) -> None:
+        with self._losing:
+            first = not self.lost.is_set()
+            if first:
+                self.why = why
+                self.lost.set()
+        if first:
+            self._noticed(self)
+
+
+def _order(position: Position) -> tuple[int, int, int]:
+    return position.order

@@ -1,0 +1,189 @@
+"""The leases that this process holds, and the adoption of those that the table already says are its own.
+
+A lease is added after a write that made it ours, and removed when its holding is lost. A row may name this worker
+as its owner and yet be held by nobody: after a gift, a restart, or a write whose reply was lost. Such a lease is
+adopted by a claim under the version as seen. A reading alone is not enough: the giver could take the lease back
+at the same moment, and two workers would read it.
+
+The worker's id outlives its process, so a row of ours may belong to another process with the same id. Each taking
+writes the process on the row. If a row that another process signed is renewed while we look, that process
+lives, and this one must stop (`check_identity`).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from threading import Lock
+
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.identity import Identity
+from leasehold.balancer.model import Lease, Version
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Done, Store, StoreError
+from leasehold.stores.writes import ClaimLease
+
+log = escaped(logging.getLogger("leasehold.holdings"))
+
+
+class WorkerError(Exception):
+    """The worker must not go on; the message says what is wrong, and what to do about it."""
+
+
+class Holdings:
+    """The leases held now, each written to through its own `Holding`.
+
+    began  called for each lease that becomes ours
+    gave   called with each lease given to its heir, as stored, and the time
+    gone   called for each lease that is lost, given or released
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        clock: Callable[[], float],
+        lease_seconds: float,
+        began: Callable[[Holding], None],
+        gave: Callable[[Lease, float], None],
+        gone: Callable[[Holding], None],
+        lock: Callable[[], AbstractContextManager[object]] = Lock,
+    ) -> None:
+        self._store, self._identity = store, identity
+        self._clock, self._lease_seconds = clock, lease_seconds
+        self._began, self._gave, self._gone, self._lock_of_one = began, gave, gone, lock
+        self._held: dict[str, Holding] = {}
+        self._lock = Lock()
+        self._duplicate_process = False
+        self._ever: set[str] = set()
+        self._unconfirmed: dict[str, Lease] = {}
+        self._replaced: dict[str, Version] = {}
+
+    @property
+    def all(self) -> tuple[Holding, ...]:
+        """The holdings, sorted by key."""
+        with self._lock:
+            return tuple(holding for _, holding in sorted(self._held.items()))
+
+    def get(self, key: str) -> Holding | None:
+        """The holding of this lease, if it is held."""
+        with self._lock:
+            return self._held.get(key)
+
+    def check_identity(self) -> None:
+        """Raises WorkerError if another living process was seen to use this worker's id.
+
+        Then nothing is held any more, nor released: a release in our common name would be the other's loss.
+        """
+        if self._duplicate_process:
+            for holding in self.all:
+                holding.drop("another living process uses this worker id")
+            raise WorkerError(
+                f"worker id {self._identity.worker!r} is used by another living process: "
+                "stop one of the two, or give each worker its own id"
+            )
+
+    def hold(self, lease: Lease, begun: float, replaced: str | None = None) -> None:
+        """Hold this lease, which a write begun at `begun` has made ours."""
+        holding = Holding(
+            self._store,
+            lease,
+            identity=self._identity,
+            clock=self._clock,
+            begun=begun,
+            lease_seconds=self._lease_seconds,
+            replaced=replaced,
+            noticed=self._let_go,
+            lock=self._lock_of_one,
+        )
+        with self._lock:
+            self._held[lease.key] = holding
+            self._ever.add(lease.key)
+        if not lease.ended:
+            self._began(holding)
+
+    def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
+        """The leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        with self._lock:
+            held = frozenset(self._held)
+        mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
+        return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
+
+    @property
+    def unconfirmed(self) -> tuple[Lease, ...]:
+        """The leases that an unanswered write may have made ours: nobody reads them until they are adopted."""
+        with self._lock:
+            return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
+
+    def mark_unconfirmed(self, lease: Lease) -> None:
+        """Remember a lease whose claim was not answered: the next turn claims it again, or finds it ours (H4)."""
+        with self._lock:
+            self._unconfirmed[lease.key] = lease
+
+    def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
+        """The holdings that a new reading shows with another owner, or without a renewal for too long (C9)."""
+        foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
+        with self._lock:
+            return tuple(self._held[key] for key in (*foreign, *still) if key in self._held)
+
+    def reconfirm(self, doubted: Holding) -> None:
+        """Renew a doubted lease now: the answer tells who owns it, before the next renewal is due."""
+        try:
+            doubted.renew()
+        except StoreError as fault:
+            log.warning("lease %s may be lost: %s", doubted.key, fault)
+
+    def _has_successor(self, lease: Lease) -> bool:
+        """Whether another process with our id re-adopted the lease: if we slept past expiry, it may own the lease."""
+        replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
+        if not replaced or lease.idle > self._lease_seconds:
+            return False
+        before = self._replaced.setdefault(lease.key, lease.version)
+        self._duplicate_process = self._duplicate_process or before != lease.version
+        return True
+
+    def readopt(self, seen: Lease) -> Lease | None:
+        """Claim a lease whose row names us as owner: given to us, or held before a restart, expired or not.
+
+        Returns the stored lease if another worker owns it by now.
+        """
+        with self._lock:
+            self._unconfirmed.pop(seen.key, None)
+        try:
+            stored = self._adopt_as(seen)
+            if stored is None or not self._ours(stored):
+                return stored
+            # The listing may have been stale. A version that moves after a consistent reading has a living writer.
+            again = self._adopt_as(stored)
+            alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
+            self._duplicate_process = self._duplicate_process or alive
+        except StoreError as fault:
+            log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
+            self.mark_unconfirmed(seen)
+        return None
+
+    def _ours(self, lease: Lease) -> bool:
+        return lease.owner == self._identity.worker and not lease.ended
+
+    def _adopt_as(self, lease: Lease) -> Lease | None:
+        """Claim the lease as seen; None once it is held, or gone, else the lease as stored.
+
+        A reading instead of the claim would not do: the giver of a lease and its heir could both own it.
+        """
+        begun = self._clock()
+        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes))
+        if isinstance(outcome, Done):
+            self.hold(outcome.lease, begun, self._identity.predecessor(lease))
+            return None
+        return outcome.lease
+
+    def _let_go(self, holding: Holding) -> None:
+        # Gifts and thefts are normal; a lease that expired here points to a store that did not answer.
+        log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
+        self._duplicate_process = self._duplicate_process or holding.duplicate_process
+        with self._lock:
+            if self._held.get(holding.key) is holding:
+                del self._held[holding.key]
+        if holding.given is not None:
+            self._gave(holding.given, self._clock())
+        self._gone(holding)

@@ -1,0 +1,1 @@
+"""Spans of what a worker does, told to OpenTelemetry where a program has configured it."""

@@ -1,0 +1,174 @@
+"""Spans by OpenTelemetry: look, plan, list, get and write; read; handle.
+
+The writes of a look are under it, with the rule that asked for each. A handler's span is current while it is at work,
+so spans of its own are under that.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+from opentelemetry import context
+from opentelemetry.trace import (
+    NoOpTracerProvider,
+    ProxyTracerProvider,
+    Span,
+    Tracer,
+    get_tracer,
+    get_tracer_provider,
+    use_span,
+)
+from opentelemetry.util.types import AttributeValue
+
+from leasehold.adapters.sources.passing import PassingSource
+from leasehold.adapters.sources.protocol import Batch, Reader, Source
+from leasehold.adapters.worker.tracing.spans import Handle, WorkerSpans
+from leasehold.balancer.actions import Action
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.passing import PassingStore
+from leasehold.stores.protocol import Done, Listing, Outcome, OutcomeUnknown, Store
+from leasehold.stores.writes import Write
+
+SCOPE = "leasehold"
+RULE = context.create_key("leasehold-rule")
+
+
+def own_tracer() -> Tracer | None:
+    """A tracer of the provider that the program has set; None if it has set none."""
+    unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
+    return None if unset else get_tracer(SCOPE)
+
+
+class TracedSpans(WorkerSpans):
+    """The spans of one worker; each carries its id."""
+
+    def __init__(self, tracer: Tracer, worker: str) -> None:
+        self._tracer, self._worker = tracer, worker
+
+    def span(self, name: str, **told: AttributeValue) -> AbstractContextManager[Span]:
+        """A span over a block, current within it; an exception that leaves the block makes it a failed one."""
+        return self._tracer.start_as_current_span(f"leasehold.{name}", attributes=self._told(told))
+
+    def _told(self, told: dict[str, Any]) -> dict[str, AttributeValue]:
+        return {f"leasehold.{name}": value for name, value in {**told, "worker": self._worker}.items()}
+
+    def over(self, name: str) -> AbstractContextManager[object]:
+        """A span over a block."""
+        return self.span(name)
+
+    def acting(self, act: Callable[[Action], None]) -> Callable[[Action], None]:
+        """The same, with its writes under the present span and with the action's rule, in whatever thread."""
+        present = context.get_current()
+
+        def acted(action: Action) -> None:
+            with _within(context.set_value(RULE, action.rule, present)):
+                act(action)
+
+        return acted
+
+    def store(self, store: Store) -> Store:
+        """The store, with a span over each listing, reading of rows, and write."""
+        return TracedStore(store, self)
+
+    def source(self, source: Source) -> Source:
+        """The source, with a span over each reading of a shard."""
+        return TracedSource(source, self)
+
+    def handler(self, handler: Handle) -> Handle:
+        """A callable that is given batches, with a span over each call and whatever is awaited of it."""
+
+        def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  whatever the callable takes
+            fence = {} if batch.epoch is None else {"epoch": batch.epoch}
+            told = self._told({"lease": batch.lease, "records": len(batch.records), **fence})
+            span, awaiting = self._tracer.start_span("leasehold.handle", attributes=told), False
+            try:
+                with use_span(span):
+                    answer = handler(batch, *more)
+                awaiting = inspect.isawaitable(answer)
+            finally:
+                if not awaiting:
+                    span.end()
+            return _awaited(answer, span) if awaiting else answer
+
+        return cast("Handle", handle)
+
+
+class TracedStore(PassingStore):
+    """A store with a span over each call that asks the service."""
+
+    def __init__(self, store: Store, spans: TracedSpans) -> None:
+        super().__init__(store)
+        self._spans = spans
+
+    def list(self) -> Listing:
+        """Every lease."""
+        with self._spans.span("list") as span:
+            listing = self._store.list()
+            span.set_attribute("leasehold.leases", len(listing.leases))
+        return listing
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """Get these leases by key."""
+        wanted = tuple(keys)
+        with self._spans.span("get", leases=len(wanted)):
+            return self._store.get(wanted, stale_ok=stale_ok)
+
+    def write(self, write: Write) -> Outcome:
+        """Apply the write or refuse it; the span says which, and by what rule where an action asked for it."""
+        rule = context.get_value(RULE)
+        asked = {"rule": str(rule)} if rule else {}
+        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **asked) as span:
+            try:
+                outcome = self._store.write(write)
+            except OutcomeUnknown:
+                span.set_attribute("leasehold.outcome", "unknown")
+                raise
+            span.set_attribute("leasehold.outcome", "done" if isinstance(outcome, Done) else "refused")
+        return outcome
+
+
+class TracedSource(PassingSource):
+    """A source whose readers tell spans."""
+
+    def __init__(self, source: Source, spans: TracedSpans) -> None:
+        super().__init__(source)
+        self._spans = spans
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader that starts just after `start`."""
+        return TracedReader(super().open(lease, start), lease.key, self._spans)
+
+
+class TracedReader:
+    """A reader with a span over each reading."""
+
+    def __init__(self, reader: Reader, lease: str, spans: TracedSpans) -> None:
+        self._reader, self._lease, self._spans = reader, lease, spans
+
+    def read(self) -> Batch:
+        """Read once."""
+        with self._spans.span("read", lease=self._lease) as span:
+            batch = self._reader.read()
+            span.set_attributes({"leasehold.records": batch.count, "leasehold.bytes": batch.size})
+            if batch.behind_seconds is not None:
+                span.set_attribute("leasehold.behind_seconds", batch.behind_seconds)
+        return batch
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+@contextmanager
+def _within(present: context.Context) -> Iterator[None]:
+    token = context.attach(present)
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+async def _awaited(answer: Any, span: Span) -> object:  # noqa: ANN401  whatever can be awaited
+    with use_span(span, end_on_exit=True):
+        return await answer

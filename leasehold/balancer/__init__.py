@@ -1,0 +1,82 @@
+"""The rules, as pure functions of a listing."""
+
+from leasehold.balancer.actions import (
+    Action,
+    Claim,
+    Create,
+    Delete,
+    Look,
+    Release,
+    Renew,
+    RequestHandoff,
+    Steal,
+)
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import slow_owners
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import (
+    HASH_KEYS,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    HashRange,
+    History,
+    Hole,
+    Lease,
+    Me,
+    Notes,
+    Position,
+    Problem,
+    Shard,
+    Version,
+    at_timestamp,
+)
+from leasehold.balancer.plan import look_again, plan, renewals
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.shards.ancestry import problems, readable
+from leasehold.balancer.shards.lineage import births
+
+__all__ = [
+    "HASH_KEYS",
+    "LATEST",
+    "SHARD_END",
+    "TRIM_HORIZON",
+    "Action",
+    "Claim",
+    "Config",
+    "Create",
+    "Delete",
+    "EventHubs",
+    "HashRange",
+    "History",
+    "Hole",
+    "Kcl",
+    "KclRust",
+    "Lease",
+    "Look",
+    "Me",
+    "Minimal",
+    "Notes",
+    "Position",
+    "Problem",
+    "Release",
+    "Renew",
+    "RequestHandoff",
+    "RuleSet",
+    "Shard",
+    "Steal",
+    "Version",
+    "Watch",
+    "at_timestamp",
+    "births",
+    "look_again",
+    "plan",
+    "problems",
+    "readable",
+    "renewals",
+    "slow_owners",
+]

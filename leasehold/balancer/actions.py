@@ -1,0 +1,101 @@
+"""The verbs a plan may speak: a closed union, each with the lease as seen and the rule that asked.
+
+The class is the reason: `Claim` takes what is free or expired, `Steal` what is alive. Each names the lease as it was
+read, so that a store can refuse what is no longer true; a refusal is an expected answer, and never an error.
+"""
+
+from attrs import frozen
+
+from leasehold.balancer.model import Lease, Notes
+
+
+@frozen
+class Create:
+    """Make this lease, which nobody owns yet, unless its key exists."""
+
+    lease: Lease
+    rule: str
+
+
+@frozen
+class Renew:
+    """Say that the lease's owner is alive; `notes` travel in the same write."""
+
+    lease: Lease
+    rule: str
+    notes: Notes = ()
+
+
+@frozen
+class Claim:
+    """Take a free or expired lease, under the version as seen.
+
+    If the write is refused, the alternates are tried in turn until one succeeds.
+    """
+
+    lease: Lease
+    rule: str
+    alternates: tuple["Taking", ...] = ()
+
+
+@frozen
+class Steal:
+    """Take a lease from its living owner, under the owner as seen."""
+
+    lease: Lease
+    victim: str
+    rule: str
+    alternates: tuple["Taking", ...] = ()
+
+
+@frozen
+class RequestHandoff:
+    """Ask the living owner to drain and hand over (H2); replaces a stale heir if one is named.
+
+    If somebody else was faster, the alternates are asked for in turn.
+    """
+
+    lease: Lease
+    victim: str
+    rule: str
+    stale_heir: str | None = None
+    alternates: tuple["Taking", ...] = ()
+
+
+@frozen
+class Release:
+    """Give up a lease: mine after draining, to its heir where one is named; or an expired one, for all.
+
+    An heir that the lease itself does not name asked for nothing: it finds the lease by its own reading (M14).
+    """
+
+    lease: Lease
+    rule: str
+    heir: str | None = None
+
+
+@frozen
+class Delete:
+    """Remove a lease that nothing depends on any more: its shard is done, or gone from the source (L8, L10)."""
+
+    lease: Lease
+    rule: str
+
+
+Taking = Claim | Steal | RequestHandoff
+"""Each of these is a way to come by a lease; where one is refused, another may follow."""
+
+Action = Create | Renew | Claim | Steal | RequestHandoff | Release | Delete
+
+
+@frozen
+class Look:
+    """A look says when to look next (seconds from now), at which leases (None: all), and what renewals should carry.
+
+    stale_ok  whether those leases may be read as they were a moment ago
+    """
+
+    seconds: float
+    keys: tuple[str, ...] | None = None
+    notes: Notes = ()
+    stale_ok: bool = False

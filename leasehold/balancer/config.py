@@ -1,0 +1,62 @@
+"""The settings of a fleet, checked when they are built: the rule set and the seconds; and the list of rule sets."""
+
+from typing import Any
+
+from attrs import Attribute, field, fields, frozen
+from attrs.validators import instance_of
+
+from leasehold.balancer.model import LATEST, Position
+from leasehold.balancer.rule_set import RuleSet, Validator, number
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+
+RULE_SETS: tuple[type[RuleSet], ...] = (Kcl, KclRust, EventHubs, Minimal)
+"""Every rule set that commands, the JSON form, the simulator, the checker and the tests of the laws know."""
+
+
+def _a_start(_config: object, attribute: "Attribute[Any]", value: object) -> None:
+    if not isinstance(value, Position) or value.numbered or value.ended:
+        raise ValueError(f"{attribute.name}: {value!r} is not TRIM_HORIZON, LATEST or a position at a timestamp")
+
+
+_A_RULE_SET: Validator = instance_of(RuleSet)
+_ABOVE_ZERO = number(0, above=True)
+
+
+@frozen
+class Config:
+    """The settings by which one fleet plans; the same for every worker of it.
+
+    rules             the rule set and its own limits
+    lease_seconds     a lease whose version stands still for longer has no living owner
+    cycle_seconds     seconds between two plans where nothing asks for sooner
+    renew_seconds     own leases idle for this long are renewed
+    initial_position  where a shard starts that no lease says anything about
+    Raises ValueError or TypeError, naming the field, for a value out of its limits.
+    """
+
+    rules: RuleSet = field(factory=Minimal, validator=_A_RULE_SET)
+    lease_seconds: float = field(validator=_ABOVE_ZERO)
+    cycle_seconds: float = field(validator=_ABOVE_ZERO)
+    renew_seconds: float = field(validator=_ABOVE_ZERO)
+    initial_position: Position = field(default=LATEST, validator=_a_start)
+
+    # Validators run after all defaults, and what these are made from may be wrong.
+    @lease_seconds.default
+    def _default_lease_seconds(self) -> float:
+        _A_RULE_SET(self, fields(Config).rules, self.rules)
+        return self.rules.lease_seconds
+
+    @cycle_seconds.default
+    def _default_cycle_seconds(self) -> float:
+        _A_RULE_SET(self, fields(Config).rules, self.rules)
+        _ABOVE_ZERO(self, fields(Config).lease_seconds, self.lease_seconds)
+        return self.rules.cycle_seconds(self.lease_seconds)
+
+    @renew_seconds.default
+    def _default_renew_seconds(self) -> float:
+        _A_RULE_SET(self, fields(Config).rules, self.rules)
+        _ABOVE_ZERO(self, fields(Config).lease_seconds, self.lease_seconds)
+        return self.rules.renew_seconds(self.lease_seconds)

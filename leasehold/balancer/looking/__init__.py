@@ -1,0 +1,1 @@
+"""Readings of the table: what is remembered of them, and when to read again."""

@@ -1,0 +1,188 @@
+"""The Azure SDKs' P/N rules, one dialect a function: share, then what is free, then one victim (E1 to E7).
+
+Sources: the load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET),
+PartitionBasedLoadBalancer (Java) and OwnershipManager (Python) of the SDKs. They draw at random where
+this orders by digest. E1, who is active, is the census; E2, the share, is `_share`; E7, that an
+owner writes all its partitions again, is `renewals`.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from operator import attrgetter
+from typing import Literal, assert_never
+
+from attrs import field, frozen
+from attrs.validators import in_
+
+from leasehold.balancer.actions import Action, Claim, Steal
+from leasehold.balancer.census import Census
+from leasehold.balancer.chance import drawn, drawn_owner
+from leasehold.balancer.model import Me
+from leasehold.balancer.rule_set import FleetSeconds, RuleSet
+
+Dialect = Literal["gist", "dotnet", "java", "python"]
+DIALECTS: tuple[Dialect, ...] = ("gist", "dotnet", "java", "python")
+
+
+@frozen
+class EventHubs(RuleSet):
+    """The Azure SDKs' P/N rules (rules E1 to E7), in one of their dialects."""
+
+    name = "event-hubs"
+    renewal_rule = "E7"
+
+    dialect: Dialect = field(default="dotnet", validator=in_(DIALECTS))
+    mode: Literal["balanced", "greedy"] = field(default="balanced", validator=in_(("balanced", "greedy")))
+
+    @classmethod
+    def variants(cls) -> Mapping[str, RuleSet]:
+        """The dialects by their own names, and with "-greedy" those that know that mode (the note does not)."""
+        balanced = {dialect: cls(dialect) for dialect in DIALECTS}
+        greedy = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
+        return {cls.name: cls(), **balanced, **greedy}
+
+    @property
+    def evens_out(self) -> bool:
+        """Whether its workers leave no division alone in which two of them differ by more than one lease."""
+        return self.dialect != "python"  # E3: 4, 2 and 2 of 8 never change
+
+    @property
+    def again_at_once(self) -> bool:
+        """Whether a worker looks again at once after it took something."""
+        # E4, E5: the greedy mode is the same rule again, as long as something was taken.
+        return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
+
+    @property
+    def lease_seconds(self) -> float:
+        """The default of `Config.lease_seconds`."""
+        return 180.0 if self.dialect == "python" else 120.0
+
+    def cycle_seconds(self, _lease_seconds: float) -> float:
+        """The default of `Config.cycle_seconds`."""
+        return 30.0
+
+    def renew_seconds(self, lease_seconds: float) -> float:
+        """The default of `Config.renew_seconds`."""
+        return min(20.0, lease_seconds / 3)  # peers may expire at 60 s
+
+    def expires_above(self, lease_seconds: float) -> float:
+        """A lease idle for more seconds than this has no living owner."""
+        return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
+
+    def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
+        """The answer is all that this worker takes in one turn: at most one partition, but for Python's greedy mode.
+
+        The greedy mode of .NET and Java is the same rule again at once, as long as something was taken:
+        see `look_again`. The note knows no modes.
+        """
+        match self.dialect:
+            case "gist":
+                return _gist(census, me)
+            case "dotnet":
+                return _dotnet(census, me)
+            case "java":
+                return _java(census, me)
+            case "python":
+                return _python(census, me, greedy=self.mode == "greedy")
+            case _:
+                assert_never(self.dialect)
+
+
+def _share(census: Census) -> tuple[int, int]:
+    """E2: whole partitions per owner, and how many owners may hold one more."""
+    return divmod(len(census.leases), len(census.counts))
+
+
+def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
+    """E3: below the share rounded up, a partition is claimed; below the share rounded down, one is stolen.
+
+    A worker at the whole share never steals, so that 4, 2 and 2 of 8 never changes.
+    """
+    low, more = _share(census)
+    high, mine = low + (more > 0), len(census.mine)
+    if mine >= high:  # E3
+        return ()
+    free = drawn(census.available, me, high - mine if greedy else 1)
+    if free:
+        return tuple(Claim(lease, rule="E3") for lease in free)
+    return _steal_one(census, me, {_first_fullest(census)}, "E3") if mine < low else ()
+
+
+def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
+    """E4: a worker takes below the whole share, or at it once nobody is below.
+
+    Free partitions come first, then those of owners above one more than the share. Only a worker below the share
+    takes from owners at one more, so that no state is stuck.
+    """
+    low, _ = _share(census)
+    mine, least = len(census.mine), min(census.counts.values())
+    if mine > low or (mine == low and least < low):  # E4: at the share, those below it go first
+        return ()
+    if census.free or census.expired:
+        return _claim_one(census, me, "E4")
+    victims = _holding(census, above=low + 1)
+    if not victims and mine < low:
+        victims = _holding(census, above=low)
+    return _steal_one(census, me, victims, "E4")
+
+
+def _java(census: Census, me: Me) -> tuple[Action, ...]:
+    """E5: unless the counts are even already, a worker below the share, or with the least of all, takes one."""
+    low, more = _share(census)
+    mine, counts = len(census.mine), census.counts.values()
+    if len(census.leases) == len(census.free) + len(census.expired):  # E5: with nobody active, counts do not matter
+        return _claim_one(census, me, "E5")
+    at_more = sum(count == low + 1 for count in counts)
+    even = min(counts) >= low and max(counts) <= low + 1 and at_more == more
+    if even or (mine >= low and mine > min(counts)):  # E5
+        return ()
+    if census.free or census.expired:
+        return _claim_one(census, me, "E5")
+    return _steal_one(census, me, {_fullest(census)}, "E5")
+
+
+def _gist(census: Census, me: Me) -> tuple[Action, ...]:
+    """E6: up to the whole share a worker takes one partition: a free one, else of an owner two above the share."""
+    low, _ = _share(census)
+    mine = len(census.mine)
+    if mine > low:  # E6
+        return ()
+    if census.free or census.expired:
+        return _claim_one(census, me, "E6")
+    victims = _holding(census, above=low + 1)
+    if not victims and mine < low:
+        # E6: the note robs only above one more than the share, and its own example, 18 partitions
+        # and a fourth owner, would stick at 5, 5, 5 and 3.
+        victims = _holding(census, above=low)
+    return _steal_one(census, me, victims, "E6")
+
+
+def _holding(census: Census, *, above: int) -> set[str]:
+    """The other owners with more than so many partitions."""
+    return {owner for owner, count in census.counts.items() if count > above and owner != census.worker}
+
+
+def _fullest(census: Census) -> str:
+    """The owner with most partitions; of several the first by name, where Java has its hash map's order."""
+    return min(census.counts, key=lambda owner: (-census.counts[owner], owner))
+
+
+def _first_fullest(census: Census) -> str:
+    """The owner with most partitions; of several the one that a listing in order of keys shows first."""
+    most = max(census.counts.values())
+    fullest = {owner for owner, count in census.counts.items() if count == most}
+    first = min(census.each_held_by(fullest), key=attrgetter("key"))
+    return first.owner or census.worker
+
+
+def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
+    """An available partition is claimed, drawn by worker and turn."""
+    return tuple(Claim(lease, rule=rule) for lease in drawn(census.available, me, 1))
+
+
+def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> tuple[Action, ...]:
+    """A partition is stolen, as if drawn among all that the victims hold."""
+    if not victims:
+        return ()
+    victim = drawn_owner({owner: census.counts[owner] for owner in victims}, me)
+    return tuple(Steal(lease, victim=victim, rule=rule) for lease in drawn(census.held_by({victim}), me, 1))

@@ -1,0 +1,91 @@
+"""KCL 2.x: the target, the very old first, then what is free, then one victim (rules K1 to K9).
+
+Source: DynamoDBLeaseTaker of the Kinesis Client Library 2.7. It shuffles where this orders by
+digest; everything else is the same, its stable disbalance included.
+"""
+
+from attrs import field, frozen
+
+from leasehold.balancer.actions import Action, Claim, Steal
+from leasehold.balancer.census import Census
+from leasehold.balancer.chance import drawn
+from leasehold.balancer.model import Lease, Me
+from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
+
+
+@frozen
+class Kcl(RuleSet):
+    """The Kinesis Client Library 2.x (rules K1 to K10).
+
+    max_leases           most leases one worker may hold; None: no limit
+    max_steals           most leases stolen in one turn
+    very_old_multiplier  leases idle for more lease_seconds than this are taken first; 0: off
+    """
+
+    name = "kcl"
+    renewal_rule = "K10"
+    counts_ended = True
+
+    max_leases: int | None = field(default=None, validator=number(1, whole=True, none=True))
+    max_steals: int = field(default=1, validator=number(1, whole=True))
+    very_old_multiplier: int = field(default=3, validator=number(0, whole=True))
+
+    @property
+    def most_leases(self) -> int | None:
+        """The most that one worker may hold; None: no limit."""
+        return self.max_leases
+
+    def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
+        """The answer is all that this worker takes in one turn."""
+        if not census.leases:  # K3
+            return ()
+        old = _very_old(census, config, self)
+        if old:  # K5: whatever the target says, and nothing else in this turn, even where it may take none
+            return _claims(drawn(old, me, _room(census, self)), "K5")
+        needed = _target(census, self) - len(census.mine)
+        if needed <= 0:  # K6
+            return ()
+        if census.free or census.expired:  # K7: nobody is robbed while anything is free
+            return _claims(drawn(census.available, me, needed), "K7")
+        return _steals(census, me, self, needed)
+
+
+def _target(census: Census, rules: Kcl) -> int:
+    """K4: how many leases each worker wants: an equal share rounded up and at least one, within `max_leases`."""
+    share = max(1, -(-len(census.leases) // len(census.counts)))
+    return share if rules.max_leases is None else min(share, rules.max_leases)
+
+
+def _very_old(census: Census, config: FleetSeconds, rules: Kcl) -> tuple[Lease, ...]:
+    """K5: available leases that stood still for more than `very_old_multiplier` times `lease_seconds`."""
+    oldest = rules.very_old_multiplier * config.lease_seconds
+    return tuple(lease for lease in census.available if rules.very_old_multiplier and lease.idle > oldest)
+
+
+def _room(census: Census, rules: Kcl) -> int:
+    """K5: of the very old, `max_leases` alone limits how many are claimed."""
+    return len(census.leases) if rules.max_leases is None else rules.max_leases - len(census.mine)
+
+
+def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
+    # Java meets equal counts in its hash map's order, which is the same in every JVM,
+    # so that all thieves rob the same worker; here that order is the one of the names.
+    """K8: leases are stolen from one victim, the owner with the most.
+
+    A worker that lacks two leases or more may take one from a victim that holds just the target; a worker that lacks
+    one may not.
+    This is the stable disbalance of KCL: five hundred leases stay 300 to 200 between two clusters of a hundred.
+    """
+    victim, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    over = count - _target(census, rules)
+    if over < 0:
+        return ()
+    # With nothing above the target, one lease of a victim at the target, if more than one is lacking.
+    most = min(needed, over) or (1 if needed > 1 else 0)
+    taken = drawn(census.held_by({victim}), me, min(most, rules.max_steals))
+    return tuple(Steal(lease, victim=victim, rule="K8") for lease in taken)
+
+
+def _claims(leases: tuple[Lease, ...], rule: str) -> tuple[Claim, ...]:
+    """Each of these leases is claimed under one rule."""
+    return tuple(Claim(lease, rule=rule) for lease in leases)

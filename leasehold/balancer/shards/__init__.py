@@ -1,0 +1,1 @@
+"""The lifecycle of shards: families, holes, new leases, and leases that may go."""

@@ -1,0 +1,48 @@
+"""Tables of leases with compare-and-swap, behind one protocol."""
+
+from leasehold.stores.execute import execute
+from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLate,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    StealLease,
+    TakeBackLease,
+    WithdrawRequest,
+    Write,
+)
+
+__all__ = [
+    "AnnotateLease",
+    "CheckpointLate",
+    "CheckpointLease",
+    "ClaimLease",
+    "CreateLease",
+    "DeleteLease",
+    "Done",
+    "GiveLease",
+    "Listing",
+    "Lost",
+    "Outcome",
+    "OutcomeUnknown",
+    "Promises",
+    "ReleaseLease",
+    "RenewLease",
+    "RequestLease",
+    "StealLease",
+    "Store",
+    "StoreError",
+    "TakeBackLease",
+    "WithdrawRequest",
+    "Write",
+    "execute",
+    "open_store",
+]

@@ -1,0 +1,19 @@
+"""The contract every store keeps, as tests you can run on a store of your own.
+
+Subclass `StoreContract` in a test file of yours and provide a pytest fixture named `store` that
+gives a new, empty store to each test. Every test is about what workers may rely on, so a store
+that fails one loses records, or lets two workers read one shard.
+"""
+
+from leasehold.stores.contract.checkpoints import Checkpoints
+from leasehold.stores.contract.handoff import Handoff
+from leasehold.stores.contract.ownership import Ownership
+from leasehold.stores.contract.races import Races
+from leasehold.stores.contract.resets import Resets
+
+
+class StoreContract(Ownership, Checkpoints, Handoff, Resets, Races):
+    """All clauses of `leasehold.stores.protocol`."""
+
+
+__all__ = ["StoreContract"]

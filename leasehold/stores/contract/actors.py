@@ -1,0 +1,62 @@
+"""Short ways to set a scene: a lease that exists, is owned, has moved, or has been asked for."""
+
+from attrs import evolve
+
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Version
+from leasehold.stores.protocol import Done, Lost, Outcome, Store
+from leasehold.stores.writes import ClaimLease, CreateLease, RequestLease
+
+KEY = "shardId-000000000001"
+FULL = Lease(
+    key=KEY,
+    parents=("shardId-000000000000",),
+    checkpoint=Position("41", 3),
+    hash_range=(0, 2**127 - 1),
+    weight=12_800,
+    notes=(("a", "1"), ("b", "two words")),
+)
+
+
+def done(outcome: Outcome) -> Lease:
+    """The lease of a write that must have been applied."""
+    assert isinstance(outcome, Done), outcome
+    return outcome.lease
+
+
+def lost(outcome: Outcome) -> Lease | None:
+    """The lease as stored, of a write that must have been refused."""
+    assert isinstance(outcome, Lost), outcome
+    assert outcome.lease is None or outcome.lease.key == outcome.key
+    return outcome.lease
+
+
+def facts(lease: Lease | None) -> Lease | None:
+    """The lease without what differs between layouts: version, epoch, and the row's age."""
+    return lease and evolve(lease, version=Version(""), epoch=0, idle=0.0)
+
+
+def stored(store: Store, key: str = KEY) -> Lease:
+    """The lease as a consistent reading shows it now."""
+    (lease,) = store.get([key])
+    return lease
+
+
+def placed(store: Store, lease: Lease) -> Lease:
+    """A new lease like this one, claimed for its owner if it names one."""
+    row = done(store.write(CreateLease(lease)))
+    return row if lease.owner is None else done(store.write(ClaimLease(row, lease.owner)))
+
+
+def unowned(store: Store, key: str = KEY, at: Position = TRIM_HORIZON) -> Lease:
+    """A new lease nobody owns, processed up to here."""
+    return placed(store, Lease(key, checkpoint=at))
+
+
+def owned(store: Store, owner: str = "ann", key: str = KEY, at: Position = TRIM_HORIZON) -> Lease:
+    """A new lease this worker has claimed, processed up to here."""
+    return placed(store, Lease(key, owner=owner, checkpoint=at))
+
+
+def asked(store: Store) -> Lease:
+    """A lease of ann's that bob has asked for."""
+    return done(store.write(RequestLease(owned(store, "ann"), "bob")))

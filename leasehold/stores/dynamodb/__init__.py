@@ -1,0 +1,1 @@
+"""Lease tables in DynamoDB, in the layout of the Kinesis Client Library."""

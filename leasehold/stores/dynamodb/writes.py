@@ -1,0 +1,255 @@
+"""Each write as DynamoDB expressions, pure: the conditions of `writes`, in the service's own words.
+
+Rule 1: `ADD leaseCounter :one` at every owner change, renewal and checkpoint; the counter is never set.
+Rule 2: updates only, so that attributes we do not know survive; and never an upsert, for an
+update of a missing item would make half a lease.
+Rule 3: during a KCL 3.x hand-off `checkpointOwner` is the owner and `leaseOwner` the heir; the
+condition on an owner says so in every write.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, assert_never
+
+from attrs import evolve
+
+from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.stores import writes
+from leasehold.stores.applied import created
+from leasehold.stores.dynamodb.rows import (
+    KEY,
+    NOTE,
+    AttributeValue,
+    checkpoint_fields,
+    number,
+    shard_ids,
+    text,
+    to_item,
+)
+from leasehold.stores.fields import kilobytes
+
+AttributeValues = Mapping[str, AttributeValue]
+"""Values of an expression, by their names without the colon."""
+
+Request = Mapping[str, Any]
+"""Arguments of put_item, update_item or delete_item, without the table's name."""
+
+_CONSTANTS: AttributeValues = {
+    ":one": number(1),
+    ":zero": number(0),
+    ":null": {"NULL": True},
+    ":end": text("SHARD_END"),
+    ":trim": text("TRIM_HORIZON"),
+    ":latest": text("LATEST"),
+    ":time": text("AT_TIMESTAMP"),
+}
+
+_SEEN = "leaseCounter = :seen"
+_COUNT = "ADD leaseCounter :one"
+_STARTS = "checkpoint IN (:trim, :latest, :time)"
+_PENDING = "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState"
+_OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
+
+
+def _request(lease: Lease, condition: str, update: str, values: AttributeValues, notes: Notes = ()) -> Request:
+    """The request, with just the values its expressions mention: the service refuses idle ones."""
+    known = {**_CONSTANTS, ":seen": {"N": lease.version}, **{f":{name}": value for name, value in values.items()}}
+    known |= {f":note{n}": text(value) for n, (_, value) in enumerate(notes)}
+    names = {f"#note{n}": NOTE + name for n, (name, _) in enumerate(notes)}
+    used = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
+    return {
+        "Key": {KEY: text(lease.key)},
+        "ConditionExpression": condition,
+        **({"UpdateExpression": update} if update else {}),
+        **({"ExpressionAttributeNames": names} if names else {}),
+        "ExpressionAttributeValues": {name: known[name] for name in used},
+    }
+
+
+def _set(*clauses: str, notes: Notes = ()) -> str:
+    every = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(notes))))
+    return f"SET {', '.join(every)} " if every else ""
+
+
+def _owner(lease: Lease) -> tuple[str, AttributeValues]:
+    """The condition that the owner is still the one seen (rule 3)."""
+    if lease.owner is None:
+        free = "(attribute_not_exists(leaseOwner) OR leaseOwner = :null) AND attribute_not_exists(checkpointOwner)"
+        return f"attribute_exists({KEY}) AND {free}", {}
+    owned = "(checkpointOwner = :owner OR (leaseOwner = :owner AND attribute_not_exists(checkpointOwner)))"
+    return owned, {"owner": text(lease.owner)}
+
+
+def _heir(lease: Lease) -> str:
+    """The condition that :owner still owns it and :heir is still its heir."""
+    if lease.leaving:
+        return "checkpointOwner = :owner AND leaseOwner = :heir"
+    ours = "leaseOwner = :owner AND handoffOwner = :owner AND handoffTo = :heir"
+    return f"{ours} AND attribute_not_exists(checkpointOwner)"
+
+
+def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
+    """The condition that the stored checkpoint is `than` (< or <=) this one: the order of `Position.order`.
+
+    Numbers are compared by digits first, being decimal without leading zeros; sentinels by name,
+    for "17" is shorter than "LATEST".
+    """
+    if position.ended:
+        return "checkpoint <> :end", {}
+    if not position.numbered:
+        return _STARTS, {}
+    before = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
+    within = f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {than} :checkpointSubSequenceNumber)"
+    return f"checkpoint <> :end AND ({_STARTS} OR {before} OR {within})", {"digits": number(len(position.sequence))}
+
+
+def _move(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
+    """The expression that sets this checkpoint: clauses, attributes to remove, values."""
+    fields = checkpoint_fields(position)
+    stale = () if position.token else ("checkpointToken",)
+    return tuple(f"{name} = :{name}" for name in fields), stale, fields
+
+
+def request_of(write: writes.Write) -> Request | None:  # noqa: C901, PLR0911, PLR0912  one line per write is the point
+    """The request of this write; None where the lease as seen rules its condition out."""
+    match write:
+        case writes.CreateLease(lease):
+            return {"Item": to_item(created(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
+        case writes.ClaimLease(lease, me, notes):
+            return _take(lease, me, notes, _SEEN, {})
+        case writes.StealLease(lease, me, notes):
+            return _steal(lease, me, notes)
+        case writes.RenewLease(lease, notes):
+            return _renew(lease, notes)
+        case writes.CheckpointLease():
+            return _checkpoint(write)
+        case writes.CheckpointLate(lease, position):
+            return _checkpoint_late(lease, position)
+        case writes.ReleaseLease():
+            return _release(write)
+        case writes.RequestLease(lease, me):
+            return _ask(lease, me)
+        case writes.WithdrawRequest(lease, me):
+            return _withdraw(lease, me)
+        case writes.GiveLease(lease, position):
+            return _give(lease, position)
+        case writes.TakeBackLease(lease, me):
+            owner, values = _owner(lease)
+            update = f"SET leaseOwner = :me, handoffOwner = :me {_COUNT} REMOVE handoffTo, checkpointOwner"
+            return _request(lease, f"{_SEEN} AND {owner}", update, {**values, "me": text(me)})
+        case writes.AnnotateLease(lease, name, value):
+            condition, values = _owner(lease)
+            note = ((name, value),)
+            return _request(lease, condition, _set(notes=note).rstrip(), values, note)
+        case writes.ResetLease():
+            return _reset(write)
+        case writes.DeleteLease(lease):
+            as_seen = "checkpoint = :end" if lease.ended else _SEEN
+            return _request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
+        case _:
+            assert_never(write)
+
+
+def _take(lease: Lease, me: str, notes: Notes, condition: str, values: AttributeValues) -> Request:
+    # KCL counts the owner switches that its metrics report.
+    switched = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
+    sets = _set("leaseOwner = :me", "handoffOwner = :me", notes=notes)
+    update = f"{sets}{_COUNT}{switched} REMOVE handoffTo, checkpointOwner"
+    return _request(lease, condition, update, {**values, "me": text(me)}, notes)
+
+
+def _steal(lease: Lease, me: str, notes: Notes) -> Request:
+    condition, values = _owner(lease)
+    if lease.owner is not None and lease.heir == me:
+        condition, values = _heir(lease), {**values, "heir": text(me)}
+    return _take(lease, me, notes, condition, values)
+
+
+def _weight(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
+    """The expression that sets the throughput, where it is known: clauses and values, as KCL 3.x renews."""
+    if lease.weight is None:
+        return (), {}
+    return ("throughputKBps = :throughput",), {"throughput": number(kilobytes(lease.weight))}
+
+
+def _renew(lease: Lease, notes: Notes) -> Request:
+    owner, values = _owner(lease)
+    alive = "" if lease.ended else " AND checkpoint <> :end"
+    weighed, weights = _weight(lease)
+    update = f"{_set(*weighed, notes=notes)}{_COUNT}"
+    return _request(lease, f"{_SEEN} AND {owner}{alive}", update, {**values, **weights}, notes)
+
+
+def _checkpoint(write: writes.CheckpointLease) -> Request:
+    lease, position = write.lease, write.position
+    owner, owners = _owner(lease)
+    forward, bounds = _forward(position, "<=")
+    moves, stale, fields = _move(position)
+    weighed, weights = _weight(lease)
+    sets, values = (*moves, *weighed), {**owners, **bounds, **fields, **weights}
+    if position.ended and write.children:
+        children = shard_ids(lease, write.children)
+        sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
+    gone = (_PENDING, *stale, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
+    update = f"{_set(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(gone)}"
+    return _request(lease, f"{_SEEN} AND {owner} AND {forward}", update, values)
+
+
+def _checkpoint_late(lease: Lease, position: Position) -> Request | None:
+    if not (position.numbered or position.ended):
+        return None  # no position lies before a start
+    forward, bounds = _forward(position, "<")
+    sets, stale, fields = _move(position)
+    remove = f"REMOVE {', '.join(stale)}" if stale else ""
+    return _request(
+        lease, f"attribute_exists({KEY}) AND {forward}", f"{_set(*sets)}{remove}".rstrip(), {**fields, **bounds}
+    )
+
+
+def _release(write: writes.ReleaseLease) -> Request:
+    condition, values = _owner(write.lease) if write.lease.owner == write.me else (_SEEN, {})
+    if write.to is None:
+        return _request(write.lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
+    update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"
+    return _request(write.lease, condition, update, {**values, "to": text(write.to)})
+
+
+def _ask(lease: Lease, me: str) -> Request | None:
+    if lease.owner is None:
+        return None
+    willing = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
+    open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
+    condition = f"{willing} AND checkpoint <> :end AND {open_to_me}"
+    names = {"owner": text(lease.owner), "me": text(me), "stale": text(lease.heir or me)}
+    return _request(lease, condition, "SET handoffTo = :me", names)
+
+
+def _withdraw(lease: Lease, me: str) -> Request | None:
+    if lease.owner is None or lease.leaving:
+        return None
+    return _request(lease, _heir(lease), "REMOVE handoffTo", {"owner": text(lease.owner), "heir": text(me)})
+
+
+def _give(lease: Lease, position: Position) -> Request | None:
+    """To our heir, or the last step of a KCL 3.x hand-off."""
+    if lease.owner is None or lease.heir is None:
+        return None
+    forward, bounds = _forward(position, "<=")
+    sets, stale, fields = _move(position)
+    moved = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
+    gone = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale)
+    update = f"{_set(*moved, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(gone)}"
+    names = {"owner": text(lease.owner), "heir": text(lease.heir)}
+    return _request(lease, f"{_SEEN} AND {_heir(lease)} AND {forward}", update, {**names, **fields, **bounds})
+
+
+def _reset(write: writes.ResetLease) -> Request:
+    free, _ = _owner(evolve(write.lease, owner=None))
+    sets, stale, fields = _move(write.position)
+    # KCL reads the children of an ended lease. A lease that is read again gets them anew at its next end.
+    children = () if write.position.ended else ("childShardIds",)
+    gone = ", ".join((_OWNERS, _PENDING, *stale, *children))
+    setting = _set(*sets, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
+    further = {"further": number(max(1, write.epoch - write.lease.epoch))}
+    update = f"{setting}ADD leaseCounter :further REMOVE {gone}"
+    return _request(write.lease, f"{_SEEN} AND {free}", update, {**fields, **further}, write.notes)

@@ -1,0 +1,169 @@
+"""Lease <-> the blobs of the Azure SDKs' own event processors: names and metadata, byte for byte.
+
+`<namespace>/<hub>/<group>/ownership/<partition>` holds `ownerid`; an owner absent or empty has let
+go. `<namespace>/<hub>/<group>/checkpoint/<partition>` holds `offset` and `sequencenumber`. All
+names are lower case, all blobs empty. What the SDKs have no word for stands in metadata of our
+own beside theirs (`handoffowner`, `handoffto`, `handoffversion`, `throughputkbps`, `notes`, `position`); their workers
+leave it out when they write, and every reader treats it as void then.
+"""
+
+import json
+
+from attrs import frozen
+
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
+from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
+from leasehold.stores.objects.layout import Part, Parts, handoff_version, version_of
+from leasehold.stores.objects.requests import ObjectFields
+from leasehold.stores.protocol import Promises, StoreError
+
+BEGINNING = "-1"
+"""The offset, and the sequence number, just before a partition's first event."""
+
+END_OF_STREAM = "@latest"
+"""The offset that Event Hubs reads as "what arrives from now on"."""
+
+_NO_OFFSET = frozenset({"", "no offset"})
+"""The words that some SDKs have written in place of an unknown offset."""
+
+
+def stream_of(namespace: str, hub: str, group: str) -> str:
+    """The name that leases of one consumer group of one hub carry, in every layout: the folder of its blobs."""
+    return f"{namespace}/{hub}/{group}".lower()
+
+
+@frozen
+class EventHubLayout:
+    """The blobs of one consumer group of one event hub; a lease's key is its partition's id.
+
+    namespace  fully qualified, with the port where there is one
+    start      where a partition starts that is owned but has no checkpoint yet
+    """
+
+    namespace: str
+    hub: str
+    group: str
+    start: Position = TRIM_HORIZON
+
+    @property
+    def promises(self) -> Promises:
+        """Checkpoint and ownership are two blobs, notes stand on the second, and official workers count nothing."""
+        return Promises(owner_checked_checkpoint=False, free_notes=False, counts_owners=False)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Ownership, then checkpoint."""
+        return ("ownership", "checkpoint")
+
+    @property
+    def owned_before_checkpoint(self) -> bool:
+        """The SDKs claim a partition long before they checkpoint it."""
+        return True
+
+    def prefix(self, part: Part) -> str:
+        """Lower case throughout, and the slash at the end, or `ownership-old/0` would count."""
+        return f"{self._stream}/{part}/"
+
+    def name(self, key: str, part: Part) -> str:
+        """The blob of one partition. Raises StoreError for what is none."""
+        if not _is_partition(key):
+            raise StoreError(f"lease {key!r}: the Azure SDKs' layout has room for partitions (0, 1, …) only")
+        return self.prefix(part) + key
+
+    def key(self, name: str, part: Part) -> str | None:
+        """The partition; None for a name that no partition has."""
+        partition = name.removeprefix(self.prefix(part))
+        return partition if _is_partition(partition) else None
+
+    def lease(self, key: str, parts: Parts) -> Lease | None:
+        """The lease of either blob or both; a checkpoint alone is a lease that nobody owns."""
+        if not parts.existing:
+            return None
+        fields = parts.fields("ownership")
+        owner = text("ownerid", fields.get("ownerid", "")) or None
+        yields = owner is not None and fields.get("handoffowner") == owner
+        return Lease(
+            key,
+            stream=self._stream,
+            owner=owner,
+            version=version_of(parts, yields=yields),
+            idle=parts.ownership.age if parts.ownership else 0.0,
+            checkpoint=read_position(parts.fields("checkpoint"), self.start) if parts.checkpoint else self.start,
+            heir=(text("handoffto", fields.get("handoffto", "")) or None) if yields else None,
+            yields=yields,
+            weight=weight("throughputkbps", fields.get("throughputkbps")),
+            notes=notes("notes", fields.get("notes") or "{}"),
+        )
+
+    def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+        """`ownerid` always, even empty: the Python SDK's listing fails on a blob without it."""
+        ours = {
+            "ownerid": _plain("owner", after.owner or ""),
+            "handoffowner": _plain("owner", after.owner or "") if after.yields else "",
+            "handoffto": _plain("heir", after.heir or ""),
+            "handoffversion": handoff_version(before, after),
+            "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
+            "notes": json.dumps(dict(after.notes)) if after.notes else "",
+        }
+        return {name: word for name, word in {**stored, **ours}.items() if word or name == "ownerid"}
+
+    def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
+        """Both fields, always: an SDK's listing fails on a blob that lacks one. Raises StoreError."""
+        kept = {name: word for name, word in stored.items() if name != "position"}
+        return {**kept, **_written(after.checkpoint)}
+
+    def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+        """Never asked for: notes stand on the ownership."""
+        return self.ownership(stored, before, after)
+
+    @property
+    def _stream(self) -> str:
+        return stream_of(self.namespace, self.hub, self.group)
+
+
+def _is_partition(key: str) -> bool:
+    """Hubs number partitions from 0 without leading zeros: a blob `007` is somebody's copy, not partition 7."""
+    return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
+
+
+def _plain(field: str, word: str) -> str:
+    if not (word.isascii() and word.isprintable() and word == word.strip()):
+        raise StoreError(f"{field}: {word!r} cannot stand in a blob's metadata; use printable ASCII")
+    return word
+
+
+def _written(at: Position) -> ObjectFields:
+    if at.numbered:
+        if not at.token or at.sub:
+            raise StoreError(f"checkpoint {at.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence")
+        return {"offset": _plain("offset", at.token), "sequencenumber": at.sequence}
+    if at == LATEST:
+        return {"offset": END_OF_STREAM, "sequencenumber": BEGINNING}
+    # An SDK worker begins at the beginning where it does not know a start: records repeat, and none is lost.
+    beginning = {"offset": BEGINNING, "sequencenumber": BEGINNING}
+    return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
+
+
+def read_position(fields: ObjectFields, start: Position) -> Position:
+    """Prefer the offset; some SDKs leave it out or write a placeholder for it, others do so with the number."""
+    offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
+    known = number not in ("", BEGINNING)
+    if offset == BEGINNING:
+        return _ours(fields["position"]) if "position" in fields else TRIM_HORIZON
+    if offset == END_OF_STREAM:
+        return LATEST
+    if offset in _NO_OFFSET:
+        return _numbered(number) if known else start
+    # Without a number the offset still says where to start; any number counts as past it.
+    return _numbered(number if known else "0", offset)
+
+
+def _numbered(number: str, offset: str = "") -> Position:
+    if not (number.isascii() and number.isdigit()):
+        raise BadRowField("sequencenumber", f"{shown(number)} is no decimal sequence number")
+    return position("sequencenumber", number, 0, text("offset", offset))
+
+
+def _ours(said: str) -> Position:
+    sequence, _, sub = said.partition(" ")
+    return position("position", sequence, whole("position", sub))

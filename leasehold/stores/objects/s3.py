@@ -1,0 +1,260 @@
+"""Leases in an S3 bucket: small JSON objects under conditional writes (If-None-Match: *, If-Match).
+
+A listing names objects and their ETags but not their content, so only what changed since the last
+listing is fetched, a few at a time.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from attrs import evolve
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from leasehold.stores.endpoints import date_of, endpoint_of, without_credentials
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.patience import Patience
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+    from types_boto3_s3.type_defs import GetObjectOutputTypeDef
+
+_REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
+_OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
+_BUSY = frozenset({408, 429})
+_FETCHES = 8
+"""Objects fetched at a time, where a listing shows them changed."""
+PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
+_UNTORN = Retrying(retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True)
+"""Some services let a reading overlap a write: a body that does not fit its checksum is read again."""
+
+
+def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+    """The store at `bucket/prefix`. Raises ValueError, StoreError."""
+    bucket, _, prefix = place.partition("/")
+    if not bucket:
+        raise ValueError("store URL: s3:// wants bucket/prefix")
+    patience, endpoint = PATIENCE.within(request_seconds), endpoint_of(options.get("endpoint"))
+    objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience)
+    objects.ensure(create=create)
+    return EtagStore(objects, ObjectLayout(prefix))
+
+
+class S3Objects:
+    """The objects of one bucket. The service must keep If-Match and If-None-Match on PutObject and DeleteObject."""
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        skew: SkewWarning | None = None,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self.bucket = bucket
+        self._skew = skew or SkewWarning()
+        # Reading may be tried again at will; a write sent twice could be refused by its own first try.
+        with self._asking():
+            self._reads = _client(region, endpoint, patience)
+            self._writes = _client(region, endpoint, evolve(patience, attempts=1))
+        self._known: dict[str, Stored] = {}
+
+    def ensure(self, *, create: bool) -> None:
+        """Make the bucket if there is none and we may. Raises StoreError."""
+        with self._asking():
+            try:
+                self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+            except ClientError as absent:
+                if not create or _code(absent) != "NoSuchBucket":
+                    raise
+                self._create()
+
+    def _create(self) -> None:
+        region = self._writes.meta.region_name
+        where: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        try:
+            self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else where))
+        except ClientError as taken:
+            if _code(taken) != "BucketAlreadyOwnedByYou":
+                raise
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        """All pages; what an earlier listing has fetched is not fetched again until its ETag changes."""
+        listed: list[Stored | str] = []
+        with self._asking():
+            for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                now = self._heard(page)
+                listed += [self._remembered(row, now) for row in page.get("Contents", [])]
+        with ThreadPoolExecutor(_FETCHES) as pool:
+            fetched = tuple(pool.map(lambda one: self.get(one) if isinstance(one, str) else one, listed))
+        found = {one.name: one for one in fetched if one}
+        self._known = {name: one for name, one in self._known.items() if not name.startswith(prefix)} | found
+        return tuple(found.values())
+
+    def get(self, name: str) -> Stored | None:
+        """The content of the object of this name."""
+        with self._asking():
+            try:
+                answer, body = _UNTORN(self._read, name)
+            except ClientError as absent:
+                if _code(absent) == "NoSuchKey":
+                    return None
+                raise
+        written = answer["LastModified"].timestamp()
+        return Stored(name, bare(answer["ETag"]), _fields(body), age(self._heard(answer), written))
+
+    def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes]":
+        answer = self._reads.get_object(Bucket=self.bucket, Key=name)
+        return answer, answer["Body"].read()
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """PutObject under If-None-Match: *."""
+        return self._put(name, fields, {"IfNoneMatch": "*"})
+
+    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+        """PutObject under If-Match."""
+        return self._put(name, fields, {"IfMatch": f'"{etag}"'})
+
+    def delete(self, name: str, etag: str) -> bool:
+        """DeleteObject under If-Match."""
+        with self._asking():
+            try:
+                self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
+            except ClientError as refused:
+                if _code(refused) not in _REFUSED:
+                    raise
+            else:
+                return True
+        return self.get(name) is None
+
+    # Objects of any content, under no condition
+
+    def missing(self) -> bool:
+        """Whether the service answers and has no such bucket; False for who may not ask."""
+        with self._asking():
+            try:
+                self._reads.head_bucket(Bucket=self.bucket)
+            except ClientError as absent:
+                if _code(absent) not in {"404", "NoSuchBucket", "403", "AccessDenied"}:
+                    raise
+                return _code(absent) in {"404", "NoSuchBucket"}
+        return False
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """The names of all objects that begin so."""
+        with self._asking():
+            pages = self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+            return tuple(row["Key"] for page in pages for row in page.get("Contents", []))
+
+    def body(self, name: str) -> bytes | None:
+        """The content of the object of this name; None if there is none."""
+        with self._asking():
+            try:
+                return _UNTORN(self._read, name)[1]
+            except ClientError as absent:
+                if _code(absent) == "NoSuchKey":
+                    return None
+                raise
+
+    def put_body(self, name: str, body: bytes) -> None:
+        """Store the object, in place of one of this name; tried again, since twice is as good as once."""
+        with self._asking():
+            self._reads.put_object(Bucket=self.bucket, Key=name, Body=body, ContentType="application/json")
+
+    def remove(self, name: str) -> None:
+        """Remove the object, if it is there."""
+        with self._asking():
+            self._reads.delete_object(Bucket=self.bucket, Key=name)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._reads.close()
+        self._writes.close()
+
+    def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
+        body = json.dumps(dict(fields), sort_keys=True).encode()
+        with self._asking():
+            try:
+                answer = self._writes.put_object(
+                    Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
+                )
+            except ClientError as refused:
+                if _code(refused) in _REFUSED:
+                    return None
+                raise
+        return bare(answer["ETag"])
+
+    def _remembered(self, row: Mapping[str, Any], service_now: float) -> Stored | str:
+        known = self._known.get(row["Key"])
+        if known is None or known.etag != bare(row["ETag"]):
+            return str(row["Key"])
+        return Stored(known.name, known.etag, known.fields, age(service_now, row["LastModified"].timestamp()))
+
+    def _heard(self, answer: Mapping[str, Any]) -> float:
+        """The service's own clock, from its Date header; long ago, which makes everything new, without one."""
+        now = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        if now is None:
+            return 0.0
+        self._skew.saw(now)
+        return now
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Turns the SDK's errors into ours; no credential is in any of them."""
+        where = f"bucket {self.bucket!r}"
+        try:
+            yield
+        except ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
+                raise OutcomeUnknown(f"{where}: no usable answer (HTTP {status})") from error
+            raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status})") from error
+        except _OUR_FAULT as fault:
+            raise StoreError(f"{where}: {fault}") from fault
+        except BotoCoreError as error:
+            raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
+
+
+def _client(region: str | None, endpoint: str | None, patience: Patience) -> "S3Client":
+    config = Config(
+        connect_timeout=patience.connect_seconds,
+        read_timeout=patience.read_seconds,
+        retries={"total_max_attempts": patience.attempts, "mode": "standard"},
+        max_pool_connections=2 * _FETCHES,
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    made = boto3.Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
+    without_credentials(made.meta.endpoint_url)
+    return made
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _fields(body: bytes) -> ObjectFields:
+    """Nothing at all where the content is not ours: the layout then says which field is missing."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    texts = isinstance(fields, dict) and all(isinstance(text, str) for text in fields.values())
+    return fields if texts else {}

@@ -1,0 +1,292 @@
+"""Leases in objects under ETags: ownership, checkpoint and, where the layout has them, notes.
+
+The conditions are those of `writes`; this file puts the writes of a lease's objects in order. `stores/objects` (the
+package's own text) tells why, and what a crash between two writes leaves.
+
+Rule 1: an ordinary checkpoint renews the ownership first, under its ETag, so that a worker that has lost its
+lease moves no checkpoint. A theft between the two writes is the one exception: the checkpoint then still
+moves forward over records that were handled. A request changes the ownership, too: its owner then reads the ownership
+in place of renewing it, and writes the checkpoint; the gift that follows is the renewal.
+Rule 2: at a shard's end and in a gift that moves the checkpoint, the checkpoint is written first, so that the next
+owner starts where the last one stopped. Its first write is not under the ownership's ETag, so the ownership is
+read just before.
+Rule 3: the answer to a taking carries the checkpoint as read after the taking. Read before, it could miss the
+former owner's last checkpoint.
+Rule 4: a refused first write has changed nothing, so it is tried again after a reading, as long as the write's
+condition holds on what was read. A refused second write is answered by the lease as stored.
+Rule 5: a lease is read ownership first, then checkpoint: the reverse of the order of a gift's writes, so that
+an heir that reads itself as the owner also reads the giver's last checkpoint.
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from attrs import evolve
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.applied import applied, created
+from leasehold.stores.fields import insist, readable
+from leasehold.stores.objects.layout import Layout, Part, Parts
+from leasehold.stores.objects.proving import prove
+from leasehold.stores.objects.requests import ObjectFields, Objects, Stored
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
+from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write
+
+_ATTEMPTS = 64
+"""Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
+
+_LISTED = 8
+"""An object in a listing costs about an eighth of a request of its own, to both ends."""
+
+_READS = 8
+"""Objects read at a time."""
+
+
+class EtagStore:
+    """Leases of one layout in one container or bucket; safe under threads.
+
+    What was last seen of each lease is remembered, so that a renewal is one conditional write
+    and no reading: if the memory is out of date the write is refused, and the lease read anew.
+    """
+
+    def __init__(self, objects: Objects, layout: Layout) -> None:
+        self._objects = objects
+        self._layout = layout
+        self._seen: dict[str, Parts] = {}
+        self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-objects")
+
+    @property
+    def promises(self) -> Promises:
+        """The promises of the layout."""
+        return self._layout.promises
+
+    def list(self) -> Listing:
+        """Every lease: one listing for each part; the ownership first."""
+        found: dict[str, Parts] = {}
+        for part in self._layout.parts:
+            for stored in self._objects.list(self._layout.prefix(part)):
+                key = self._layout.key(stored.name, part)
+                if key is not None:
+                    found[key] = found.get(key, Parts()).having(part, stored)
+        self._seen = dict(found)
+        return _listing(self._layout, found)
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """Read these leases, in the order asked. Raises StoreError for one that cannot be read as a lease.
+
+        With `stale_ok`, the ownership alone is read, each by one request or all by a listing. If the owner is still
+        the remembered one, checkpoint and notes are as remembered.
+        """
+        leases = [self._lease(key, parts) for key, parts in self._read(keys, stale_ok=stale_ok).items()]
+        return tuple(lease for lease in leases if lease)
+
+    def write(self, write: Write) -> Outcome:
+        """Write the lease's objects one by one, each under its ETag, in the order that the rules above ask for."""
+        match write:
+            case CreateLease(lease):
+                return self._create(created(lease))
+            case DeleteLease():
+                return self._delete(write)
+            case _:
+                return self._change(write)
+
+    def prove(self) -> None:
+        """Return if the service keeps its conditions. Raises StoreError."""
+        prove(self._objects, self._layout.prefix("ownership").removesuffix("ownership/"))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.shutdown()
+        self._objects.close()
+
+    def _create(self, lease: Lease) -> Outcome:
+        key = lease.key
+        if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
+            return self._lost(key)
+        # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
+        parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
+        noted = bool(lease.notes) and "notes" not in self._layout.parts
+        copied = lease.epoch > 0 and self.promises.counts_owners
+        if parts and (noted or copied):
+            fields = self._layout.ownership({}, evolve(lease, notes=()), lease)
+            parts = self._put(key, "ownership", parts, fields)
+        return self._done(key, parts) if parts else self._lost(key)
+
+    def _change(self, write: LeaseChange) -> Outcome:
+        key = write.lease.key
+        parts = self._seen.get(key)
+        if parts and (outcome := self._attempt(write, parts, fresh=False)):
+            return outcome
+        for _ in range(_ATTEMPTS):
+            # After a request the new ownership alone is enough. A refusal carries the whole lease as stored.
+            parts = self._fetched({key: parts}, ("ownership",))[key] if parts else None
+            if parts is None or not self._fits(write, parts):
+                parts = self._read_one(key)
+                if not self._fits(write, parts):
+                    return Lost(key, self._lease(key, parts))
+            if outcome := self._attempt(write, parts, fresh=True):
+                return outcome
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+
+    def _fits(self, write: LeaseChange, parts: Parts) -> bool:
+        return applied(write, self._lease(write.lease.key, parts)) is not None
+
+    def _attempt(self, write: LeaseChange, parts: Parts, *, fresh: bool) -> Outcome | None:
+        """Try the write once; None if it must be tried again after another reading."""
+        key = write.lease.key
+        before = self._lease(key, parts)
+        after = applied(write, before)
+        if before is None or after is None:
+            return None
+        if _moved(before, after):
+            # A position that the layout cannot store is refused here, before anything is written.
+            self._layout.checkpoint(parts.fields("checkpoint"), after)
+        if fresh and before.heir and _moved(before, after) and not _closing(before, after):
+            settled = self._advance(key, parts, after)
+            return self._done(key, settled) if settled else self._lost(key)
+        if _owned_anew(before, after) and not _closing(before, after):
+            return self._renewed_then_moved(key, parts, before, after)
+        # Its first write does not depend on the ownership's ETag, so the memory of that is not enough.
+        return self._moved_then_noted(key, parts, before, after) if fresh or self._still(key, parts) else None
+
+    def _renewed_then_moved(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
+        fields = self._layout.ownership(parts.fields("ownership"), before, after)
+        renewed = self._put(key, "ownership", parts, fields)
+        if not renewed:
+            return None
+        if after.owner not in (None, before.owner):
+            return self._taken(key, renewed)
+        settled = self._advance(key, renewed, after) if _moved(before, after) else renewed
+        if settled and _moved(before, after) and after.owner is None and not self._still(key, settled):
+            return self._lost(key)  # claimed between the two writes of a reset: perhaps at the former checkpoint
+        return self._done(key, settled) if settled else self._lost(key)
+
+    def _moved_then_noted(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
+        settled = self._advance(key, parts, after) if _moved(before, after) else parts
+        if not settled:
+            return self._lost(key)
+        if _owned_anew(before, after) or (before.notes != after.notes and "notes" not in self._layout.parts):
+            fields = self._layout.ownership(parts.fields("ownership"), before, after)
+            settled = self._put(key, "ownership", settled, fields)
+        elif before.notes != after.notes:
+            fields = self._layout.notes(parts.fields("notes"), before, after)
+            settled = self._put(key, "notes", settled, fields)
+        return self._done(key, settled) if settled else None
+
+    def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
+        """Move the checkpoint object forward; None if it is past this position already, or ended."""
+        for _ in range(_ATTEMPTS):
+            moved = self._put(key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after))
+            if moved:
+                return moved
+            parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
+            now = self._lease(key, parts)
+            if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
+                return None
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} writes of its checkpoint in a row were refused")
+
+    def _taken(self, key: str, parts: Parts) -> Outcome:
+        """Rule 3. If the lease was deleted meanwhile, the ownership is an orphan and goes too."""
+        parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
+        if self._lease(key, parts):
+            return self._done(key, parts)
+        for orphan in parts.existing:
+            self._objects.delete(orphan.name, orphan.etag)
+        return Lost(key, None)
+
+    def _delete(self, write: DeleteLease) -> Outcome:
+        key = write.lease.key
+        for _ in range(_ATTEMPTS):
+            parts = self._read_one(key)
+            lease = self._lease(key, parts)
+            if applied(write, lease) is None:
+                return Lost(key, lease)
+            # The ownership first: it guards the version. Each deletion is conditional; the first refused ends it.
+            if lease is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
+                self._seen.pop(key, None)
+                return Done(write.lease)
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
+
+    def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
+        """Write one object over the one in `parts`; None if that one is no longer the stored one."""
+        name, over = self._layout.name(key, part), parts.part(part)
+        objects = self._objects
+        etag = objects.put_over(name, fields, over.etag) if over else objects.put_new(name, fields)
+        return None if etag is None else parts.having(part, Stored(name, etag, fields))
+
+    def _read_one(self, key: str) -> Parts:
+        return self._read([key])[key]
+
+    def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
+        """Read these leases, the ownership before the checkpoint (rule 5)."""
+        first, *rest = self._layout.parts
+        before = {key: self._seen.get(key, Parts()) for key in keys}
+        listed = stale_ok and len(self._seen) < _LISTED * (len(before) - 1)
+        found = self._listed(before, first) if listed else self._fetched(before, (first,))
+        known = {key for key in found if stale_ok and self._same_owner(key, before[key], found[key])}
+        found |= self._fetched({key: parts for key, parts in found.items() if key not in known}, rest)
+        self._seen.update(found)
+        return found
+
+    def _listed(self, found: Mapping[str, Parts], part: Part) -> dict[str, Parts]:
+        """Take this part from one listing: to ask for ten leases of twenty, it replaces ten requests."""
+        stored = {one.name: one for one in self._objects.list(self._layout.prefix(part))}
+        return {key: parts.having(part, stored.get(self._layout.name(key, part))) for key, parts in found.items()}
+
+    def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
+        """Take these parts as stored now, read side by side."""
+        wanted = [(key, part) for part in which for key in found]
+        names = [self._layout.name(key, part) for key, part in wanted]
+        each = self._pool.map if len(names) > 1 else map  # one alone needs no thread
+        anew = dict(found)
+        for (key, part), stored in zip(wanted, each(self._objects.get, names), strict=True):
+            anew[key] = anew[key].having(part, stored)
+        return anew
+
+    def _still(self, key: str, parts: Parts) -> bool:
+        """Whether the ownership is still this one."""
+        now = self._objects.get(self._layout.name(key, "ownership"))
+        return now is not None and now.etag == parts.etag
+
+    def _same_owner(self, key: str, before: Parts, now: Parts) -> bool:
+        old, new = self._lease(key, before), self._lease(key, now)
+        return bool(before.ownership and old and new and old.owner == new.owner)
+
+    def _lease(self, key: str, parts: Parts) -> Lease | None:
+        row = _read(self._layout, key, parts)
+        return insist(row) if row else None
+
+    def _done(self, key: str, parts: Parts) -> Outcome:
+        self._seen[key] = parts
+        lease = self._lease(key, parts)
+        return Done(lease) if lease else Lost(key, None)
+
+    def _lost(self, key: str) -> Lost:
+        return Lost(key, self._lease(key, self._read_one(key)))
+
+
+def _owned_anew(before: Lease, after: Lease) -> bool:
+    """Whether the ownership object must be written: it carries owner, counter, heir and willingness."""
+    asked = (before.heir, before.yields) != (after.heir, after.yields)
+    return asked or (before.owner, before.epoch) != (after.owner, after.epoch)
+
+
+def _moved(before: Lease, after: Lease) -> bool:
+    return (before.checkpoint, before.checkpoint.token) != (after.checkpoint, after.checkpoint.token)
+
+
+def _closing(before: Lease, after: Lease) -> bool:
+    """Rule 2: the present owner's last checkpoint."""
+    return _moved(before, after) and (after.ended or after.owner != before.owner)
+
+
+def _read(layout: Layout, key: str, parts: Parts) -> Lease | Malformed | None:
+    return readable(key, lambda: layout.lease(key, parts))
+
+
+def _listing(layout: Layout, found: dict[str, Parts]) -> Listing:
+    rows = [_read(layout, key, parts) for key, parts in sorted(found.items())]
+    return Listing(
+        tuple(row for row in rows if isinstance(row, Lease)),
+        tuple(row for row in rows if isinstance(row, Malformed)),
+    )

@@ -1,0 +1,205 @@
+"""Every write of a lease table, as a value that states its condition and carries the lease as its caller saw it.
+
+`applied` makes the stored lease of it where a store can read and replace one lease in one step;
+`dynamodb.writes` and `objects.store` state the same conditions in their services' own ways. Every owner change
+adds one to the counter and never sets it, so that no owner can mistake another's counter for its own.
+"""
+
+from attrs import evolve, field, frozen
+
+from leasehold.balancer.model import Lease, Notes, Position, Version
+
+
+@frozen
+class CreateLease:
+    """Store a new lease, which nobody owns yet. Condition: the key does not exist.
+
+    The counter goes on from the lease's own epoch, so that a lease copied from another store keeps growing.
+    """
+
+    lease: Lease
+
+
+@frozen
+class ClaimLease:
+    """Own a free, expired or given lease, and remove any heir and hand-off. Condition: the version as seen.
+
+    So an owner who woke up keeps its lease. To an heir the claim is also the acceptance of a gift: were
+    a reading enough, giver and heir could both believe they own the lease.
+    """
+
+    lease: Lease
+    me: str
+    notes: Notes = ()
+
+
+@frozen
+class StealLease:
+    """Take a lease from its living owner, and remove any heir and hand-off.
+
+    Condition: the owner as seen. Where the lease as seen names me as its heir, it must still do so. The version does
+    not matter, so that the victim's renewals in between do not defeat the thief.
+    """
+
+    lease: Lease
+    me: str
+    notes: Notes = ()
+
+
+@frozen
+class RenewLease:
+    """Say that the owner is alive: one more on the counter, with `notes` in the same write.
+
+    Condition: version and owner as seen, and the lease has not ended since it was seen, for then its
+    reader must stop. `lease.weight` is stored where there is one: the owner measures it.
+    """
+
+    lease: Lease
+    notes: Notes = ()
+
+
+@frozen
+class CheckpointLease:
+    """Move the checkpoint forward, which is also a renewal; `lease.weight` is stored as `RenewLease` does.
+
+    Condition: version and owner as seen, the stored checkpoint not past `position`, and not SHARD_END.
+    SHARD_END stores the `children` where the layout has a place for them. SHARD_END drops owner, heir
+    and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own.
+    """
+
+    lease: Lease
+    position: Position
+    children: tuple[str, ...] = field(default=(), kw_only=True)
+    keep_owner: bool = field(default=False, kw_only=True)
+
+
+@frozen
+class CheckpointLate:
+    """Move the checkpoint forward after a theft; owner and version untouched, so that the new owner is not disturbed.
+
+    Condition: the stored checkpoint is before `position` and not SHARD_END.
+    """
+
+    lease: Lease
+    position: Position
+
+
+@frozen
+class ReleaseLease:
+    """Drop the owner, the heir and any hand-off; with `to`, make that worker the owner, who is none of ours (M14).
+
+    Condition: the owner is me; of a foreign expired lease, the version as seen, in case its owner woke up.
+    """
+
+    lease: Lease
+    me: str
+    to: str | None = None
+
+
+@frozen
+class RequestLease:
+    """Name me as heir (H2); version untouched, or the owner's next renewal would be refused.
+
+    Condition: the owner as seen still owns it and answers requests, the lease is not ended, no KCL 3.x
+    hand-off runs, and no other heir is named than the (stale) one as seen.
+    """
+
+    lease: Lease
+    me: str
+
+
+@frozen
+class WithdrawRequest:
+    """Remove me as heir; version untouched. Condition: the owner as seen, the heir me, no KCL 3.x hand-off.
+
+    A worker that leaves writes it, or an owner would give the lease to a worker that has ended.
+    """
+
+    lease: Lease
+    me: str
+
+
+@frozen
+class GiveLease:
+    """Checkpoint the lease and make `lease.heir` its owner in one step (H3): the heir starts where the giver stopped.
+
+    Condition: version, owner, heir and hand-off as seen, the stored checkpoint not past `position`, and
+    not SHARD_END. After a KCL 3.x hand-off the heir may be a worker that answers no requests.
+    """
+
+    lease: Lease
+    position: Position
+
+
+@frozen
+class TakeBackLease:
+    """Own again a lease that I gave and nobody accepted. Condition: owner and version as given.
+
+    Refused as soon as the heir has accepted, for that moved the version.
+    """
+
+    lease: Lease
+    me: str
+
+
+@frozen
+class AnnotateLease:
+    """Set one of our attributes; version untouched where `promises.free_notes`. Condition: the owner as seen."""
+
+    lease: Lease
+    name: str
+    value: str
+
+
+@frozen
+class ResetLease:
+    """Set the checkpoint anywhere, back or forward, and drop heir and hand-off: an operator's write, and no worker's.
+
+    Condition: the version as seen, and nobody owns the lease; an owner would read on from another place, and
+    checkpoint over it. The counter grows by one, or to `epoch` where that is further: a lease copied from
+    another store goes on above the numbers that its handlers have seen.
+    """
+
+    lease: Lease
+    position: Position
+    notes: Notes = ()
+    epoch: int = field(default=0, kw_only=True)
+
+
+@frozen
+class DeleteLease:
+    """Remove the lease. Condition: still ended where it was seen ended, whoever owns it; else the version as seen.
+
+    Done carries the lease as it was seen; a lease that is gone already is Done.
+    """
+
+    lease: Lease
+
+
+LeaseChange = (
+    ClaimLease
+    | StealLease
+    | RenewLease
+    | CheckpointLease
+    | CheckpointLate
+    | ReleaseLease
+    | RequestLease
+    | WithdrawRequest
+    | GiveLease
+    | TakeBackLease
+    | AnnotateLease
+    | ResetLease
+)
+"""The writes of a lease that is there before and after."""
+
+Write = CreateLease | LeaseChange | DeleteLease
+
+
+def counted(lease: Lease, epoch: int) -> Lease:
+    """The lease under this counter, which is its version and its fencing number in one."""
+    return evolve(lease, epoch=epoch, version=Version(str(epoch)))
+
+
+def merged(notes: Notes, more: Notes) -> Notes:
+    """Write more notes over these; the result is sorted by name."""
+    return tuple(sorted({**dict(notes), **dict(more)}.items()))

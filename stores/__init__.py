@@ -1,1 +1,0 @@
-"""Tables of leases with compare-and-swap."""

@@ -1,0 +1,40 @@
+"""Prints what the planner, the simulator, the checker and the commands answer once `toy` stands in the list."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toy_rules import Toy
+
+from leasehold.balancer import config
+
+config.RULE_SETS += (Toy,)  # the line that a new rule set needs; everything below was not told of it
+
+from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
+from leasehold.adapters.json_form.answer import answer  # noqa: E402
+from leasehold.adapters.proving.checker.cases import bounded  # noqa: E402
+from leasehold.adapters.proving.checker.verdict import judge  # noqa: E402
+from leasehold.adapters.proving.simulator.chaos import PEERS  # noqa: E402
+from leasehold.adapters.proving.simulator.question import SimulationQuestion  # noqa: E402
+from leasehold.adapters.proving.simulator.question import answer as simulated  # noqa: E402
+
+QUESTION = {
+    "leases": [{"key": f"s-{place}"} for place in range(4)],
+    "me": {"worker": "a"},
+    "config": {"rules": "toy", "most": 3},
+}
+outcome = simulated(SimulationQuestion(6, (2, 1), "toy", kind="scale-out", cycles=8.0))
+verdicts = [judge(case) for case in bounded() if case.name == "two minimal, one toy"]
+json.dump(
+    {
+        "plan": [action["rule"] for action in answer(json.dumps(QUESTION).encode())["actions"]],
+        "help": "toy: most" in EXAMPLE,
+        "spread": outcome.spread,
+        "moves": outcome.moves,
+        "checked": [[verdict.case, sorted(verdict.faults)] for verdict in verdicts],
+        "chaos": Toy() in PEERS,
+    },
+    sys.stdout,
+)

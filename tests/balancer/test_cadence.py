@@ -1,0 +1,350 @@
+"""Who looks when: the lookout, those that stand in for it and its readers, in the moments that matter."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.actions import Action, Claim, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.chance import order_under
+from leasehold.balancer.config import Config
+from leasehold.balancer.looking.bulletin import BulletinTracker, bulletin_of, note_of
+from leasehold.balancer.looking.ranks import bulletin_row, heartbeat, lookout_ranks
+from leasehold.balancer.looking.schedule import settle_seconds, stalled_keys, start_seconds
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, BulletinState, History, Lease, Me
+from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.rules.joining import until_gathered
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+
+CONFIG = Config(rules=Minimal())
+HEARING = BulletinState(latest=Bulletin(7, 2, 1), acts_read=2)
+QUIET = History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=HEARING)
+"""A row was read alone, and nothing is new."""
+
+FULL = evolve(QUIET, full_still=0.0)
+"""The whole table was read."""
+
+
+def heard(**what: Any) -> History:  # noqa: ANN401  any field of a BulletinState
+    return evolve(QUIET, hearing=evolve(HEARING, **what))
+
+
+def row(key: str, owner: str | None, idle: float = 1.0, bulletin: str = "0 0 0") -> Lease:
+    return Lease(key, owner=owner, idle=idle, notes=(("bulletin", bulletin), ("process", f"p/{owner}")))
+
+
+TABLE = tuple(row(f"s-{place:02}", f"w-{place % 6}") for place in range(18))
+LOOKOUT, NEXT, *THIRDS, READER, LAST = lookout_ranks(TABLE, CONFIG).ranks
+TABLE = tuple(row(lease.key, lease.owner, bulletin="7 2 1") if lease.owner == LOOKOUT else lease for lease in TABLE)
+BOARD = bulletin_row(TABLE, LOOKOUT)
+
+
+def standing_still(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:
+    return tuple(evolve(lease, idle=idle) if lease.owner == owner else lease for lease in TABLE)
+
+
+def look(worker: str, leases: tuple[Lease, ...] = TABLE, history: History = QUIET, *actions: Action) -> Look:
+    return look_again(actions, leases, Me(worker, history=history), CONFIG)
+
+
+def on_duty(worker: str, leases: tuple[Lease, ...], history: History = QUIET) -> bool:
+    assert history.hearing is not None
+    return lookout_ranks(leases, CONFIG).on_duty(Me(worker), history.hearing, CONFIG)
+
+
+def test_only_our_living_workers_are_ranked() -> None:
+    """C3: a peer that writes no bulletin, or a dead worker, as lookout would leave the table unwatched."""
+    java = Lease("j-1", owner="java", notes=(("process", "p/w-9"),))
+    dead = row("d-1", "w-8", idle=11.0)
+    assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
+
+
+def test_the_ranks_are_those_of_every_other_version() -> None:
+    """C3: workers that rank differently would each take another for the lookout, for as long as both versions run."""
+    assert lookout_ranks([row(f"s-{place}", f"w-{place}") for place in range(6)], CONFIG).ranks == (
+        "w-3",
+        "w-4",
+        "w-1",
+        "w-5",
+        "w-0",
+        "w-2",
+    )
+
+
+def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
+    """C4: on a row that every newcomer asks for first, each join would send everybody to the table."""
+    assert BOARD is not None
+    new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
+    taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
+    board = bulletin_row(new, LOOKOUT)
+    assert board is not None
+    assert LOOKOUT in {action.victim for action in taken}
+    assert board.key not in {action.lease.key for action in taken}
+
+
+def test_one_reads_the_table_and_the_others_one_row() -> None:
+    """C4, C5, C7: if all read everything, a fleet of sixty pays for sixty readings."""
+    assert BOARD is not None
+    assert look(LOOKOUT, TABLE, FULL) == Look(3.0, notes=note_of(Bulletin(8, 2, 1)))
+    assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
+
+
+def test_a_suspect_is_looked_at_when_its_time_is_up() -> None:
+    """C5: three seconds later would be three seconds of an unread shard; and the others are warned."""
+    assert look(LOOKOUT, standing_still(9.0, READER), FULL) == Look(1.5, notes=note_of(Bulletin(8, 2, 2)))
+    assert BOARD is not None
+    assert look(READER, TABLE, heard(warned=2.0)) == Look(0.5, keys=(BOARD.key,), stale_ok=True)
+
+
+def test_the_dead_ones_leases_are_freed_for_all_but_what_is_taken() -> None:
+    """C6: who did not watch a lease may not claim it before lease_seconds more, unless it is free."""
+    dead = standing_still(11.0, READER)
+    gone = [lease for lease in dead if lease.owner == READER]
+    freed = [action for action in plan(dead, None, Me(LOOKOUT, history=FULL), CONFIG) if isinstance(action, Release)]
+    claimed = {action.lease.key for action in plan(dead, None, Me(LOOKOUT, history=FULL), CONFIG)} - {
+        release.lease.key for release in freed
+    }
+    assert freed == [Release(lease, "C6") for lease in gone if lease.key not in claimed]
+    others = plan(dead, None, Me(LAST, history=FULL), CONFIG)
+    alone = plan(dead, None, Me(LOOKOUT), CONFIG)
+    kept = plan(dead, None, Me(LOOKOUT, history=FULL), evolve(CONFIG, rules=Minimal(grace_seconds=30.0)))
+    assert [action for action in (*others, *alone, *kept) if isinstance(action, Release)] == []
+    taking = Claim(gone[0], "M6")
+    assert look(LOOKOUT, dead, FULL, taking).notes == note_of(Bulletin(8, 3, 1))
+
+
+def test_what_is_free_is_called_out_for_half_a_minute_and_then_once_a_cycle() -> None:
+    """C6: uncalled, what its successor should take stays unread; called for ever, all list for what nobody may take."""
+    loud, silent = note_of(Bulletin(8, 3, 1)), note_of(Bulletin(8, 2, 1))
+    for idle, acts_still, notes in ((1.0, 1.0, loud), (31.0, 1.0, silent), (31.0, 21.0, loud)):
+        free = (*TABLE, row("s-x", None, idle=idle))
+        lately = evolve(FULL, hearing=evolve(HEARING, acts_still=acts_still))
+        assert look(LOOKOUT, free, lately).notes == notes
+
+
+def test_what_may_be_read_only_now_is_called_out() -> None:
+    """C6, M1: a merge child that waited for its slower parent would wait for a cycle more for its reader."""
+    lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
+    child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
+    parents = (
+        evolve(row("p-0", None, idle=400.0), checkpoint=SHARD_END),
+        evolve(row("p-1", LAST), checkpoint=TRIM_HORIZON),
+    )
+    assert look(LOOKOUT, (*TABLE, *parents, child), lately).notes == note_of(Bulletin(8, 2, 1))
+    for idle, acts in ((1.0, 3), (31.0, 2)):
+        ended = (parents[0], evolve(parents[1], owner=None, checkpoint=SHARD_END, idle=idle))
+        assert look(LOOKOUT, (*TABLE, *ended, child), lately).notes == note_of(Bulletin(8, acts, 1))
+
+
+def test_everybody_lists_after_so_many_cycles_as_there_are_workers() -> None:
+    """C11: what all other rules missed would stay missed."""
+    assert look(READER, TABLE, evolve(QUIET, full_still=121.0)) == Look(0.0)
+    assert look(READER, TABLE, evolve(QUIET, full_still=119.0)).keys is not None
+
+
+def test_news_send_every_reader_to_the_table() -> None:
+    """C7: a reader that does not come leaves the freed leases to the others, or unread."""
+    assert look(READER, TABLE, heard(latest=Bulletin(8, 3, 1))) == Look(0.0)
+    assert look(READER, TABLE, heard(turned=True)) == Look(0.0)
+
+
+def test_the_next_in_rank_stand_in_one_after_another() -> None:
+    """C8: nobody's death may stop the rest; and the clocks of all run before they are needed."""
+    ranks = (NEXT, *THIRDS, READER)
+    assert [on_duty(worker, standing_still(2.6)) for worker in ranks] == [True, False, False, False]
+    assert [on_duty(worker, standing_still(4.6)) for worker in ranks] == [True, True, True, False]
+    assert [on_duty(worker, TABLE, heard(looks_still=7.6)) for worker in ranks] == [True, False, False, False]
+    assert [on_duty(worker, TABLE, heard(looks_still=8.6)) for worker in ranks] == [True, True, False, False]
+    assert on_duty("new", standing_still(7.6))
+    assert not on_duty("new", standing_still(7.4))
+    assert look(NEXT, standing_still(2.6)) == Look(0.0, notes=note_of(Bulletin(8, 2, 1)))
+    assert look(READER, standing_still(4.1), evolve(QUIET, full_still=30.0)) == Look(0.0)
+    assert [look(READER, standing_still(idle)).seconds for idle in (1.4, 1.6)] == [2.5, 0.5]
+    assert look(READER, standing_still(4.1), evolve(QUIET, full_still=1.0)).keys is not None
+    assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
+
+
+def test_who_lost_the_first_rank_says_so_once() -> None:
+    """C3: readers of the old lookout's row would wait until it falls silent."""
+    old = tuple(
+        evolve(lease, notes=row("", READER, bulletin="9 2 1").notes) if lease.owner == READER else lease
+        for lease in TABLE
+    )
+    assert look(READER, old, heard(latest=Bulletin(9, 2, 1))).notes == note_of(Bulletin(10, 3, 1))
+    assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).notes == ()
+
+
+def test_a_lone_worker_seldom_looks() -> None:
+    """C13: with nobody to watch, every look is for joiners only, and those take a lease and are seen."""
+    alone = tuple(row(f"s-{place}", "w-1") for place in range(3))
+    assert look("w-1", alone, FULL).seconds == 20.0
+
+
+def test_after_taking_one_looks_soon() -> None:
+    """C10: a fleet that waits a cycle after each announcement needs forty seconds to start."""
+    assert settle_seconds((), CONFIG) is None
+    assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
+    assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
+    assert look(READER, TABLE, QUIET, Claim(TABLE[0], "M5")) == Look(0.7)
+
+
+def test_those_that_start_together_do_not_look_together() -> None:
+    """C15: forty that draw their first lease of a hundred at one moment are refused six times."""
+    waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
+    assert 0.0 <= min(waits) < 0.05
+    assert 0.45 < max(waits) < 0.5
+    assert len(set(waits)) == len(waits)
+    assert start_seconds("w-0", Config(Kcl())) == 0.0
+
+
+def test_longer_leases_make_no_start_slower() -> None:
+    """C10, C15: over a hub, whose leases last two minutes, a worker would begin up to fourteen seconds late."""
+    hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
+    assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
+    claims = (Claim(TABLE[0], "M5"),)
+    assert settle_seconds(claims, hub) == 0.7
+    assert settle_seconds(claims, short) == pytest.approx(0.14)
+
+
+def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:
+    """C10: of 199 that joined within 20 s the first took what later ones needed: 616 moves instead of 397."""
+    new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
+    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
+    assert plan(new, None, Me("new", history=joining), CONFIG) == ()
+    assert look("new", new, joining).seconds == 3.0
+    assert [type(action) for action in plan(new, None, Me("new", history=FULL), CONFIG)] == [Steal]
+    seldom = evolve(joining, hearing=None, full_apart=20.0)
+    assert plan(new, None, Me("new", history=seldom), CONFIG) != ()  # a reader of every cycle has waited one
+    long_here = (evolve(new[0], held=21.0), *TABLE[1:])
+    assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
+
+
+def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
+    """C10, C14: on blobs, 50 that joined 20 workers within 20 s made 402 moves for 280."""
+    new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
+    joining = evolve(FULL, hearing=None, owners_still=2.0, fleet_still=2.0, full_apart=1.0)
+    assert plan(new, None, Me("new", history=joining), CONFIG) == ()
+    assert look("new", new, joining).seconds == 3.0
+    assert look("new", new, evolve(joining, fleet_still=0.0)).seconds == 1.0
+    assert look("new", new, evolve(joining, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
+    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # over a hub, whose leases last two minutes
+    alone = evolve(joining, full_apart=History().full_apart)
+    assert plan(new, None, Me("new", history=alone), CONFIG) != ()
+
+
+def test_owners_watch_what_newcomers_will_ask_for() -> None:
+    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.3 s."""
+    joined = (*TABLE, row("n-0", "new"))
+    assert BOARD is not None
+    lately = evolve(QUIET, fleet_still=14.0)
+    first = min((lease for lease in TABLE if lease.owner == READER), key=order_under("minimal"))
+    assert look(READER, joined, lately) == Look(0.5, keys=(BOARD.key, first.key), stale_ok=True)
+    named = tuple(evolve(lease, heir="new") if lease == first else lease for lease in TABLE)
+    assert look(READER, named, lately).keys == (BOARD.key,)
+    assert look(READER, joined, evolve(lately, fleet_still=16.0)) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
+    assert look(LOOKOUT, joined, evolve(lately, full_still=0.0)).seconds == 1.0
+    many = (*TABLE, row("s-18", READER), row("s-19", READER))
+    assert look(READER, many, lately) == Look(1.0)
+
+
+def test_who_joins_is_called_out() -> None:
+    """C6: owners that have not seen a newcomer do not watch what it will ask for."""
+    lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
+    assert look(LOOKOUT, TABLE, lately).notes == note_of(Bulletin(8, 3, 1))
+    assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).notes == note_of(Bulletin(8, 2, 1))
+
+
+def test_newcomers_that_start_together_wait_once() -> None:
+    """C10: a newcomer that lists again only when its wait is over sees the others then, and waits as long again."""
+    stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
+    waits = [until_gathered(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
+    assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
+
+
+def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
+    """C4: readers would take the lookout for dead between two usual renewals."""
+    mine = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
+    assert BOARD is not None
+    assert heartbeat(mine, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
+    assert heartbeat([evolve(lease, idle=1.4) for lease in mine], Me(LOOKOUT), CONFIG) == ()
+
+
+def test_who_judges_all_judges_itself() -> None:
+    """C9: a lease of the lookout that it believes to renew and does not would stay unread for ever."""
+    mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
+    assert stalled_keys(standing_still(6.9), Me(LOOKOUT), CONFIG) == mine
+    assert stalled_keys(standing_still(6.7), Me(LOOKOUT), CONFIG) == ()
+
+
+def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
+    """M9: who must do another's part by patience would not read the table for N cycles (C11)."""
+    uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
+    uneven = tuple(evolve(lease, notes=row("", lease.owner).notes) for lease in uneven)
+    uneven += (row("s-x", READER),)
+    calls = [
+        look(LOOKOUT, uneven, evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))).notes
+        for seconds in (19.0, 21.0)
+    ]
+    assert calls == [note_of(Bulletin(8, 2, 1)), note_of(Bulletin(8, 3, 1))]
+
+
+def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
+    """M13: whoever should relieve the fullest would not look for N cycles; a lease too hot to help calls nobody."""
+    ours = tuple(evolve(lease, weight=1) for lease in TABLE)
+    hot = next(lease.key for lease in ours if lease.owner == READER)
+    warm = tuple(evolve(lease, weight=6) if lease.owner == READER else lease for lease in ours)
+    burning = tuple(evolve(lease, weight=60 if lease.key == hot else 1) for lease in warm if lease.owner != READER)
+    burning += (evolve(row(hot, READER), weight=60),)
+    late, early = (evolve(FULL, hearing=evolve(HEARING, acts_still=seconds)) for seconds in (21.0, 19.0))
+    assert [
+        look(LOOKOUT, leases, history).notes for leases, history in ((warm, late), (warm, early), (burning, late))
+    ] == [note_of(Bulletin(8, acts, 1)) for acts in (3, 2, 2)]
+
+
+def test_who_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
+    """C16: who lists once a cycle learns of a death at the second listing, up to two cycles after it."""
+
+    def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
+        me = Me("w-1", history=History(paces=paces, **other))
+        return look_again((), TABLE, me, CONFIG).seconds
+
+    assert listed() == listed(("w-2", 6.6)) == CONFIG.cycle_seconds
+    assert listed(("w-2", 6.7)) == pytest.approx(10.5 - 1.0 + 0.2)
+    assert listed(("w-1", 9.0)) == CONFIG.cycle_seconds
+    assert listed(("w-2", 9.0), gaps=(("w-2", 7.0),)) == CONFIG.cycle_seconds
+    me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
+    assert look_again((), standing_still(10.6, "w-2"), me, CONFIG).seconds == CONFIG.cycle_seconds
+    assert look_again((Claim(TABLE[0], "M6"),), TABLE, me, CONFIG).seconds == 0.7
+    assert look_again((), TABLE, me, Config(rules=Kcl())).seconds == Config(rules=Kcl()).cycle_seconds
+
+
+def test_readings_are_folded_by_our_own_clock() -> None:
+    """C1: a stall of the reader must not look like a silent lookout."""
+    watch, _ = Watch(bulletins=BulletinTracker()).look(TABLE, began=0.0, ended=1.0)
+    assert watch.history.hearing == BulletinState(
+        Bulletin(7, 2, 1), acts_read=2, acts_still=0.0, looks_still=0.0, warned=0.0
+    )
+    board = evolve(TABLE[0], notes=row("", "w-0", bulletin="7 3 1").notes)
+    later, _ = watch.look((board,), began=6.0, ended=9.0, asked=("s-00",))
+    assert later.history.hearing == BulletinState(
+        Bulletin(7, 3, 1), acts_read=2, acts_still=0.0, looks_still=5.0, warned=5.0
+    )
+    assert later.history.full_still == 5.0
+    earlier, _ = later.look((evolve(board, notes=TABLE[0].notes),), began=9.0, ended=9.0, asked=("s-00",))
+    assert earlier.history.hearing is not None
+    assert earlier.history.hearing.latest == Bulletin(7, 3, 1)
+    for rows in ((), (evolve(board, owner="w-9"),)):
+        turned, _ = later.look(rows, began=10.0, ended=10.0, asked=("s-00",))
+        assert turned.history.hearing is not None
+        assert turned.history.hearing.turned
+    assert Watch().look(TABLE, began=0.0, ended=1.0)[0].history.hearing is None
+    assert bulletin_of(evolve(TABLE[0], notes=(("bulletin", "7 x 1"),))) == Bulletin()
+
+
+def test_whoever_asked_for_one_of_several_polls_them_all() -> None:
+    """Without it an heir whose first choice another had asked for would not see that its second was given to it."""
+    first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
+    polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))
+    assert (polled.seconds, polled.keys) == (0.125, ("s-00", "s-01"))

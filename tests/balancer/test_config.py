@@ -1,0 +1,65 @@
+"""What may be tuned is refused where it cannot work, by the name of the field."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, SHARD_END, Position
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        *(
+            (lambda value=value: Config(lease_seconds=value), "lease_seconds")
+            for value in (0, -1, math.nan, 10**400, True, "3")
+        ),
+        (lambda: Config(cycle_seconds=math.inf), "cycle_seconds"),
+        (lambda: Config(renew_seconds=0), "renew_seconds"),
+        (lambda: Config(rules="kcl"), "rules"),  # type: ignore[arg-type]
+        (lambda: Config(initial_position="LATEST"), "initial_position"),  # type: ignore[arg-type]
+        (lambda: Kcl(max_leases=0), "max_leases"),
+        (lambda: Kcl(max_steals=1.5), "max_steals"),  # type: ignore[arg-type]
+        (lambda: Kcl(very_old_multiplier=-1), "very_old_multiplier"),
+        (lambda: KclRust(leases_to_acquire=0), "leases_to_acquire"),
+        (lambda: EventHubs(dialect="go"), "dialect"),  # type: ignore[arg-type]
+        (lambda: EventHubs(mode="fast"), "mode"),  # type: ignore[arg-type]
+        (lambda: Minimal(groups=("",)), "groups"),
+        (lambda: Minimal(grace_seconds=-1), "grace_seconds"),
+        (lambda: Config(initial_position=SHARD_END), "initial_position"),
+        (lambda: Position("HERE"), "checkpoint"),
+        (lambda: Position("9" * 130), "checkpoint"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(build: Callable[[], object], field: str) -> None:
+    """A limit of 0 or a lease of no seconds would show only in production, as leases that nobody holds."""
+    with pytest.raises((TypeError, ValueError), match=field):
+        build()
+
+
+def test_the_seconds_follow_the_rule_set() -> None:
+    """A fleet that shares a table with KCL, kcl-rust or an Azure SDK must keep their time."""
+    told = [
+        (config.lease_seconds, config.cycle_seconds, round(config.renew_seconds, 2))
+        for config in (
+            Config(rules=Kcl()),
+            Config(rules=KclRust()),
+            Config(rules=EventHubs()),
+            Config(rules=EventHubs("python")),
+            Config(rules=Minimal()),
+        )
+    ]
+    assert told == [(10, 20.05, 3.33), (20, 20, 6.67), (120, 30, 20), (180, 30, 20), (10, 20.05, 5.3)]
+
+
+def test_positions_are_ordered_by_number_and_not_by_length() -> None:
+    """As strings "9" comes after "10", and a checkpoint would go back."""
+    numbers = [Position("9"), Position("10"), Position("10", 1), Position("123456789012345678901")]
+    jumbled = [SHARD_END, numbers[3], numbers[2], LATEST, numbers[1], numbers[0]]
+    assert sorted(jumbled, key=lambda position: position.order) == [LATEST, *numbers, SHARD_END]

@@ -1,0 +1,71 @@
+"""Small fleets, turn by turn, against a slow and obvious second algorithm."""
+
+from itertools import combinations_with_replacement
+
+import pytest
+
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import History, Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.testing import SmallFleet, least_moves, settled
+
+FLEET = ("a", "b", "c", "d")
+RULES: tuple[RuleSet, ...] = (
+    Kcl(),
+    Kcl(max_steals=9),
+    KclRust(),
+    EventHubs("gist"),
+    EventHubs("dotnet"),
+    EventHubs("java"),
+    EventHubs("python"),
+    Minimal(),
+)
+STARTS = [
+    start
+    for size in range(2, len(FLEET) + 1)
+    for start in combinations_with_replacement(range(6), size)
+    if 0 < sum(start) <= 9
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=repr)
+def test_every_start_comes_to_rest_in_balance(rules: RuleSet) -> None:
+    """A fleet that rests unbalanced, or never rests, is what a rule set must not do; Python's does (E3)."""
+    stuck = []
+    for start in STARTS:
+        names = FLEET[: len(start)]
+        owners = tuple(owner for owner, count in zip(names, start, strict=True) for _ in range(count))
+        rest = settled(plan, SmallFleet(names, owners, Config(rules=rules, lease_seconds=10.0)))
+        held = [rest.counts[worker] for worker in names]
+        if max(held) - min(held) > 1:
+            stuck.append(held)
+        else:
+            assert rest.moves >= least_moves(start)
+            if isinstance(rules, Minimal) and min(start):
+                assert rest.moves == least_moves(start), start
+    low_enough = all(min(held) >= sum(held) // len(held) for held in stuck)
+    assert low_enough
+    assert (stuck == []) != (rules == EventHubs("python"))
+
+
+@pytest.mark.parametrize("rules", RULES, ids=repr)
+def test_whatever_is_free_is_taken(rules: RuleSet) -> None:
+    """A lease that nobody wants is never read."""
+    for free in range(1, 8):
+        for size in range(1, len(FLEET) + 1):
+            fleet = SmallFleet(FLEET[:size], (None,) * free, Config(rules=rules, lease_seconds=10.0))
+            assert None not in settled(plan, fleet).owners.values()
+
+
+def test_who_holds_more_than_the_floor_does_a_zombies_part_too() -> None:
+    """M9 before M3: of 6, 4 and a zombie's 1 the second would rest at 4 for ever, for the floor is 3."""
+    owners = "aaaaaabbbbz"
+    leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]
+    taken = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))
+    assert [(action.rule, action.lease.owner) for action in taken] == [("M9", "a")]
+    assert plan(leases, None, Me("b", history=History(owners_still=60.0)), Config(rules=Minimal())) == ()

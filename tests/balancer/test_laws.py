@@ -1,0 +1,105 @@
+"""The laws that every rule set keeps, whatever the listing."""
+
+import math
+import os
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve, fields_dict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.proving.properties.laws import Law
+from leasehold.adapters.proving.properties.strategies import hearings
+from leasehold.balancer.actions import Claim
+from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.model import WEIGHT_MAX, BulletinState, History, Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.testing import configs, laws, leases, rule_sets
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("law", laws.LAWS[:-1], ids=str)
+def test_every_rule_set_keeps_the_law(law: Law) -> None:
+    """What breaks without it is said at each law, for users can hold rule sets of their own to them."""
+    law.check(plan, rule_sets())
+
+
+@pytest.mark.parametrize("kind", RULE_SETS)
+def test_a_fleet_under_every_rule_set_comes_to_rest(kind: type[RuleSet]) -> None:
+    """With any options, but not where workers are expected that never come: for those a fleet may wait for ever."""
+    laws.comes_to_rest.check(plan, rule_sets(kind).map(lambda rules: evolve_known(rules, expected_workers=None)))
+
+
+def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
+    """The rules with these options, where they have them."""
+    known: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
+    return evolve(rules, **known)
+
+
+def test_equal_readings_make_disjoint_plans() -> None:
+    """S4: where two workers that read the same go for one lease, one write is refused, and a round is lost."""
+    rules = st.builds(Minimal, max_leases=st.none() | st.integers(6, 12))
+    laws.equal_readings_make_disjoint_plans.check(plan, rules, examples=200)
+
+
+def test_loads_are_told_apart_whatever_the_order() -> None:
+    """Sums of fractions depend on their order: one worker stole another lease after another listing."""
+    weights = {"k0": 100, "k1": 700, "k2": 200}
+    table = [
+        *(Lease(key, owner="w0", weight=weight) for key, weight in weights.items()),
+        Lease("k3", owner="w1", weight=700),
+    ]
+    answers = {plan(order, None, Me("w1"), Config(rules=Minimal())) for order in permutations(table)}
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weight", 0.1),
+        ("weight", -1),
+        ("weight", math.nan),
+        ("weight", True),
+        ("weight", WEIGHT_MAX + 1),
+        ("owner", ""),
+    ],
+)
+def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
+    """A fraction, or an owner without a name, would be counted with, and nobody could say where it came from."""
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        Lease(**{"key": "s-0", field: value})  # type: ignore[arg-type]
+
+
+@given(leases(), configs(), hearings())
+def test_what_has_expired_is_freed_in_order_of_key(
+    table: tuple[Lease, ...], config: Config, hearing: BulletinState
+) -> None:
+    """C6: in the order of a listing, two stores that hold the same would be written to differently."""
+    me = Me("a-1", history=History(hearing=hearing))
+    freed = [action.lease.key for action in plan(table, None, me, config) if action.rule == "C6"]
+    assert freed == sorted(freed)
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "42"])
+def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
+    """The order of a set differs from process to process; a plan that hangs on it cannot be repeated."""
+    probe = Path(__file__).with_name("hash_seed_probe.py")
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
+    here = subprocess.run(
+        [sys.executable, probe], env=environment | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == here.stdout != ""
+
+
+def test_never_owned_is_not_forever() -> None:
+    """Infinite idleness must compare like any number, or a fresh table could not be planned."""
+    assert plan([Lease("s-0", idle=math.inf)], None, Me("a"), Config()) == (Claim(Lease("s-0", idle=math.inf), "M5"),)

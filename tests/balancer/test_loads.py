@@ -1,0 +1,130 @@
+"""Balance by throughput: into the band with few moves, and then quiet (M13)."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.actions import Action, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.loads import BAND, relief, slack
+from leasehold.balancer.rules.minimal import Minimal
+
+WORKERS = tuple(f"w-{number:02d}" for number in range(15))
+CONFIG = Config(rules=Minimal())
+
+
+def fleet(seed: int) -> dict[str, Lease]:
+    """Three hundred leases of log-normal throughput, twenty for each worker."""
+    random = Random(seed)  # noqa: S311  a seed, not a secret
+    keys = [f"s-{number:03d}" for number in range(300)]
+    return {
+        key: Lease(key, owner=WORKERS[place % 15], weight=round(1024 * random.lognormvariate(0, 1)))
+        for place, key in enumerate(keys)
+    }
+
+
+def loads(leases: dict[str, Lease]) -> dict[str, int]:
+    return {worker: sum(each.weight or 0 for each in leases.values() if each.owner == worker) for worker in WORKERS}
+
+
+def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
+    """What all do who read alike."""
+    return [(worker, action) for worker in WORKERS for action in plan(leases.values(), None, Me(worker, turn), CONFIG)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loads_come_into_the_band_and_stay(seed: int) -> None:
+    """S9: each round lowers the sum of squares, so it ends; few leases move; a lease alone may be too heavy."""
+    leases = fleet(seed)
+    moved = 0
+    for turn in range(20):
+        before = sum(load**2 for load in loads(leases).values())
+        actions = plans(leases, turn)
+        if not actions:
+            break
+        assert {action.rule for _, action in actions} == {"M13"}
+        keys = [action.lease.key for _, action in actions]
+        assert len(set(keys)) == len(keys)
+        for worker, action in actions:
+            leases[action.lease.key] = evolve(action.lease, owner=worker)
+        moved += len(actions)
+        assert sum(load**2 for load in loads(leases).values()) < before
+    assert plans(leases, 20) == []
+    mean = sum(loads(leases).values()) / len(WORKERS)
+    hottest = max(lease.weight or 0 for lease in leases.values())
+    assert max(loads(leases).values()) <= max((1 + BAND) * mean, hottest + BAND * mean)
+    assert 0 < moved <= 0.08 * len(leases)
+
+
+def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
+    return [evolve(lease, weight=None) if first <= place < last else lease for place, lease in enumerate(leases)]
+
+
+def test_many_unknown_weights_leave_it_to_the_counts() -> None:
+    """Beside peers that measure nothing, whatever their leases are taken for would move them about."""
+    leases = [*fleet(1).values()]
+    assert slack(leases, 20) == slack(unmeasured(leases, 0, 30), 20) == 10
+    assert slack(unmeasured(leases, 0, 31), 20) == slack(unmeasured(leases, 200, 231), 20) == 0
+    assert slack([], 0) == 0
+
+
+def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
+    """Children that nobody measured yet would end the balance of loads, and all counts would be evened out."""
+    leases = fleet(1)
+    for turn in range(20):
+        for worker, action in plans(leases, turn):
+            leases[action.lease.key] = evolve(action.lease, owner=worker)
+    counts = Counter(lease.owner for lease in leases.values())
+    assert max(counts.values()) > min(counts.values()) + 1
+    typical = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 1638))
+    leases[typical.key] = evolve(typical, weight=None)
+    assert plans(leases, 21) == []
+    assert relief({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1) == {"n-2": "b"}
+
+
+def test_where_nothing_flows_the_counts_decide() -> None:
+    """A newcomer to an idle stream would be told that nought is its fair part of nought, and get nothing."""
+    assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
+
+
+def test_a_gain_below_the_noise_moves_nothing() -> None:
+    """Without a least gain, measurements that wander keep a fleet moving for ever."""
+    held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
+    assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
+    held["a"] += [Lease("more", weight=20_000)]
+    assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
+
+
+def test_a_taker_asks_where_the_owner_answers() -> None:
+    """H2: a load that moves is no more urgent than a count, and need not be read twice."""
+    leases = [
+        Lease("s-1", owner="a", weight=9),
+        Lease("s-2", owner="a", weight=9),
+        Lease("s-3", owner="b", weight=1),
+    ]
+    stolen = plan(leases, None, Me("b"), CONFIG)
+    assert [(type(action), action.lease.key) for action in stolen] == [(Steal, stolen[0].lease.key)]
+    (asked,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
+    assert (asked.rule, asked.lease.key) == ("H2", stolen[0].lease.key)
+
+
+def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:
+    """Eight leases on three workers went to and fro for as long as their loads wandered."""
+    weights = {"a": (100, 100, 100), "b": (110, 105, 85), "c": (100, 100)}
+    held = {worker: [Lease(f"{worker}-{each}", weight=each) for each in mine] for worker, mine in weights.items()}
+    assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
+
+
+def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
+    """M13: a KCL 3.x worker measures too, but shares by counts; what we evened out by load it would take back."""
+    notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
+    leases = [evolve(lease, notes=notes["a"]) for lease in fleet(1).values()]
+    ours = [evolve(lease, owner="a") for lease in leases]
+    assert slack(ours, 20) == 10
+    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the attribute of the one before
+    assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
+    assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", notes=notes["b"]), *ours[2:]], 20) == 10

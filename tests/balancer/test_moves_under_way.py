@@ -1,0 +1,130 @@
+"""A planned move under way, one lease and one reading at a time: who does what, and when nobody does."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.actions import Claim, Release, RequestHandoff, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import take_census
+from leasehold.balancer.handoff import asked_again, handed_counts, handoffs, live_moves
+from leasehold.balancer.model import SHARD_END, Lease, Me
+
+CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
+DEAD = 100.0
+
+# ann owns it, and bob has asked for it.
+ASKED = Lease("s-0", owner="ann", heir="bob", yields=True)
+
+
+def steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
+    """What this worker does about the moves that it reads."""
+    return handoffs(take_census(leases, Me(worker), CONFIG), CONFIG)
+
+
+def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
+    """Owner and heir of the moves that will still be made."""
+    return live_moves(take_census(leases, Me(worker), CONFIG), CONFIG)
+
+
+def test_the_owner_releases_and_everybody_else_waits() -> None:
+    """A bystander that acted would take a lease that was promised to another."""
+    assert steps("ann", ASKED) == (Release(ASKED, rule="H3", heir="bob"),)
+    assert steps("bob", ASKED) == steps("cyd", ASKED) == ()
+
+
+def test_the_heir_of_a_dead_owner_claims_and_the_dead_owner_itself_does_not_release() -> None:
+    """A lease that its owner let expire would wait for a release that nobody is there to write."""
+    dead = evolve(ASKED, idle=DEAD)
+    assert steps("bob", dead) == (Claim(dead, rule="H4"),)
+    assert steps("ann", dead) == steps("cyd", dead) == ()
+
+
+@pytest.mark.parametrize(
+    "still",
+    [
+        pytest.param(evolve(ASKED, owner=None), id="free"),
+        pytest.param(evolve(ASKED, owner="bob"), id="arrived"),
+    ],
+)
+@pytest.mark.parametrize("worker", ["ann", "bob"])
+def test_a_lease_without_an_owner_or_with_its_heir_as_owner_is_no_move(still: Lease, worker: str) -> None:
+    """The heir would release to itself what it has just got, or claim under the wrong rule what is free for all."""
+    assert steps(worker, still) == ()
+    assert moves(evolve(still, owner=None)) == {}
+
+
+def test_a_finished_lease_is_not_moved() -> None:
+    """Under rules that count finished leases their owner would hand over a shard that has nothing left to read."""
+    ended = evolve(ASKED, checkpoint=SHARD_END)
+    everything = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
+    assert handoffs(everything, CONFIG) == ()
+
+
+def test_the_heir_of_an_owner_that_lives_and_does_not_give_steals_after_its_time_to_drain() -> None:
+    """A stuck handler would keep a lease for ever, or a slow one be robbed in the middle of its batch."""
+    due = evolve(ASKED, heir_idle=40.0)
+    assert steps("bob", due) == (Steal(due, victim="ann", rule="H4"),)
+    assert steps("bob", evolve(ASKED, heir_idle=39.9)) == ()
+
+
+def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
+    """Two workers that read the same table in another order would write in another order."""
+    leases = [evolve(ASKED, key=key, shard=key) for key in ("s-2", "s-0", "s-1")]
+    assert [step.lease.key for step in steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
+
+
+def test_what_was_given_and_taken_back_is_asked_for_once_more() -> None:
+    """An heir that was late by a second would never ask again, and balance would not be reached."""
+    found = evolve(ASKED, heir=None)
+    assert asked_again(ASKED, found) == RequestHandoff(found, "ann", "H4")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(evolve(ASKED, heir=None, owner="cyd"), id="another owner"),
+        pytest.param(ASKED, id="the request stands"),
+        pytest.param(evolve(ASKED, heir="cyd"), id="somebody else asked"),
+        pytest.param(evolve(ASKED, heir=None, yields=False), id="its owner answers no requests"),
+        pytest.param(evolve(ASKED, heir=None, checkpoint=SHARD_END), id="finished"),
+    ],
+)
+def test_what_was_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
+    """A worker would ask for what it no longer lacks, or whom it need not ask."""
+    assert asked_again(ASKED, found) is None
+
+
+def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
+    """Both would plan with the lease, or neither, and a third worker's share be reckoned wrongly."""
+    four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
+    asked = tuple(evolve(lease, heir="bob") for lease in four[:2])
+    reading = (*asked, *four[2:], Lease("s-4", owner="bob"), Lease("s-5", owner="ann", heir="cyd", yields=True))
+    census = take_census(reading, Me("ann"), CONFIG)
+    assert census.counts == {"ann": 5, "bob": 1}
+    assert handed_counts(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}
+    assert census.counts == {"ann": 5, "bob": 1}
+
+
+def test_without_a_move_the_counts_are_those_of_the_reading() -> None:
+    """A worker that holds nothing would be forgotten."""
+    census = take_census((Lease("s-0", owner="ann"),), Me("bob"), CONFIG)
+    assert handed_counts(census, CONFIG) == {"ann": 1, "bob": 0}
+
+
+def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -> None:
+    """A newcomer's first request would not count, or one that died before its first lease would count for ever.
+
+    It is given up a cycle after the heir may steal: 10 s of lease, 30 s to drain, a cycle of 20 s.
+    """
+    under_way = {"s-0": ("ann", "bob")}
+    assert moves(evolve(ASKED, heir_idle=59.9)) == under_way
+    assert moves(evolve(ASKED, heir_idle=60.0)) == {}
+    assert moves(evolve(ASKED, heir_idle=1000.0), Lease("s-1", owner="bob")) == under_way
+    assert moves(evolve(ASKED, heir_idle=1000.0, leaving=True)) == under_way
+
+
+def test_a_dead_owners_lease_is_no_move_that_will_be_made() -> None:
+    """Its heir would be counted with a lease that anybody may claim."""
+    assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
+    # Another one's death says nothing about this move.
+    assert moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}

@@ -1,0 +1,133 @@
+"""A pause of the store is nobody's pace: who dies after it is dead as soon as after any other renewal."""
+
+from collections.abc import Sequence
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import PATIENCE_MAX, slow_owners, take_census
+from leasehold.balancer.looking.bulletin import NOTE, BulletinTracker
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import Lease, Me, Version
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+
+CONFIG = Config(rules=Minimal(), lease_seconds=10.0)
+OWNERS = ("me", "a", "b")
+EVERY = 1.0
+"""Seconds between two readings."""
+
+
+def renewed(pauses: Sequence[tuple[float, float]], phase: float, pace: float, until: float) -> list[float]:
+    """When an owner of this pace renews, if no request is answered between these times (began, ended)."""
+    times, t = [], phase
+    while t < until:
+        ended = next((end for begin, end in pauses if begin <= t < end), None)
+        t = t if ended is None else ended + phase / 10
+        times.append(t)
+        t += pace
+    return times
+
+
+def table(signs: dict[str, list[float]], t: float) -> list[Lease]:
+    """One lease of each owner, its version the number of its renewals."""
+    return [
+        Lease(f"s-{owner}", owner=owner, version=Version(str(sum(each <= t for each in times))))
+        for owner, times in signs.items()
+    ]
+
+
+def lived(signs: dict[str, list[float]], pauses: Sequence[tuple[float, float]], until: float) -> tuple[float, set[str]]:
+    """When the lease of "a" was first seen to have expired, and of whom it was said that they are slow."""
+    watch, t, said = Watch(), 0.0, set[str]()
+    while t < until:
+        if not any(begin <= t < end for begin, end in pauses):
+            watch, leases = watch.look(table(signs, t), t, t + 0.01)
+            me = Me("me", history=watch.history)
+            said |= {owner for owner, _ in slow_owners(me, CONFIG)}
+            if any(lease.owner == "a" for lease in take_census(leases, me, CONFIG).expired) and t > max(signs["a"]):
+                return t, said
+        t += EVERY
+    return t, said
+
+
+@pytest.mark.parametrize("seconds", [30.0, 600.0, 3600.0])
+@pytest.mark.parametrize("ours", [True, False])
+def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ours: bool) -> None:
+    """Its first renewal after an outage was taken for its pace: claimable after three outages, and an alarm for all."""
+    pauses = [(60.0, 60.0 + seconds)]
+    signs = {owner: renewed(pauses, 1.0 + place, 5.3, 2 * seconds + 200.0) for place, owner in enumerate(OWNERS)}
+    last = next(t for t in signs["a"] if t >= pauses[0][1])
+    signs["a"] = [t for t in signs["a"] if t <= last]
+    if not ours:
+        del signs["me"]
+    died, said = lived(signs, pauses, 20 * seconds)
+    assert died <= last + 1.05 * CONFIG.lease_seconds + 2 * EVERY
+    assert said == set()
+
+
+@given(
+    st.lists(st.tuples(st.floats(12.0, 60.0), st.floats(1.0, 400.0)), max_size=3),
+    st.lists(st.floats(0.0, 5.3), min_size=3, max_size=3),
+)
+def test_however_often_the_store_pauses_patience_has_a_cap(
+    gaps: list[tuple[float, float]], phases: list[float]
+) -> None:
+    """Two pauses with one renewal between them look like a habit; the lease of a dead worker must not wait for both."""
+    pauses: list[tuple[float, float]] = []
+    for calm, seconds in gaps:
+        begin = (pauses[-1][1] if pauses else 0.0) + calm
+        pauses.append((begin, begin + seconds))
+    signs = {owner: renewed(pauses, phase, 5.3, 2000.0) for owner, phase in zip(OWNERS, phases, strict=True)}
+    over = pauses[-1][1] if pauses else 60.0
+    last = next(t for t in signs["a"] if t >= over)
+    signs["a"] = [t for t in signs["a"] if t <= last]
+    died, _ = lived(signs, pauses, last + 100 * CONFIG.lease_seconds)
+    assert died <= last + PATIENCE_MAX * CONFIG.lease_seconds + 2 * EVERY
+    if len(pauses) <= 1:
+        assert died <= last + 1.05 * CONFIG.lease_seconds + 2 * EVERY
+
+
+def test_two_gaps_make_a_habit() -> None:
+    """Who renews every eight seconds, time after time, is spared for three of them; who stalled once is not."""
+    row = Lease("s-0", owner="slow", version=Version("0"))
+    watch, _ = Watch().look([row], 0.0, 0.0)
+    known = []
+    for t in range(1, 26):
+        watch, (lease,) = watch.look([evolve(row, version=Version(str(t // 8)))], float(t), float(t))
+        known.append(dict(slow_owners(Me("me", history=watch.history), CONFIG)))
+    assert known[14] == {}
+    assert known[15] == known[24] == {"slow": 7.0}
+    census = take_census([evolve(lease, idle=20.9)], Me("me", history=watch.history), CONFIG)
+    assert census.expired == ()
+    assert take_census([evolve(lease, idle=21.1)], Me("me", history=watch.history), CONFIG).expired
+
+
+def test_a_step_of_the_storages_clock_is_nobodys_pace() -> None:
+    """Rows a thousand hours old at one stroke would raise an alarm about every peer's --lease-seconds."""
+    watch, said = Watch(), set[str]()
+    for t in range(120):
+        stepped = 3603.0 if t in {44, 84} else 0.0
+        rows = [Lease(f"s-{o}", owner=o, version=Version(str(t // 5)), idle=t % 5 + stepped) for o in OWNERS]
+        watch, _ = watch.look(rows, float(t), float(t))
+        said |= {owner for owner, _ in slow_owners(Me("me", history=watch.history), Config(rules=Kcl()))}
+    assert said == set()
+
+
+def test_a_gap_that_stopped_this_worker_too_says_nothing_of_others() -> None:
+    """Whoever shares a storage shares its pauses, however many there are."""
+    pauses = [(40.0, 70.0), (76.0, 106.0), (112.0, 142.0)]
+    signs = {owner: renewed(pauses, 1.0 + place, 7.0, 300.0) for place, owner in enumerate(OWNERS)}
+    assert lived(signs, pauses, 260.0)[1] == set()
+
+
+@given(st.text(max_size=30) | st.sampled_from(["9" * 4301 + " 1 1", "1 1 " + "9" * 10_000, "7 " * 3, "٣ 1 1"]))
+def test_no_text_of_a_note_stops_a_reading(text: str) -> None:
+    """Whoever can write one row could stop every worker that reads it."""
+    row = Lease("s-0", owner="a", notes=((NOTE, text),))
+    watch, (lease,) = Watch(bulletins=BulletinTracker()).look([row], 0.0, 1.0)
+    assert lease.notes == row.notes
+    assert watch.history.hearing is not None

@@ -1,0 +1,30 @@
+"""Planned moves under every single blow, and what would be seen if they were carried out wrongly."""
+
+import logging
+
+import pytest
+
+from leasehold.adapters.proving.checker.moves import STARTS, MoveScenario, alone, breaches
+from leasehold.balancer.model import Lease
+from leasehold.stores.applied import applied
+from leasehold.stores.writes import StealLease, TakeBackLease, Write
+
+
+@pytest.mark.slow
+def test_no_write_of_a_planned_move_may_be_lost_or_its_last_with_any_harm(caplog: pytest.LogCaptureFixture) -> None:
+    """A lost reply, or a death at the wrong moment, would repeat records, lose them, or strand the lease."""
+    caplog.set_level(logging.CRITICAL)
+    stories = tuple(alone(STARTS[:1]))
+    assert len(stories) > 50
+    assert {story: wrong for story in stories if (wrong := breaches(story))} == {}
+
+
+def careless(write: Write, stored: Lease | None) -> Lease | None:
+    """The write applied, a gift taken back under the owner alone."""
+    return applied(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
+
+
+def test_a_gift_taken_back_from_who_accepted_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: taking back under the owner alone, and not under the version as given."""
+    monkeypatch.setattr("leasehold.stores.embedded.memory.applied", careless)
+    assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))

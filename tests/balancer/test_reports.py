@@ -1,0 +1,94 @@
+"""Who lives by its reports, reading by reading (M14)."""
+
+import math
+
+from leasehold.balancer.looking.kcl3_leader import Reports, WorkerReports
+from leasehold.balancer.model import SHARD_END, Lease
+
+J, K = Lease("s-1", owner="j"), Lease("s-2", owner="k")
+
+
+def reported(**stamps: str) -> Reports:
+    """Reports of j, who leads, and others."""
+    return Reports("j", tuple(sorted(stamps.items())))
+
+
+def test_who_is_new_lives_and_who_was_there_lives_from_its_next_report_on() -> None:
+    """A dead worker's last report would keep leases unread, or a new worker go without for a report's interval."""
+    roll = WorkerReports().after(reported(j="1"), (), ended=1)
+    assert roll.led(began=5) == ()
+    roll = roll.after(reported(j="2", k="1"), (), ended=10)
+    assert roll.led(began=14) == (("j", 4), ("k", 4))
+
+
+def test_whose_leases_went_lives_from_its_next_report_on() -> None:
+    """Killed a moment after its report, it would be waited for, and its leases stay unread."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
+    roll = roll.after(reported(j="1", k="2"), (J,), ended=9)
+    assert [worker for worker, _ in roll.led(began=10)] == ["j"]
+    roll = roll.after(reported(j="1", k="3"), (J,), ended=20)
+    assert roll.led(began=21) == (("j", 20), ("k", 1))
+
+
+def test_nothing_is_given_while_the_report_of_somebody_gone_is_young() -> None:
+    """The leader takes that one for alive for a minute, and moves to it what we give to others: unread for 24 s."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
+    roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
+    assert roll.led(began=35) == (("j", math.inf),)
+    roll = roll.after(reported(j="2", k="1"), (J,), ended=59)
+    assert roll.led(began=60) == (("j", math.inf),)
+    assert roll.led(began=64) == (("j", 3),)
+
+
+def test_nothing_is_given_to_who_missed_a_report() -> None:
+    """A worker that had no lease when it stopped looks alive until its next report is due."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
+    roll = roll.after(reported(j="2", k="1"), (), ended=31)
+    assert roll.led(began=36) == (("j", 35), ("k", 35))
+    assert roll.led(began=37) == (("j", math.inf),)
+    assert roll.led(began=62) == (("j", math.inf),)
+    assert roll.after(reported(j="3", k="1"), (), ended=62).led(began=63) == (("j", 2),)
+
+
+def test_nothing_is_given_to_who_may_have_ended_while_it_waited() -> None:
+    """Who came, and ended within the minute for which it waited, would get leases: unread until they expire."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
+    roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
+    roll = roll.after(reported(j="2", k="1", n="1"), (J,), ended=40)
+    assert roll.led(began=62) == (("j", math.inf), ("n", math.inf))
+    roll = roll.after(reported(j="3", k="1", n="2"), (J,), ended=70)
+    assert roll.led(began=71) == (("j", 10), ("n", 10))
+
+
+def test_nothing_is_given_to_who_comes_until_all_that_have_nothing_have_reported() -> None:
+    """One may have ended; its leader would take it for alive, and move to it what another was given."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J,), ended=1)
+    roll = roll.after(reported(j="1", k="1", n="1"), (J,), ended=20)
+    assert roll.led(began=21) == (("j", math.inf), ("k", math.inf), ("n", math.inf))
+    roll = roll.after(reported(j="1", k="2", n="1"), (J,), ended=31)
+    assert roll.led(began=32) == (("j", 31), ("k", 31), ("n", 12))
+
+
+def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
+    """Workers would be given up while their leader is giving."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
+    roll = roll.after(reported(j="1"), (J,), ended=9)
+    assert roll.led(began=10) == (("j", 1),)
+    roll = roll.after(reported(j="1"), (J, Lease("s-2")), ended=12)
+    assert roll.led(began=13) == (("j", 4),)
+
+
+def test_nobody_is_led_once_the_leader_is_silent_or_gone() -> None:
+    """What is let go for them would be given to nobody."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
+    assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()
+    roll = roll.after(reported(j="1", k="2"), (), ended=30)
+    assert roll.led(began=36) == (("j", 35), ("k", 35))
+    assert roll.led(began=37) == ()
+
+
+def test_finished_leases_do_not_count() -> None:
+    """A worker with nothing but finished leases would never come to need a lease."""
+    over = Lease("s-1", owner="j", checkpoint=SHARD_END)
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (J,), ended=1)
+    assert roll.after(reported(j="1"), (over,), ended=9).led(began=10) == ()

@@ -1,0 +1,62 @@
+"""A rule set joins by one line in a list: nothing else need be told of it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from toy_rules import Toy
+
+import leasehold
+from leasehold.adapters.proving.properties.laws import Law
+from leasehold.balancer.actions import Claim
+from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.model import Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.testing import laws
+
+
+@pytest.mark.parametrize("law", laws.LAWS, ids=str)
+def test_a_new_rule_set_is_held_to_the_laws(law: Law) -> None:
+    """Without it the laws would be those of the rule sets that stood there when they were written."""
+    law.check(plan, st.builds(Toy, most=st.integers(1, 4)), examples=30)
+
+
+def test_a_new_rule_set_plans_without_being_listed() -> None:
+    """Who embeds the planner may bring rules of its own."""
+    leases = [Lease("s-0", idle=1.0), Lease("s-1", owner="b")]
+    assert plan(leases, None, Me("a"), Config(Toy())) == (Claim(leases[0], "T1"),)
+
+
+def test_a_line_in_the_list_is_enough() -> None:
+    """Whoever adds a rule set should not have to search the project for the places that know the others by name."""
+    probe = Path(__file__).with_name("joined_probe.py")
+    told = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
+    assert told == {
+        "plan": ["T1", "T1", "T1"],
+        "help": True,
+        "spread": 0,
+        "moves": 2,
+        "checked": [["two minimal, one toy", []]],
+        "chaos": True,
+    }
+
+
+@pytest.mark.parametrize("rules", RULE_SETS)
+def test_a_set_has_a_name_and_a_variant_by_that_name(rules: type[RuleSet]) -> None:
+    """The simulator and the checker find a rule set by its name."""
+    assert rules.variants()[rules.name] == rules()
+
+
+def test_nothing_asks_which_rule_set_it_has() -> None:
+    """A rule set that joins later would silently be taken for one without what the question was about."""
+    asking = re.compile(r"isinstance\((?:\w+\.)*rules\b")
+    package = Path(leasehold.__file__).parent
+    assert [path.name for path in package.rglob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []
+    assert [each().groups for each in RULE_SETS] == [None] * len(RULE_SETS)
+    assert Minimal(groups="prefix").groups == "prefix"

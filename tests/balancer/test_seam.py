@@ -1,0 +1,148 @@
+"""What the seam says besides actions: when to look again, who renews too slowly, and by what chance."""
+
+from hashlib import blake2b
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer import births, readable, slow_owners
+from leasehold.balancer.actions import Claim, Create, Look, Release, RequestHandoff
+from leasehold.balancer.chance import drawn, drawn_owner, order_under
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, History, Lease, Me, Shard, at_timestamp
+from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+
+S0 = Lease("s-0")
+
+
+@pytest.mark.parametrize(
+    ("rules", "mode_seconds"),
+    [
+        (Kcl(), 20.05),
+        (KclRust(), 20.0),
+        (EventHubs("dotnet", "balanced"), 30.0),
+        (EventHubs("dotnet", "greedy"), 0.0),
+        (EventHubs("java", "greedy"), 0.0),
+        (EventHubs("python", "greedy"), 30.0),
+        (EventHubs("gist", "greedy"), 30.0),
+        (Minimal(), 0.7),
+    ],
+    ids=repr,
+)
+def test_after_taking_each_rule_set_looks_again_in_its_own_time(rules: RuleSet, mode_seconds: float) -> None:
+    """The pace is part of the published rule: KCL takes one more lease every 20.05 s, greedy processors at once."""
+    assert look_again([Claim(S0, "")], [S0], Me("a"), Config(rules=rules)) == Look(mode_seconds)
+
+
+def test_a_quiet_turn_waits_a_whole_cycle() -> None:
+    """Looking again at once with nothing to do would read the table for ever."""
+    for rules in (Kcl(), EventHubs("dotnet", "greedy"), Minimal()):
+        config = Config(rules=rules)
+        assert look_again([], [S0], Me("a"), config) == Look(config.cycle_seconds)
+
+
+def test_new_leases_are_looked_at_soon() -> None:
+    """A lease just made would wait a whole cycle for an owner."""
+    assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
+
+
+def test_leases_asked_for_are_polled_alone() -> None:
+    """The shard stands still from when it is given until its heir looks."""
+    asked = Lease("s-1", owner="b", heir="a")
+    actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
+    assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
+
+
+def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
+    """A newcomer would ask for what stood by when it asked for its first lease (M5), its share of a fleet of two."""
+    others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
+    given = Lease("s-9", owner="b", yields=True, heir="a")
+    later = Me("a", history=History(full_still=0.25))
+    assert plan([*others, given], None, later, Config()) == ()
+    assert len(plan([*others, given], None, Me("a"), Config())) == 4
+    assert plan([*others, given], None, evolve(later, worker="b"), Config()) == (Release(given, "H3", heir="a"),)
+
+
+def test_the_draw_is_specified_to_the_byte() -> None:
+    """Another language must draw the same leases from the words of leasehold/balancer/chance.py alone."""
+    field = blake2b(b"a-1\x004", digest_size=16).digest()
+    digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
+    leases = [Lease(key) for key in digests]
+    assert [lease.key for lease in drawn(leases, Me("a-1", 4), 3)] == sorted(digests, key=lambda key: digests[key])
+    assert digests["s-0"].hex() == "9d3cf3f16e45f9e0"
+    assert (
+        order_under("\ud800")(Lease("\ud800"))[0]
+        == blake2b(b"\xed\xa0\x80", digest_size=8, salt=blake2b(b"\xed\xa0\x80", digest_size=16).digest()).digest()
+    )
+
+
+def test_workers_and_turns_draw_apart() -> None:
+    """Contenders that all try the same lease first lose all but one of their writes, turn after turn."""
+    leases = [Lease(f"s-{place}") for place in range(50)]
+    first = {drawn(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
+    assert len(first) > 10
+
+
+def test_owners_are_drawn_as_often_as_they_have_leases() -> None:
+    """Two steps must draw like one over all leases, or small owners would be robbed too often."""
+    counts = {"a": 30, "b": 10}
+    drawn_a = sum(drawn_owner(counts, Me("c", turn)) == "a" for turn in range(400))
+    assert 270 < drawn_a < 330
+
+
+def test_owners_that_renew_too_slowly_are_named() -> None:
+    """A fleet set to a longer lease_seconds would be robbed of leases it still works on."""
+    me = Me("me", history=History(gaps=(("fine", 5.0), ("me", 5.0), ("slow", 5.1))))
+    assert slow_owners(me, Config(rules=Kcl(), lease_seconds=10.0)) == (("slow", 5.1),)
+    assert slow_owners(me, Config(rules=Minimal(), lease_seconds=10.0)) == ()
+
+
+PARENT = Lease("0", owner="a", checkpoint=LATEST)
+
+
+def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
+    """L3: a crash after SHARD_END and before the children would leave them without a lease."""
+    children = [Shard("2", parents=("0",)), Shard("1", parents=("0",), hash_range=(0, 9))]
+    assert births(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
+        Create(Lease("1", parents=("0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)), "L3"),
+        Create(Lease("2", parents=("0",), checkpoint=TRIM_HORIZON), "L3"),
+    )
+
+
+def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
+    """L3: it promises that every lease, those of later shards too, starts there."""
+    config = Config(rules=KclRust(), initial_position=at_timestamp(200))
+    (create,) = births(PARENT, [Shard("1", parents=("0",))], {}, {"1"}, config)
+    assert create.lease.checkpoint == at_timestamp(200)
+
+
+@pytest.mark.parametrize(
+    ("leases", "listed", "born"), [({}, {"1"}, False), ({"1": Lease("1")}, {"1"}, True), ({}, set(), True)]
+)
+def test_a_merge_child_waits_for_its_other_parent(leases: dict[str, Lease], listed: set[str], born: bool) -> None:
+    """L3: with the other parent neither leased nor done, its records would never be asked for."""
+    child = Shard("2", parents=("0", "1"))
+    assert bool(births(PARENT, [child], leases, listed, Config())) == born
+
+
+def test_a_child_is_read_only_after_its_parents() -> None:
+    """L12: records of one key would be handed over out of order."""
+    child = Lease("2", parents=("0", "1"))
+    done, running = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
+    assert [readable(child, known) for known in ({}, {"0": done}, {"0": done, "1": running})] == [True, True, False]
+
+
+def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
+    """Found by chance too seldom: two leases due, and two owners with as many, listed the other way round."""
+    mine = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
+    others = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
+    for rules in (Kcl(), EventHubs("java")):
+        config = Config(rules=rules, lease_seconds=12.0)
+        planned = plan([*mine, *others], None, Me("a"), config)
+        assert plan([*others[::-1], *mine[::-1]], None, Me("a"), config) == planned
+        assert len(planned) == 4

@@ -1,0 +1,161 @@
+"""The shares of `minimal` against all divisions there are, and what must not disturb them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations, product
+
+import pytest
+
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.groups import Groups, favoured, path_of
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.minimal import Minimal
+
+GROUPINGS: dict[str, tuple[Groups, tuple[str, ...]]] = {
+    "none": (None, ("a", "b", "c", "d", "e")),
+    "two and three": ("prefix", ("x-1", "y-1", "x-2", "y-2", "y-3")),
+    "one and four": ("prefix", ("x-1", "y-1", "y-2", "y-3", "y-4")),
+    "tree": (("/", "-"), ("e/a-1", "e/b-1", "w/a-1", "e/a-2", "w/b-1")),
+}
+
+
+def divisions(leases: int, workers: int) -> Iterator[tuple[int, ...]]:
+    """All ways to hold so many leases."""
+    return (counts for counts in product(range(leases + 1), repeat=workers) if sum(counts) == leases)
+
+
+def shares_of(counts: dict[str, int], leases: int, groups: Groups) -> dict[str, int]:
+    floor, extras = divmod(leases, len(counts))
+    lucky = favoured(counts, floor, extras, groups)
+    return {worker: floor + (worker in lucky) for worker in counts}
+
+
+def even_shares(workers: tuple[str, ...], leases: int, groups: Groups) -> list[dict[str, int]]:
+    """Every way to hand out the extras that is even for workers and for groups of every level, by trying all."""
+    floor, extras = divmod(leases, len(workers))
+    tried = [{worker: floor + (worker in lucky) for worker in workers} for lucky in combinations(workers, extras)]
+    paths = {worker: path_of(worker, groups) for worker in workers}
+    members = {
+        path[:depth]: [worker for worker in workers if paths[worker][:depth] == path[:depth]]
+        for path in paths.values()
+        for depth in range(1, len(path) + 1)
+    }
+    return [
+        shares
+        for shares in tried
+        if all(
+            abs(sum(shares[worker] for worker in group) - leases * len(group) / len(workers)) < 1
+            for group in members.values()
+        )
+    ]
+
+
+def moves_to(counts: dict[str, int], shares: dict[str, int]) -> int:
+    return sum(max(count - shares[worker], 0) for worker, count in counts.items())
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> None:
+    """S8: a share off by one, or a cheaper division overlooked, is a lease moved for nothing."""
+    groups, names = GROUPINGS[grouping]
+    for size in range(1, 6):
+        for leases in range(9):
+            even = even_shares(names[:size], leases, groups)
+            for held in divisions(leases, size):
+                counts = dict(zip(names, held, strict=False))
+                shares = shares_of(counts, leases, groups)
+                assert shares in even
+                assert moves_to(counts, shares) == min(moves_to(counts, each) for each in even)
+
+
+@pytest.mark.parametrize("grouping", ["two and three", "one and four"])
+def test_of_equally_cheap_divisions_the_one_nearest_to_the_groups_parts_is_chosen(grouping: str) -> None:
+    """M2: of 11 leases a group of one worker in five would get 3 and its part is 2.2, because of its name."""
+    groups, names = GROUPINGS[grouping]
+    for leases in range(11):
+        even = even_shares(names, leases, groups)
+        for held in divisions(leases, len(names)):
+            counts = dict(zip(names, held, strict=True))
+            least = min(moves_to(counts, each) for each in even)
+            nearest = min(distance(each, groups) for each in even if moves_to(counts, each) == least)
+            assert distance(shares_of(counts, leases, groups), groups) == pytest.approx(nearest)
+
+
+def distance(shares: dict[str, int], groups: Groups) -> float:
+    """By how many leases groups are off their parts, in all."""
+    total = sum(shares.values())
+    members = Counter(path_of(worker, groups) for worker in shares)
+    held = dict.fromkeys(members, 0)
+    for worker, share in shares.items():
+        held[path_of(worker, groups)] += share
+    return sum(abs(held[path] - total * size / len(shares)) for path, size in members.items())
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_shares_stay_while_the_moves_are_under_way(grouping: str) -> None:
+    """S4: if the first move changed the shares, plans made before and after it would pull apart."""
+    groups, names = GROUPINGS[grouping]
+    for leases, size in ((8, 5), (7, 4), (7, 5)):
+        for held in divisions(leases, size):
+            counts = dict(zip(names, held, strict=False))
+            shares = shares_of(counts, leases, groups)
+            for donor, taker in product(counts, counts):
+                if counts[donor] > shares[donor] and counts[taker] < shares[taker]:
+                    moved = counts | {donor: counts[donor] - 1, taker: counts[taker] + 1}
+                    assert shares_of(moved, leases, groups) == shares
+
+
+def held_by(counts: tuple[int, ...], names: tuple[str, ...]) -> list[Lease]:
+    owners = [name for name, count in zip(names, counts, strict=False) for _ in range(count)]
+    return [Lease(f"s-{place}", owner=owner) for place, owner in enumerate(owners)]
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_plans_made_alike_never_meet(grouping: str) -> None:
+    """S2, S4: two who take the same lease waste a write; one who robs beyond a surplus starts a chain of moves."""
+    groups, names = GROUPINGS[grouping]
+    config = Config(rules=Minimal(groups=groups))
+    for held in divisions(8, 4):
+        if 0 in held:
+            continue  # who holds nothing is not seen by the others (M5)
+        leases = held_by(held, names)
+        counts = dict(zip(names, held, strict=False))
+        shares = shares_of(counts, 8, groups)
+        plans = {worker: plan(leases, None, Me(worker), config) for worker in counts}
+        taken = [action.lease for each in plans.values() for action in each]
+        assert len({lease.key for lease in taken}) == len(taken)
+        after = {
+            worker: counts[worker] + len(plans[worker]) - sum(lease.owner == worker for lease in taken)
+            for worker in counts
+        }
+        assert after == shares
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [Minimal(), Kcl(), KclRust(), *(EventHubs(each) for each in ("gist", "dotnet", "java", "python"))],
+    ids=repr,
+)
+def test_every_balanced_table_is_at_rest(rules: RuleSet) -> None:
+    """S5: rule sets that disagree about what is balanced play ping-pong in a mixed fleet."""
+    names = GROUPINGS["none"][1]
+    for size in range(1, 6):
+        for leases in range(size, 9):
+            for held in divisions(leases, size):
+                if max(held) - min(held) <= 1:
+                    for worker in names[:size]:
+                        assert plan(held_by(held, names), None, Me(worker), Config(rules=rules)) == ()
+
+
+def test_groups_are_read_from_ids() -> None:
+    """A worker read into the wrong group unbalances two."""
+    assert path_of("eu-1-7", "prefix") == ("eu-1",)
+    assert path_of("solo", "prefix") == ("",)
+    assert path_of("eu/a-7", ("/", "-")) == ("eu", "a")
+    assert path_of("eu-7", ("/", "-")) == ("", "eu")
+    assert path_of("eu-7", None) == ()

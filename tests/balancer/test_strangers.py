@@ -1,0 +1,100 @@
+"""What falls to workers that hear no bulletins, and who takes it (M15)."""
+
+from collections import Counter
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.actions import Claim, Release
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Bulletin, BulletinState, History, Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.minimal import Minimal
+
+CONFIG = Config(Minimal())
+HEARD = History(owners_still=5.0, fleet_still=90.0, hearing=BulletinState(latest=Bulletin(7, 2, 1), acts_read=2))
+OURS, STRANGERS = ("b-1", "b-2", "b-3"), ("a-java", "c-java")
+
+
+def held(owner: str, number: int) -> tuple[Lease, ...]:
+    notes = (("process", f"p/{owner}"),) if owner in OURS else ()
+    return tuple(Lease(f"{owner}-{place}", owner=owner, idle=1.0, epoch=9, notes=notes) for place in range(number))
+
+
+def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
+    """Leases without an owner; they had one unless their epoch is 0."""
+    return tuple(
+        Lease(f"f-{place:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for place in range(number)
+    )
+
+
+def claimed(table: tuple[Lease, ...], history: History = HEARD, config: Config = CONFIG) -> Counter[str]:
+    """The rules by which ours claim now, all on the same reading; no lease twice."""
+    claims = [
+        action
+        for worker in OURS
+        for action in plan(table, None, Me(worker, history=history), config)
+        if isinstance(action, Claim)
+    ]
+    assert len({claim.lease.key for claim in claims}) == len(claims)
+    return Counter(claim.rule for claim in claims)
+
+
+BALANCED = tuple(lease for owner in OURS for lease in held(owner, 6))
+DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), *free(6))
+"""What six leases of a dead stranger fall to two living ones for, who come within twenty seconds."""
+
+
+def test_what_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> None:
+    """It would lie unread until they look, 20 s after it was freed; and ours that all took it would meet there."""
+    assert claimed(DIED) == {"M15": 6}
+
+
+def test_what_nobody_has_owned_yet_is_left_to_strangers() -> None:
+    """Children of a reshard would all be ours, and be stolen from us one by one."""
+    assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
+
+
+def test_ours_stand_before_strangers_in_the_line() -> None:
+    """Whoever found its own part taken for a stranger would rob the one that took it."""
+    lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
+    assert claimed(lacking) == {"M6": 1, "M15": 5}
+    taken = tuple(
+        evolve(lease, owner="b-1", notes=(("process", "p/b-1"),)) if lease.owner is None else lease
+        for lease in lacking[:-1]
+    )
+    actions = plan((*taken, lacking[-1]), None, Me("b-3", history=HEARD), CONFIG)
+    assert [(type(action), action.rule) for action in actions] == [(Claim, "M6")]
+
+
+@pytest.mark.parametrize(
+    ("history", "config"),
+    [
+        (evolve(HEARD, hearing=None), CONFIG),
+        (HEARD, Config(Minimal(release=True))),
+    ],
+    ids=["nothing is heard", "we let go for peers that never steal"],
+)
+def test_what_strangers_shall_have_is_left_to_them(history: History, config: Config) -> None:
+    """What we let go for them would be ours again at once, and go for ever."""
+    assert claimed(DIED, history, config) == {}
+
+
+def test_no_more_is_taken_than_may_be_held() -> None:
+    """M7 holds whoever's part it is."""
+    assert claimed(DIED, config=Config(Minimal(max_leases=6))) == {}
+    assert 0 < claimed(DIED, config=Config(Minimal(max_leases=7)))["M15"] <= 3
+
+
+def test_who_is_expected_is_no_stranger() -> None:
+    """M1: a fleet that starts anew on an old table would not wait for those that it was told of."""
+    expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
+    assert claimed((*BALANCED, *free(12)), config=expecting) == {}
+
+
+def test_who_is_led_gets_its_count_where_loads_are_known_too() -> None:
+    """By loads one lease more or less is even enough: each of two that came would have been left without any (M13)."""
+    weighed = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
+    history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))
+    actions = plan(weighed, None, Me("b-1", history=history), CONFIG)
+    assert [action.heir for action in actions if isinstance(action, Release)] == ["a-java", "c-java"]

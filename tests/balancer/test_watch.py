@@ -1,0 +1,180 @@
+"""How long leases stand still, as readings tell it."""
+
+import math
+from typing import Any
+
+from attrs import evolve, fields
+
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Version
+
+ROW = Lease("s-1", owner="a", version=Version("1"))
+
+
+def test_watching_a_row_changes_nothing_else_of_it() -> None:
+    """A column that the copy forgets would be gone for every rule, as if the store had never sent it."""
+    row = Lease(
+        "s-1",
+        stream="orders",
+        shard="1",
+        parents=("s-0",),
+        owner="a",
+        version=Version("1"),
+        idle=1.0,
+        checkpoint=SHARD_END,
+        hash_range=HASH_KEYS,
+        weight=2,
+        held=3.0,
+        heir="b",
+        heir_idle=4.0,
+        yields=True,
+        leaving=True,
+        epoch=5,
+        notes=(("process", "a/1"),),
+    )
+    assert all(getattr(row, field.name) != getattr(Lease(""), field.name) for field in fields(Lease))
+    assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, heir_idle=8.0)
+
+
+def test_our_own_stall_makes_nobody_look_dead() -> None:
+    """A reading that took 30 s would else expire every lease of the table."""
+    watch, _ = Watch().look([ROW], began=0, ended=30)
+    _, (lease,) = watch.look([ROW], began=31, ended=90)
+    assert lease.idle == 1
+
+
+def test_watching_runs_to_the_start_of_the_last_reading() -> None:
+    """Idle is what was seen: from the end of the first reading to the start of the last."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    watch, _ = watch.look([ROW], began=5, ended=6)
+    _, (lease,) = watch.look([ROW], began=9, ended=12)
+    assert lease.idle == 8
+
+
+def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
+    """KCL takes such leases first; afterwards our own watching counts like for any other."""
+    free = evolve(ROW, owner=None)
+    watch, (lease,) = Watch().look([free], began=0, ended=1)
+    assert (lease.idle, lease.held) == (math.inf, math.inf)
+    _, (lease,) = watch.look([free], began=4, ended=5)
+    assert lease.idle == 3
+
+
+def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
+    """A store that knows a row's age tells it at first sight; a stale age must not shorten what we saw."""
+    watch, (lease,) = Watch().look([evolve(ROW, idle=70.0)], began=0, ended=1)
+    assert lease.idle == 70
+    watch, (lease,) = watch.look([evolve(ROW, idle=75.0)], began=4, ended=5)
+    assert lease.idle == 75
+    _, (lease,) = watch.look([evolve(ROW, idle=20.0)], began=51, ended=52)
+    assert lease.idle == 50
+
+
+def test_a_new_version_starts_again() -> None:
+    """A renewed lease that kept its idle time would be taken from its owner."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    watch, (lease,) = watch.look([evolve(ROW, version=Version("2"))], began=9, ended=10)
+    assert lease.idle == 0
+    _, (lease,) = watch.look([evolve(ROW, version=Version("2"))], began=12, ended=13)
+    assert lease.idle == 2
+
+
+def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
+    """A look at a few rows must not forget the others, nor keep a deleted row alive."""
+    rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]
+    watch, _ = Watch().look(rows, began=0, ended=1)
+    watch, _ = watch.look(rows, began=6, ended=7)
+    watch, leases = watch.look([rows[0]], began=11, ended=12, asked=["s-1", "s-2"])
+    assert [(lease.key, lease.idle) for lease in leases] == [("s-1", 10), ("s-3", 5)]
+    _, leases = watch.look([rows[2]], began=13, ended=14)
+    assert [(lease.key, lease.idle) for lease in leases] == [("s-3", 12)]
+
+
+def test_a_clock_that_steps_back_makes_nothing_negative() -> None:
+    """Negative idle times would postpone every expiry by as much."""
+    watch, _ = Watch().look([ROW], began=100, ended=101)
+    _, (lease,) = watch.look([ROW], began=50, ended=51)
+    assert (lease.idle, lease.held) == (0, math.inf)
+
+
+def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> None:
+    """Robbing an owner that has only just begun repeats the most records for nothing."""
+    watch, (lease,) = Watch().look([ROW], began=0, ended=1)
+    assert lease.held == math.inf
+    taken = evolve(ROW, owner="b", version=Version("2"))
+    watch, (lease,) = watch.look([taken], began=4, ended=5)
+    assert lease.held == 0
+    newcomer = evolve(ROW, key="s-2", owner="c")
+    _, leases = watch.look([evolve(taken, version=Version("3")), newcomer], began=9, ended=10)
+    assert [lease.held for lease in leases] == [4, 0]
+
+
+def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
+    """A stuck owner is robbed only after its time for draining; a new heir has the whole time again (H4)."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    asked = evolve(ROW, heir="b")
+    watch, (lease,) = watch.look([asked], began=4, ended=5)
+    assert lease.heir_idle == 0
+    watch, (lease,) = watch.look([evolve(asked, version=Version("2"))], began=9, ended=10)
+    assert lease.heir_idle == 4
+    _, (lease,) = watch.look([evolve(asked, heir="c")], began=20, ended=21)
+    assert lease.heir_idle == 0
+
+
+def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
+    """Rules with patience would act at once, or never."""
+    two = [ROW, evolve(ROW, key="s-2", owner="b")]
+    watch, _ = Watch().look(two, began=0, ended=1)
+    watch, _ = watch.look(two, began=10, ended=11)
+    assert watch.history == History(owners_still=9, fleet_still=9, full_apart=9)
+    swapped = [evolve(two[0], owner="b"), evolve(two[1], owner="a")]
+    watch, _ = watch.look(swapped, began=20, ended=21)
+    assert watch.history == History(owners_still=0, fleet_still=19, full_apart=9)
+    watch, _ = watch.look([evolve(lease, owner="c") for lease in swapped], began=30, ended=31)
+    assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9)
+
+
+def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None:
+    """A takeover after a crash says nothing about how often the new owner renews."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    watch, _ = watch.look([ROW], began=9, ended=9)
+    watch, _ = watch.look([evolve(ROW, version=Version("2"))], began=10, ended=10)
+    assert dict(watch.history.gaps) == {}
+    watch, _ = watch.look([evolve(ROW, version=Version("2"))], began=17, ended=17)
+    watch, _ = watch.look([evolve(ROW, version=Version("2b"))], began=18, ended=18)
+    assert dict(watch.history.gaps) == {"a": 7}
+    watch, _ = watch.look([evolve(ROW, version=Version("3"))], began=19, ended=19)
+    assert dict(watch.history.gaps) == {}
+    watch, _ = watch.look([evolve(ROW, version=Version("3"))], began=30, ended=30)
+    watch, _ = watch.look([evolve(ROW, owner="b", version=Version("4"))], began=31, ended=31)
+    assert dict(watch.history.gaps) == {}
+
+
+def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
+    """C16: a version that moved says nobody died; that it moved twice in twenty seconds says somebody may have."""
+
+    def counted(epoch: int, **other: Any) -> Lease:  # noqa: ANN401  any field of a Lease
+        return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **other)
+
+    watch, _ = Watch().look([counted(1)], began=0, ended=1)
+    watch, _ = watch.look([counted(3)], began=19, ended=20)
+    assert watch.history.paces == (("a", 6.0),)
+    still, _ = watch.look([counted(3)], began=25, ended=26)
+    assert still.history.paces == (("a", 6.0),)
+    again, _ = watch.look([counted(7)], began=30, ended=31)
+    assert again.history.paces == (("a", 2.0),)
+    for other in (counted(5, owner="b"), counted(5, checkpoint=SHARD_END), evolve(ROW, epoch=3, version=Version("x"))):
+        gone, _ = watch.look([other], began=40, ended=41)
+        assert gone.history.paces == ()
+
+
+def test_holes_are_counted_on_full_readings_alone() -> None:
+    """Three looks at a few rows would else pass for three looks at the stream (L7)."""
+    row = evolve(ROW, hash_range=(0, 9))
+    watch, _ = Watch().look([row], began=0, ended=1)
+    watch, _ = watch.look([row], began=2, ended=3, asked=["s-1"])
+    assert watch.history.holes == (Hole("", 10, HASH_KEYS[1], times=1),)
+    watch, _ = watch.look([row], began=4, ended=5)
+    assert watch.history.holes == (Hole("", 10, HASH_KEYS[1], times=2),)
+    watch, _ = watch.look([evolve(row, hash_range=None)], began=6, ended=7)
+    assert watch.history.holes == ()

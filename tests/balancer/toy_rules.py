@@ -1,0 +1,31 @@
+"""A rule set as somebody would add one: this file, and a line in the list of rule sets."""
+
+from attrs import field, frozen
+
+from leasehold.balancer.actions import Action, Claim, Steal
+from leasehold.balancer.census import Census
+from leasehold.balancer.chance import drawn
+from leasehold.balancer.model import Me
+from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
+
+
+@frozen
+class Toy(RuleSet):
+    """What is free, a few at a time; else one lease of the first worker that holds two more.
+
+    most  how many free leases one worker claims in a turn
+    """
+
+    name = "toy"
+    renewal_rule = "T0"
+
+    most: int = field(default=2, validator=number(1, whole=True))
+
+    def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
+        """The answer is all that this worker takes in one turn."""
+        if census.available:
+            return tuple(Claim(lease, "T1") for lease in drawn(census.available, me, self.most))
+        fuller = {owner for owner, count in census.counts.items() if count >= len(census.mine) + 2}
+        return tuple(
+            Steal(lease, min(fuller), "T2") for lease in drawn(census.held_by({min(fuller, default="")}), me, 1)
+        )

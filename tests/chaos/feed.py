@@ -1,0 +1,62 @@
+"""The producer of a run: it puts records all the time, and notes what the stream has acknowledged and when."""
+
+import time
+from threading import Event, Lock, Thread
+
+from attrs import define, evolve, field
+from grounds import Ground
+
+from leasehold.adapters.history.events import Incident, Sent
+
+PUT_SECONDS = 0.25
+SLOW_SECONDS = 2.0
+"""A busy machine's stand-in that takes longer lets requests of workers time out, too."""
+END_SECONDS = 30.0
+"""How long what is being put may take on a busy machine."""
+
+
+@define
+class Feed:
+    """Puts records all the time, but while it is held up.
+
+    slow  when the stream itself took its time, over a line on which nothing is the matter
+    """
+
+    ground: Ground
+    sent: list[Sent] = field(factory=list)
+    failed: list[str] = field(factory=list)
+    slow: list[Incident] = field(factory=list)
+    gate: Lock = field(factory=Lock)
+    _ended: Event = field(factory=Event)
+    _thread: Thread | None = None
+
+    def begin(self) -> None:
+        """Put, from a thread of its own."""
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Put nothing more; what is being put has been put then, or the run is void."""
+        self._ended.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(END_SECONDS)
+            if thread.is_alive():
+                self.failed.append("the feed did not end: what it put last may be missing")
+
+    def _run(self) -> None:
+        while not self._ended.wait(PUT_SECONDS):
+            with self.gate:
+                if self._ended.is_set():
+                    return
+                began = time.time()
+                try:
+                    put = list(self.ground.put())
+                except Exception as error:  # noqa: BLE001  the run is void then, and says so
+                    self.failed.append(f"the feed ended: {error!r}")
+                    return
+                now = time.time()
+                self.sent += [evolve(each, t=now) for each in put]
+                if (seconds := now - began) > SLOW_SECONDS:
+                    note = f"the stream itself took {seconds:.1f} s to take a record"
+                    self.slow.append(Incident(began, "trouble", "", seconds, note))

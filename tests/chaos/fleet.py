@@ -1,0 +1,285 @@
+"""A fleet of worker processes on a stage, and how each kind of fault is caused to it and mended."""
+
+import math
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+from attrs import define, evolve, field
+from grounds import Ground
+from libc import STEP_SECONDS, UnkindLibc
+from processes import NoMoreThreads
+from schedule import Fault, FaultKind
+from services import Table
+from unsteady_line import HTTP_FAULTS, Lines
+from written import answer_of
+
+from leasehold.adapters.demo.child import Child
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
+
+LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
+SETTINGS = (
+    *("--lease-seconds", f"{LEASE_SECONDS:g}", "--set", f"cycle_seconds={CYCLE_SECONDS:g}"),
+    *("--initial-position", "TRIM_HORIZON", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
+    *("--attempts", "3", "--verbose"),
+)
+MISBEHAVING = str(Path(__file__).with_name("misbehaving.py"))
+PAUSE = FaultKind("pause", "store", (3.0, 8.0), common=True)
+RESTART = FaultKind("restart", "store", (0.0, 0.0), common=True)
+DISK_FULL = FaultKind("disk full", seconds=(3.0, 8.0), common=True)
+HELD = FaultKind("file locked", seconds=(3.0, 8.0), common=True)
+READ_ONLY = FaultKind("disk read-only", seconds=(3.0, 8.0), common=True)
+NO_THREADS = FaultKind("no more threads")
+DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS})
+STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
+OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
+UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
+"""Faults that explain nothing by themselves: others are noted as they befall, or nobody should notice."""
+OF_WORKERS = (
+    *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
+    FaultKind("stand still", seconds=(LEASE_SECONDS + 2.0, 2 * LEASE_SECONDS)),
+    *(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs")),
+)
+
+
+def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
+    """The faults of a table and of the lines to it; some of a disk want a libc put before the workers' own."""
+    if table.kept is None:
+        full = (DISK_FULL,) if table.disk and table.disk.small else ()
+        return (*full, *((READ_ONLY,) if libc else ()), HELD)
+    lines = tuple(FaultKind(what, "store") for what in HTTP_FAULTS)
+    return (*lines, PAUSE, RESTART)
+
+
+@define(kw_only=True)
+class Fleet(Stage):
+    """Workers by id; a process of one is called by the id, a "#" and a number.
+
+    ground, table  what they read, and where their leases are
+    lines          to the table's service, if it has one
+    libc           the one put before that of the workers, if it could be made
+    processes      the last one of each worker
+    leaving        by worker: the process that was told to end
+    """
+
+    ground: Ground
+    table: Table
+    lines: Lines | None
+    libc: UnkindLibc | None = None
+    processes: dict[str, str] = field(factory=dict)
+    leaving: dict[str, tuple[str, Child]] = field(factory=dict)
+    _starts: int = 0
+    _lasting: dict[Fault, Incident] = field(factory=dict)
+    _short: dict[str, NoMoreThreads] = field(factory=dict)
+    _written: list[Tail[WriteAnswer]] = field(factory=list)
+    _denied: set[str] = field(factory=set)
+    """The processes that were refused threads or their file, and may end of it after the fault is over, too."""
+
+    # Workers
+
+    def join(self, worker: str) -> None:
+        """Start a process of this worker."""
+        self._starts += 1
+        process = f"{worker}#{self._starts}"
+        endpoint = self.lines.url(worker) if self.lines else ""
+        orders = self.folder / f"{worker}.orders"
+        orders.touch()
+        addresses = (self.ground.source(worker), "--store", self.table.url.format(endpoint=endpoint))
+        writes = self.folder / f"{process}.writes"
+        writes.touch()
+        words = (MISBEHAVING, str(orders), str(writes), *addresses)
+        unkind = self.libc.environment(worker) if self.libc else {}
+        environment = {**self.ground.environment(), **self.table.environment(endpoint), **unkind}
+        with patch.dict(os.environ, environment):
+            self.admit(Child(process, (*words, "--events", "--worker", worker, *self.settings), self.folder))
+        self._tails[-1] = Tail(
+            self._children[process].out, lambda line: self.ground.told(evolve(event_of(line), process=process))
+        )
+        self._written.append(Tail(writes, lambda line: answer_of(line, process)))
+        self.processes[worker] = process
+        self._deny(worker)
+
+    def groups(self) -> dict[str, int]:
+        """The process group of each worker."""
+        return {
+            worker: self._children[process].pid
+            for worker, process in list(self.processes.items())
+            if process in self._children
+        }
+
+    def settled(self) -> bool:
+        """Whether every shard is read by its owner, and no two workers own numbers that differ by more than one."""
+        owned = Counter(lease.owner for lease in self.leases)
+        counts = [owned[worker] for worker in self.processes]
+        read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
+        return read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
+
+    def ended_badly(self) -> list[str]:
+        """The processes that in the end did not end as they were told."""
+        badly = [process for process, state in self.workers.items() if "status" in state]
+        return [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+
+    def _had_begun(self, process: str) -> bool:
+        """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded."""
+        return (self.folder / f"{process}.log").stat().st_size > 0
+
+    @property
+    def touched(self) -> int:
+        """How many requests faulty lines have touched."""
+        return self.ground.touched + (self.lines.met if self.lines else 0)
+
+    def tick(self) -> None:
+        """Take in what has been written since, and see to who has ended."""
+        self._look()
+        self.ground.known({lease.shard for lease in self.leases})
+        for worker, (process, child) in list(self.leaving.items()):
+            if not child.running:
+                del self.leaving[worker]
+                self._over(process, child)
+                self.join(worker)
+        for process, child in list(self._children.items()):
+            if not child.running:
+                self._ended_by_itself(process, child)
+        self.watched(self)
+
+    def _look(self) -> None:
+        # A table that does not answer is looked at later; what processes have written was taken in before.
+        kept = self.table.kept
+        self.history.answers += [answer for tail in self._written for answer in tail.more()]
+        began = time.time()
+        try:
+            if kept is None or not kept.paused:
+                super()._look()
+                return
+        except (OutcomeUnknown, StoreError):  # by a line on which nothing is the matter
+            note = "the store itself did not answer"
+            self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
+        for tail in self._tails:
+            for event in tail.more():
+                self._take_in(event)
+
+    def _over(self, process: str, child: Child) -> None:
+        status = child.wait()
+        self._incident("gone", process, "drained")
+        if status and self._had_begun(process):
+            self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
+
+    def _ended_by_itself(self, process: str, child: Child) -> None:
+        """A worker that is refused threads or its file may end, and say so; it is started anew, as its owner would."""
+        worker, _, _ = process.partition("#")
+        del self._children[process]
+        self._incident("crash", process, "ended by itself")
+        self.reading.died(process, self.history.incidents[-1].t)
+        if process not in self._denied:
+            self.history.faults.append(f"{process} ended by itself: {child.said[-300:]}")
+        self.join(worker)
+
+    # Faults
+
+    def begin(self, fault: Fault) -> None:
+        """Cause it, and remember that."""
+        began = time.time()
+        subject = self._cause(fault)
+        if fault.kind.what not in UNFELT:
+            what: IncidentKind = "nap" if fault.kind.what == "stand still" else "trouble"
+            self._lasting[fault] = Incident(began, what, subject, math.inf, str(fault))
+            self.history.incidents.append(self._lasting[fault])
+        for each in self.processes:
+            self._deny(each)
+
+    def _deny(self, worker: str) -> None:
+        """Remember the present process of this worker, if anything is refused it."""
+        if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._lasting):
+            self._denied.add(self.processes[worker])
+
+    def _cause(self, fault: Fault) -> str:
+        """Cause it; what it befalls, "" where that is everybody."""
+        what, worker = fault.kind.what, fault.worker
+        if fault.kind.line:
+            return self._cause_on_the_way(fault)
+        if worker:
+            self._cause_to_worker(what, worker)
+        elif fault.kind == READ_ONLY and self.libc is not None:
+            self.libc.refuse_writes(refused=True)
+        elif self.table.disk is not None:
+            (self.table.disk.fill if fault.kind == DISK_FULL else self.table.disk.hold)()
+        return worker
+
+    def _cause_to_worker(self, what: str, worker: str) -> None:
+        # A worker that still drains has no process that the next fault could befall.
+        self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
+        process = self.processes[worker]
+        match what:
+            case "kill":
+                self.kill(process)
+            case "end":
+                self.leaving[worker] = (process, self.leave(process))
+            case "stand still":
+                self._children[process].signal(signal.SIGSTOP)
+            case "no more threads":
+                self._short[worker] = NoMoreThreads(self._children[process].pid)
+            case step if step in STEPS and self.libc is not None:
+                self.libc.step(worker, STEPS[step])
+            case order:
+                (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
+
+    def _cause_on_the_way(self, fault: Fault) -> str:
+        what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
+        kept, lines = (self.ground.kept, None) if of_stream else (self.table.kept, self.lines)
+        if what == "split":
+            self.split()
+        elif what == "merge":
+            self.merge()
+        elif what == "pause" and kept is not None:
+            kept.pause()
+        elif of_stream:
+            return self.ground.begin(what, worker)
+        elif what == "restart" and kept is not None and lines is not None:
+            kept.restart()
+            lines.lead_to(kept.service.url)
+        elif lines is not None:
+            lines.begin(what, worker)
+        return worker
+
+    def mend(self, fault: Fault) -> None:
+        """Mend it; what was caused late, or lasts for a while by itself, is remembered for as long as it lasted."""
+        self._mend(fault)
+        if (incident := self._lasting.pop(fault, None)) is not None:
+            place = self.history.incidents.index(incident)
+            self.history.incidents[place] = evolve(incident, seconds=time.time() - incident.t)
+
+    def _mend(self, fault: Fault) -> None:
+        what, worker, line = fault.kind.what, fault.worker, fault.kind.line
+        if what == "pause":
+            kept = self.ground.kept if line == "stream" else self.table.kept
+            assert kept is not None
+            kept.resume()
+        elif line == "stream":
+            self.ground.end(what, worker)
+        elif line and worker and self.lines is not None:
+            self.lines.end(what, worker)
+        elif worker:
+            self._mend_worker(what, worker)
+        elif fault.kind == READ_ONLY and self.libc is not None:
+            self.libc.refuse_writes(refused=False)
+        elif not line and self.table.disk is not None:
+            (self.table.disk.clear if fault.kind == DISK_FULL else self.table.disk.let_go)()
+
+    def _mend_worker(self, what: str, worker: str) -> None:
+        match what:
+            case "kill":
+                self.join(worker)
+            case "stand still":
+                self._children[self.processes[worker]].signal(signal.SIGCONT)
+            case "no more threads":
+                self._short.pop(worker).end()
+            case step if step in STEPS and self.libc is not None:
+                self.libc.step(worker, 0)
+            case _:
+                (self.folder / f"{worker}.orders").write_text("")

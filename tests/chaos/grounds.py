@@ -1,0 +1,293 @@
+"""The streams that chaos befalls, each fed by the driver, and read by each worker over a line of its own."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import partial
+from hashlib import sha1
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+from uuid import uuid4
+
+from attrs import Factory, define, evolve
+from hub_stage import HubStream
+from schedule import FaultKind
+from services import KeptService
+from unsteady_line import HTTP_FAULTS, SLOW_DOWN, Lines
+from wire import Wire
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.demo.stream import Stream, client, put
+from leasehold.adapters.history.events import ReadingEvent, Sent
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.local.services import KINESIS_FILE, kinesis_local
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+SHARDS = 6
+KEYS = tuple(f"sensor-{number:02}" for number in range(32))
+WATCHER = "watcher"
+"""Who watches and feeds the fleet, by lines that never fail."""
+KEEP_SECONDS = 2.5
+"""The stand-in keeps its streams as of a second ago."""
+WIRE_FAULTS = ("late", "silent", "reset", "parted")
+PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
+RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
+GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
+"""In the place of a restart of the hubs, which keep events in memory: every connection breaks, and none is taken."""
+
+
+class Ground(Protocol):
+    """A stream, and how it fails; `kinds` are the faults of it and of the lines to it."""
+
+    kinds: Sequence[FaultKind]
+
+    @property
+    def kept(self) -> KeptService:
+        """Its service."""
+        ...
+
+    @property
+    def stream(self) -> Stream:
+        """What a stage asks of it."""
+        ...
+
+    def put(self) -> Iterator[Sent]:
+        """Put a few records, and answer once it has acknowledged them."""
+        ...
+
+    def known(self, shards: set[str]) -> None:
+        """These have leases by now."""
+        ...
+
+    def source(self, worker: str) -> str:
+        """Its URL, over this worker's line."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """What workers need to know besides."""
+        ...
+
+    def begin(self, what: str, worker: str) -> str:
+        """A fault begins; what it befalls, where that is not the worker."""
+        ...
+
+    def end(self, what: str, worker: str) -> None:
+        """It is over."""
+        ...
+
+    @property
+    def touched(self) -> int:
+        """How many requests faulty lines have touched."""
+        ...
+
+    def told(self, event: ReadingEvent) -> ReadingEvent:
+        """The event as the judge compares it with what was sent."""
+        ...
+
+
+@define
+class Numbered:
+    """Makes records: each carries its key, and how many of the key came before."""
+
+    counts: Counter[str] = Factory(Counter)
+
+    def next(self, keys: Sequence[str]) -> list[tuple[Sent, bytes]]:
+        """One of each of these keys."""
+        made = []
+        for key in keys:
+            self.counts[key] += 1
+            data = json.dumps({"key": key, "number": self.counts[key]}).encode()
+            made.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
+        return made
+
+
+@define
+class KinesisGround:
+    """A stream of kinesis-local."""
+
+    kept: KeptService
+    stream: Stream
+    lines: Lines
+    _client: "KinesisClient"
+    _kept_in: Path
+    _numbered: Numbered = Factory(Numbered)
+    kinds: Sequence[FaultKind] = (
+        *(FaultKind(what, "stream") for what in HTTP_FAULTS),
+        *(PAUSE, RESTART),
+        *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
+    )
+
+    def put(self) -> Iterator[Sent]:
+        """One record of each key."""
+        made = self._numbered.next(KEYS)
+        put(self._client, self.stream.name, [(sent.key, data) for sent, data in made])
+        return (sent for sent, _ in made)
+
+    def known(self, shards: set[str]) -> None:
+        """Children are put into as soon as they are there."""
+
+    def source(self, worker: str) -> str:
+        """The stream by the line of this worker."""
+        return (
+            f"kinesis://{self.stream.name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={self.lines.url(worker)}"
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    def begin(self, what: str, worker: str) -> str:
+        """On the line of the worker; a restart is done at once."""
+        if what == "restart":
+            file, kept = self._kept_in, _whole(self._kept_in)
+            self.kept.restart(lambda: file.write_bytes(kept))
+            self.lines.lead_to(self.kept.service.url)
+        else:
+            self.lines.begin(what, worker)
+        return worker
+
+    def end(self, what: str, worker: str) -> None:
+        """On the line of the worker, if it was one's."""
+        if worker:
+            self.lines.end(what, worker)
+
+    @property
+    def touched(self) -> int:
+        """On all lines."""
+        return self.lines.met
+
+    def told(self, event: ReadingEvent) -> ReadingEvent:
+        """As it is."""
+        return event
+
+
+def _whole(file: Path) -> bytes:
+    """What the stand-in has written, which writes it anew every second, and may be ended in the middle."""
+    while True:
+        with suppress(ValueError):
+            kept = file.read_bytes()
+            json.loads(kept)
+            return kept
+
+
+@contextmanager
+def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
+    """A stream of its own in a service of its own."""
+    (folder / "kinesis").mkdir()
+    kept = KeptService(partial(kinesis_local, folder / "kinesis"))
+    with ExitStack() as stack:
+        stack.callback(kept.close)
+        lines = stack.enter_context(Lines.laid(kept.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
+        stream = stack.enter_context(closing(Stream(lines.url(WATCHER), f"chaos-{uuid4().hex[:8]}", SHARDS)))
+        yield KinesisGround(
+            kept,
+            stream,
+            lines,
+            stack.enter_context(closing(client(lines.url(WATCHER)))),
+            folder / "kinesis" / KINESIS_FILE,
+        )
+
+
+@define
+class HubGround:
+    """A hub of the stand-in."""
+
+    kept: KeptService
+    wire: Wire
+    _hubs: LocalHubs
+    _hub: HubStream
+    _fed: tuple[str, ...] = ()
+    _turn: int = 0
+    _numbered: Numbered = Factory(Numbered)
+    kinds: Sequence[FaultKind] = (
+        *(FaultKind(what, "stream") for what in WIRE_FAULTS),
+        *(PAUSE, GONE),
+        *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("detach", "drop", "one more partition")),
+    )
+
+    @property
+    def stream(self) -> Stream:
+        """As a stage has it."""
+        return cast("Stream", self._hub)
+
+    def put(self) -> Iterator[Sent]:
+        """A few records into each partition; a partition is to the judge what a key is."""
+        for partition in self._fed:
+            made = self._numbered.next((partition,) * 3)
+            self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in made])
+            yield from (sent for sent, _ in made)
+
+    def known(self, shards: set[str]) -> None:
+        """A new partition is put into once it has a lease: it is found within five minutes, or by who starts."""
+        self._fed = tuple(sorted(shards)) or self._fed
+
+    def source(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
+        """The hub by the wire."""
+        return self._hub.url
+
+    def environment(self) -> Mapping[str, str]:
+        """The key of the hub."""
+        return {HUB_CONNECTION: self._hubs.connection_string()}
+
+    def begin(self, what: str, worker: str) -> str:
+        """On the wire, for this worker; or to one partition, or of the hub."""
+        self._turn += 1
+        partition = str(self._turn % self._hub.partitions)
+        match what:
+            case "late":
+                self.wire.delay(worker, 0.8)
+            case "silent":
+                self.wire.hold(worker)
+            case "reset":
+                self.wire.reset(worker)
+            case "parted":
+                self.wire.part(worker)
+            case GONE.what:
+                self.wire.cut()
+            case "detach":
+                self._hubs.detach(self._hub.hub, partition)
+                return partition
+            case "drop":
+                self._hubs.drop(self._hub.hub, partition)
+                return partition
+            case "one more partition":
+                self._hubs.add_partitions(self._hub.hub, 1)
+                self._hub = evolve(self._hub, partitions=self._hub.partitions + 1)
+                return ""
+        return worker
+
+    def end(self, what: str, worker: str) -> None:
+        """On the wire, where a worker has one fault at a time."""
+        if what == GONE.what:
+            self.wire.mend()
+        else:
+            self.wire.let_through(worker)
+
+    @property
+    def touched(self) -> int:
+        """The wire carries bytes, and knows no requests."""
+        return 0
+
+    def told(self, event: ReadingEvent) -> ReadingEvent:
+        """Its key is the partition."""
+        return evolve(event, key=event.shard)
+
+
+@contextmanager
+def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
+    """A hub in a process of its own; `name_of` says whose connection comes from a port."""
+    with event_hubs({}) as hubs:
+        wire = Wire(hubs.service.port, name_of)
+        by_wire = evolve(hubs, address=f"localhost:{wire.port}")
+        hub = HubStream(by_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
+        hubs.create(hub.hub, SHARDS)
+        kept = KeptService(lambda: nullcontext(hubs.service))
+        try:
+            yield HubGround(kept, wire, by_wire, hub)
+        finally:
+            kept.resume()
+            wire.cut()

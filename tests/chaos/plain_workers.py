@@ -1,0 +1,292 @@
+"""Plain workers over local services, on which a seed brings down one fault after another; the judge has the last word.
+
+    python tests/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
+
+Records are put all the time. In the end everything is mended, all records are to arrive, and the workers drain.
+The verdict says what was lost, out of order, handed over again or left waiting with no fault to explain it.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet"))
+
+from attrs import define, frozen
+from feed import Feed
+from fleet import NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
+from grounds import KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
+from libc import UnkindLibc, libc_can_be_put_before
+from processes import client_at, threads_can_be_refused
+from schedule import Fault, FaultKind, schedule
+from services import STORES, a_table, watched
+from unsteady_line import Lines
+
+from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
+from leasehold.adapters.demo.stage import TICK_SECONDS
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.explanations import Explanations, RecordWait
+from leasehold.adapters.history.tenures import by_shard, reading_of
+from leasehold.adapters.history.verdict import RunVerdict, verdict_on
+from leasehold.adapters.steering.doctor.expectations import gap_seconds
+from leasehold.balancer.config import Config
+from leasehold.stores.protocol import Promises
+
+SOURCES = ("kinesis", "event-hubs")
+CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
+SILENCE_SECONDS = 4.0
+"""Where the lookout itself is gone, all list the table so much later (C8), and only then their clocks start."""
+NOTICE_SECONDS = 2.0, 6.0
+"""What a machine adds to the time in which a lease passes on, at its ease and when its load is three times too high."""
+CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
+HELD_UP = frozenset({PAUSE, RESTART})
+
+
+@frozen
+class Wanted:
+    """A run that is asked for."""
+
+    seed: int
+    seconds: float
+    source: str = "kinesis"
+    store: str = "dynamodb"
+    workers: int = 5
+
+
+@frozen
+class Outcome:
+    """What a run came to.
+
+    load     the machine's load average of the last five minutes, at its end
+    limits   by which it was judged
+    faults   how often each kind was played
+    touched  requests that faulty lines touched
+    writes   how many of each outcome
+    slow     how often a service was slow by itself, as the driver saw it
+    longest  the record that waited longest, and why
+    """
+
+    wanted: Wanted
+    load: float
+    verdict: RunVerdict
+    limits: Limits
+    faults: Counter[str]
+    touched: int
+    writes: Counter[str]
+    slow: int
+    longest: RecordWait | None
+
+    def __str__(self) -> str:
+        found, wait = self.verdict, self.longest
+        repeated = [change for change in found.owner_changes if change.duplicates]
+        asked = self.wanted
+        lines = [
+            f"run          {asked.source}, {asked.store}, seed {asked.seed}, {asked.seconds:g} s; load {self.load:.0f}",
+            f"records      {found.produced:,} sent, {found.lost} lost, {found.strangers} never sent",
+            f"order        {sum(each.what == 'out of order' for each in found.faults)} breaks",
+            f"duplicates   {found.duplicates:,}, at {len(repeated)} of {len(found.owner_changes)} changes of reader",
+            "writes       " + ", ".join(f"{count:,} {what}" for what, count in sorted(self.writes.items())),
+            f"faults       {sum(self.faults.values())}, {self.touched:,} requests: "
+            + ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items())),
+        ]
+        lines.append(f"bystander    found a service slow by itself {self.slow} times")
+        if wait is not None:
+            why = ", ".join(dict.fromkeys(wait.faults)) or "no fault"
+            lines.append(f"longest wait {wait.seconds:.1f} s, of {wait.shard}; in reach: {why}")
+            allowed = f"{self.limits.wait_seconds:.1f} s of a wait want no fault"
+            lines.append(f"judged by    {allowed}; a fault reaches on for {self.limits.reach_seconds:.1f} s")
+        lines += [f"BREACH       {breach}" for breach in found.faults]
+        return "\n".join([*lines, "good" if found.ok else "NOT GOOD"])
+
+
+@contextmanager
+def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fleet]:
+    """Nobody yet."""
+    with ExitStack() as stack:
+        fleets: list[Fleet] = []
+        hub = ""
+        ground: KinesisGround | HubGround
+        if wanted.source == "kinesis":
+            ground = stack.enter_context(kinesis_ground(folder, workers, wanted.seed))
+        else:
+            ground = stack.enter_context(
+                hub_ground(lambda port: client_at(port, {} if not fleets else fleets[0].groups()))
+            )
+            hub = ground.source("").removeprefix("eventhubs://").partition("?")[0]
+        table = stack.enter_context(a_table(wanted.store, folder, hub))
+        lines = None
+        if table.kept is not None:
+            everybody, seed = (*workers, WATCHER), f"{wanted.seed} store"
+            lines = stack.enter_context(Lines.laid(table.kept.service.url, everybody, seed, table.refused))
+        endpoint = lines.url(WATCHER) if lines else ""
+        with patch.dict(os.environ, table.environment(endpoint)):
+            store = watched(table.url.format(endpoint=endpoint))
+        stack.enter_context(closing(store))
+        disk = table.disk.folder if table.disk else folder / "disk"
+        libc = UnkindLibc.made(folder, workers, disk) if libc_can_be_put_before() else None
+        fleet = Fleet(
+            folder, ground.stream, store, table.url, SETTINGS, ground=ground, table=table, lines=lines, libc=libc
+        )
+        fleets.append(fleet)
+        stack.callback(fleet.abandon)
+        yield fleet
+
+
+def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
+    """One run, judged."""
+    workers = [f"worker-{number}" for number in range(1, wanted.workers + 1)]
+    with a_fleet(wanted, workers, folder) as fleet:
+        feed = Feed(fleet.ground)
+        kinds = kinds_of(fleet, told)
+        faults = schedule(wanted.seed, wanted.seconds - CALM_SECONDS, kinds, workers)
+        try:
+            Play(fleet, feed, wanted, told).run(faults, workers)
+        finally:
+            feed.end()
+        history = fleet.recorded(feed.sent)
+        history.faults += feed.failed
+        history.incidents += feed.slow
+    tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.promises)
+    return Outcome(
+        wanted,
+        os.getloadavg()[1],
+        verdict_on(history, limits),
+        limits,
+        Counter(_named(fault.kind) for fault in faults),
+        fleet.touched,
+        Counter(each.outcome for each in history.answers),
+        sum(" itself " in each.note for each in history.incidents),
+        Explanations(history, tenures, limits).longest(),
+    )
+
+
+def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
+    """The faults that this machine allows; those that it does not are said."""
+    libc, threads = fleet.libc is not None, threads_can_be_refused()
+    if not libc:
+        told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
+    if not threads:
+        told("NO THREADS ARE REFUSED: this user may make no control group of pids")
+    kinds = [*OF_WORKERS, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
+    return [*kinds, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
+
+
+def limits_now(workers: Sequence[str], promises: Promises) -> Limits:
+    """The limits of these workers and this layout, by the machine's load of the last minutes."""
+    least, most = NOTICE_SECONDS
+    notice = min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
+    return Limits(
+        lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
+        notice_seconds=notice,
+        owned_checkpoints=promises.owner_checked_checkpoint,
+        wait_seconds=CONFIG.cycle_seconds + notice,
+        reach_seconds=gap_seconds(CONFIG) + SILENCE_SECONDS + notice,
+    )
+
+
+def _named(kind: FaultKind) -> str:
+    return f"{kind.line} {kind.what}".strip()
+
+
+@define
+class Play:
+    """The run of a schedule."""
+
+    fleet: Fleet
+    feed: Feed
+    wanted: Wanted
+    told: Callable[[str], None]
+    _began: float = 0.0
+    _said: float = 0.0
+
+    def run(self, faults: Sequence[Fault], workers: Sequence[str]) -> None:
+        """Let everybody join, play the faults, mend everything, and let everything arrive and drain."""
+        fleet = self.fleet
+        for worker in workers:
+            fleet.join(worker)
+        fleet.until(fleet.settled, ARRIVE_SECONDS)
+        self.feed.begin()
+        self._began = time.monotonic()
+        for at, over, fault in sorted(_acts(faults), key=lambda act: act[:2]):
+            self._go_on(at)
+            begun = time.monotonic()
+            self._act(fault, over=over)
+            # What takes its time (a restart, a split) puts the rest off, or all of that would come at once.
+            self._began += time.monotonic() - begun
+        self._go_on(self.wanted.seconds)
+        self.feed.end()
+        fleet.until(lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.sent), ARRIVE_SECONDS)
+        fleet.end()
+        fleet.history.faults += fleet.ended_badly()
+
+    def _act(self, fault: Fault, *, over: bool) -> None:
+        if not over:
+            self._say(str(fault))
+            # What the stream is asked while it does not answer would have an outcome that nobody knows.
+            if fault.kind in HELD_UP:
+                self.feed.gate.acquire()
+            if fault.kind.what == "restart":
+                self.fleet.pause(KEEP_SECONDS)
+            self.fleet.begin(fault)
+        else:
+            self.fleet.mend(fault)
+            if fault.kind in HELD_UP:
+                self.feed.gate.release()
+
+    def _go_on(self, until: float) -> None:
+        while (left := self._began + until - time.monotonic()) > 0:
+            time.sleep(min(left, TICK_SECONDS))
+            self.fleet.tick()
+            if time.monotonic() > self._said + SAY_SECONDS:
+                self._say("")
+
+    def _say(self, what: str) -> None:
+        self._said = time.monotonic()
+        progress = f"sent {len(self.feed.sent):7,}  delivered {len(self.fleet.distinct):7,}"
+        self.told(f"{self._said - self._began:6.1f} s  {progress}  {what}".rstrip())
+
+
+def _acts(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
+    for fault in faults:
+        yield fault.at, False, fault
+        yield fault.until, True, fault
+
+
+def main() -> int:
+    """Run it by hand."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--seed", type=int, default=1, help="of the schedule (%(default)s)")
+    options.add_argument("--seconds", type=float, default=120.0, help="for which faults are played (%(default)s)")
+    options.add_argument("--source", choices=SOURCES, default="kinesis")
+    options.add_argument("--store", choices=STORES, default="dynamodb")
+    options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
+    options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
+    given = vars(options.parse_args())
+    kept = given.pop("folder")
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    wanted = Wanted(**given)
+    to_stderr(f"{wanted}")
+    with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
+        place = kept or Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        outcome = run(wanted, place, to_stderr)
+    sys.stdout.write(f"{outcome}\n")
+    return 0 if outcome.verdict.ok else 1
+
+
+def to_stderr(line: str) -> None:
+    """Progress, beside the verdict."""
+    sys.stderr.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

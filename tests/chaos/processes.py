@@ -1,0 +1,70 @@
+"""Processes of a fleet on this machine: whose connection one is, and threads that the system refuses them."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+PIDS = Path("/sys/fs/cgroup/pids")
+LOCAL, INODE = 1, 9
+"""Columns of /proc/net/tcp: the address of this end, and the socket's inode."""
+
+
+def in_group(group: int) -> Iterator[int]:
+    """The processes of this group."""
+    for place in PROC.iterdir():
+        with suppress(ValueError, ProcessLookupError):
+            if os.getpgid(int(place.name)) == group:
+                yield int(place.name)
+
+
+def client_at(port: int, groups: Mapping[str, int]) -> str:
+    """Which of these process groups has this port of the loopback address; "" for none of them."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {f"socket:[{row[INODE]}]" for row in rows if int(row[LOCAL].partition(":")[2], 16) == port}
+    for name, group in groups.items():
+        for pid in in_group(group):
+            with suppress(OSError):
+                for file in (PROC / str(pid) / "fd").iterdir():
+                    with suppress(OSError):
+                        if str(file.readlink()) in sockets:
+                            return name
+    return ""
+
+
+class NoMoreThreads:
+    """A control group that lets the processes of a worker have no more threads than they have."""
+
+    def __init__(self, group: int) -> None:
+        """Raises OSError where this user may make none."""
+        self._group, self._folder = group, PIDS / f"leasehold-chaos-{group}"
+        self._folder.mkdir()
+        self._move(self._folder)
+        (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
+
+    def end(self) -> None:
+        """Let them have what they want."""
+        (self._folder / "pids.max").write_text("max")
+        self._move(PIDS / _own_group())
+        self._folder.rmdir()
+
+    def _move(self, to: Path) -> None:
+        for pid in in_group(self._group):
+            with suppress(ProcessLookupError):
+                (to / "cgroup.procs").write_text(str(pid))
+
+
+def threads_can_be_refused() -> bool:
+    """Whether this machine has such control groups, and this user may make them."""
+    try:
+        (PIDS / "leasehold-chaos").mkdir()
+        (PIDS / "leasehold-chaos").rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _own_group() -> str:
+    lines = (line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines())
+    return next(words[2].lstrip("/") for words in lines if words[1] == "pids")

@@ -1,0 +1,145 @@
+"""The services that chaos befalls: each can be paused, and those that keep what they have on a disk, restarted."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import boto3
+from attrs import Factory, define, field, frozen
+from azure.storage.blob import ContainerClient
+from disk import Disk
+from faulty_line import Refused
+from standins.versitygw import REGION, versitygw
+from unsteady_line import BUSY, SLOW_DOWN
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.process import Service
+from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.urls import open_store
+
+OPENINGS = 5
+STORES = ("dynamodb", "azblob", "sqlite", "s3")
+
+
+@define
+class KeptService:
+    """A running service; `begin` starts it, with what it kept."""
+
+    begin: Callable[[], AbstractContextManager[Service]]
+    service: Service = field(init=False)
+    paused: bool = False
+    _stack: ExitStack = Factory(ExitStack)
+
+    def __attrs_post_init__(self) -> None:
+        """Start it."""
+        self.service = self._stack.enter_context(self.begin())
+
+    def pause(self) -> None:
+        """It answers nobody from here on."""
+        self.paused = True
+        os.killpg(self.service.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It goes on."""
+        self.paused = False
+        with suppress(ProcessLookupError):
+            os.killpg(self.service.pid, signal.SIGCONT)
+
+    def restart(self, between: Callable[[], object] = lambda: None) -> None:
+        """End it, and start it anew on another port; `between` is called while there is none."""
+        self._stack.close()
+        between()
+        self.service = self._stack.enter_context(self.begin())
+
+    def close(self) -> None:
+        """End it."""
+        self.resume()
+        self._stack.close()
+
+
+@frozen
+class Table:
+    """Where the leases are.
+
+    url      the store's URL, with {endpoint} where the service is named, if it has one
+    kept     the service; None for a file, which is on `disk`
+    secret   what a worker has in its environment besides, likewise
+    refused  what the service refuses requests with
+    """
+
+    url: str
+    kept: KeptService | None = None
+    disk: Disk | None = None
+    secret: Mapping[str, str] = Factory(dict)
+    refused: tuple[Refused, ...] = BUSY
+
+    def environment(self, endpoint: str) -> dict[str, str]:
+        """The secrets, for this way to the service."""
+        return {name: value.format(endpoint=endpoint) for name, value in self.secret.items()}
+
+
+@contextmanager
+def a_table(store: str, folder: Path, hub: str) -> Iterator[Table]:
+    """A table of its own in a service of its own; `hub` is the namespace and hub it is for, or ""."""
+    with ExitStack() as stack:
+        name = f"chaos-{uuid4().hex[:8]}"
+        if store == "sqlite":
+            disk = stack.enter_context(Disk(folder / "disk").mounted())
+            yield Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
+            return
+        kept = KeptService(_service(store, folder / store))
+        stack.callback(kept.close)
+        yield _MADE[store](name, hub, kept)
+
+
+def watched(url: str) -> Store:
+    """The store, for the driver: a request that is late is given up soon. A busy machine may want several tries."""
+    for _ in range(OPENINGS):
+        with suppress(OutcomeUnknown):
+            return open_store(url, request_seconds=1.0)
+    return open_store(url)
+
+
+def _service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Service]]:
+    folder.mkdir()
+    if store == "s3":
+        return partial(versitygw, ENVIRONMENT["AWS_ACCESS_KEY_ID"], folder)
+    return partial(dynalite if store == "dynamodb" else azurite, folder)
+
+
+def _dynamodb(name: str, _hub: str, kept: KeptService) -> Table:
+    region = ENVIRONMENT["AWS_DEFAULT_REGION"]
+    return Table(f"dynamodb://{name}?region={region}&endpoint={{endpoint}}", kept, refused=SLOW_DOWN)
+
+
+def _azblob(name: str, hub: str, kept: KeptService) -> Table:
+    secret = azurite_connection_string(kept.service)
+    with ContainerClient.from_connection_string(secret, name) as container:
+        container.create_container()
+    where = f"eventhub={hub}&group=$Default" if hub else "prefix=app"
+    # The connection string names the port, and each worker has one of its own.
+    env = {BLOB_CONNECTION: secret.replace(kept.service.url, "{endpoint}")}
+    return Table(f"azblob://{AZURITE_ACCOUNT}/{name}?{where}", kept, secret=env)
+
+
+def _s3(name: str, _hub: str, kept: KeptService) -> Table:
+    key = ENVIRONMENT["AWS_ACCESS_KEY_ID"]
+    client = boto3.client(
+        "s3",
+        endpoint_url=kept.service.url,
+        region_name=REGION,
+        aws_access_key_id=key,
+        aws_secret_access_key=key,
+    )
+    client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    client.close()
+    return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", kept)
+
+
+_MADE = {"dynamodb": _dynamodb, "azblob": _azblob, "s3": _s3}

@@ -1,0 +1,204 @@
+"""What the system denies the workers of chaos, or tells them wrongly: disks, threads, clocks; and what is noted."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from attrs import evolve
+from disk import Disk
+from libc import STEP_SECONDS, UnkindLibc, libc_can_be_put_before
+from processes import NoMoreThreads, threads_can_be_refused
+from services import a_table
+from written import WrittenStore, answer_of
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.history.events import WriteAnswer
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Version
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, Write
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
+    """Without it the fault would be one in name alone."""
+    with Disk(tmp_path / "disk").mounted() as disk:
+        if not disk.small:
+            pytest.skip("A FULL DISK IS NOT TRIED: this user may mount none")
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            (disk.folder / "more").write_bytes(b"\0" * 2**20)
+        disk.clear()
+        (disk.folder / "more").write_bytes(b"\0" * 2**20)
+
+
+def test_a_file_is_held_until_it_is_let_go(tmp_path: Path) -> None:
+    """Without it the fault would be one in name alone."""
+    with Disk(tmp_path / "disk").mounted() as disk, closing(sqlite3.connect(disk.file, timeout=0.1)) as other:
+        disk.hold()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("CREATE TABLE t (x)")
+        disk.let_go()
+        other.execute("CREATE TABLE t (x)")
+
+
+def test_threads_are_refused_and_granted_again() -> None:
+    """Without it the fault would be one in name alone."""
+    if not threads_can_be_refused():
+        pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
+    program = """
+import threading
+for _ in iter(input, ""):
+    try:
+        threading.Thread(target=lambda: None).start()
+        print("started", flush=True)
+    except RuntimeError:
+        print("refused", flush=True)
+"""
+    pids: list[int] = []
+    with talking(program, {}, pids) as asked:
+        answers = [asked()]
+        short = NoMoreThreads(*pids)
+        answers.append(asked())
+        short.end()
+        answers.append(asked())
+    assert answers == ["started", "refused", "started"]
+
+
+def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_path: Path) -> None:
+    """Without it the fault would be one in name alone, or one that no machine has."""
+    program = "import time\nfor _ in iter(input, ''): print(time.time(), time.monotonic(), flush=True)"
+    libc = a_libc(tmp_path)
+    with talking(program, libc.environment("a"), []) as asked:
+        times = [[float(word) for word in asked().split()]]
+        for ahead in (STEP_SECONDS, -STEP_SECONDS, 0):
+            libc.step("a", ahead)
+            times.append([float(word) for word in asked().split()])
+    wall, monotonic = zip(*times, strict=True)
+    assert [round((later - wall[0]) / STEP_SECONDS) for later in wall] == [0, 1, -1, 0]
+    assert max(monotonic) - min(monotonic) < STEP_SECONDS / 2
+
+
+def test_a_disk_is_read_only_and_takes_writes_again(tmp_path: Path) -> None:
+    """Without it likewise; SQLite's answers are those of a disk that the system has made read-only."""
+    program = """
+import sqlite3
+place = input()
+def wrote(connection):
+    try:
+        connection.execute("INSERT INTO t VALUES (1)")
+        return "done"
+    except sqlite3.OperationalError as error:
+        return error.sqlite_errorname
+first = sqlite3.connect(place, isolation_level=None)
+first.execute("PRAGMA journal_mode = WAL")
+first.execute("CREATE TABLE t (x)")
+print("begun", flush=True)
+for _ in iter(input, ""):
+    print(wrote(first), wrote(sqlite3.connect(place, isolation_level=None)), flush=True)
+"""
+    (tmp_path / "disk").mkdir()
+    libc = a_libc(tmp_path)
+    with talking(program, libc.environment("a"), []) as asked:
+        assert asked(str(tmp_path / "disk" / "leases.db")) == "begun"
+        answers = []
+        for refused in (False, True, False):
+            libc.refuse_writes(refused=refused)
+            answers.append(asked())
+    assert answers == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
+
+
+def a_libc(folder: Path) -> UnkindLibc:
+    """One that lies to the process of worker a, once it is told to."""
+    if not libc_can_be_put_before():
+        pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
+    return UnkindLibc.made(folder, ("a",), folder / "disk")
+
+
+@contextmanager
+def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> Iterator[Callable[..., str]]:
+    """A process that answers each line with one, until it is sent an empty one; its id joins `pids`."""
+    command = (sys.executable, "-c", program)
+    with subprocess.Popen(
+        command,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+    ) as process:
+        asking, telling = process.stdin, process.stdout
+        assert asking is not None
+        assert telling is not None
+
+        pids.append(process.pid)
+
+        def asked(line: str = "one") -> str:
+            asking.write(f"{line}\n")
+            asking.flush()
+            return telling.readline().strip()
+
+        yield asked
+        process.communicate("\n")
+
+
+@pytest.mark.services
+@pytest.mark.timeout(1800)  # the store of S3 may have to be built
+@pytest.mark.parametrize("store", ["dynamodb", "azblob", pytest.param("s3", marks=pytest.mark.more)])
+def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path: Path) -> None:
+    """Without it a restart would be a loss of everything, which no service may do."""
+    with a_table(store, tmp_path, "") as table:
+        assert table.kept is not None
+
+        @contextmanager
+        def opened() -> Iterator[Store]:
+            assert table.kept is not None
+            url, environment = table.kept.service.url, table.environment(table.kept.service.url)
+            with (
+                patch.dict(os.environ, {**ENVIRONMENT, **environment}),
+                closing(open_store(table.url.format(endpoint=url))) as made,
+            ):
+                yield made
+
+        with opened() as before:
+            made = before.write(CreateLease(Lease("s-0")))
+            assert isinstance(made, Done)
+        table.kept.restart()
+        with opened() as after:
+            assert [lease.key for lease in after.list().leases] == ["s-0"]
+            assert isinstance(after.write(ClaimLease(made.lease, "a")), Done)
+
+
+def test_each_write_is_noted_with_its_answer(tmp_path: Path) -> None:
+    """Without it the judge would see no writes, and find nothing wrong with them."""
+
+    class Store(MemoryStore):
+        def write(self, write: Write) -> Outcome:
+            outcome = super().write(write)
+            if isinstance(write, CheckpointLease):
+                raise OutcomeUnknown("the answer was lost")
+            return outcome
+
+    ticks = iter(range(100))
+    store = WrittenStore(Store(), tmp_path / "writes", lambda: float(next(ticks)))
+    lease = Lease("s-0")
+    for write in (CreateLease(lease), CreateLease(lease), ClaimLease(evolve(lease, version=Version("0")), "a")):
+        store.write(write)
+    with pytest.raises(OutcomeUnknown):
+        store.write(CheckpointLease(store.list().leases[0], Position("7")))
+    store.close()
+    noted = [answer_of(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
+    assert noted == [
+        WriteAnswer(1.0, 0.0, "a#1", "create", "s-0", "done", None, "0", 0, TRIM_HORIZON.order),
+        WriteAnswer(3.0, 2.0, "a#1", "create", "s-0", "lost", None, "0", 0, TRIM_HORIZON.order),
+        WriteAnswer(5.0, 4.0, "a#1", "claim", "s-0", "done", "a", "1", 1, TRIM_HORIZON.order),
+        WriteAnswer(7.0, 6.0, "a#1", "checkpoint", "s-0", "unknown", seen="a"),
+    ]

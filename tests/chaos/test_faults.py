@@ -1,0 +1,161 @@
+"""The parts of chaos: schedules that repeat, lines and wires that fail."""
+
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import urlsplit
+
+import pytest
+from attrs import fields_dict
+from faulty_line import Refused
+from fleet import NO_THREADS, OF_WORKERS
+from grounds import HubGround, KinesisGround
+from processes import client_at
+from schedule import Fault, FaultKind, schedule
+from unsteady_line import HTTP_FAULTS, Lines
+from wire import Wire
+
+from leasehold.adapters.local.process import HOST
+
+pytestmark = pytest.mark.slow
+
+BUSY = Refused("ServerBusy", 503)
+
+WORKERS = ("worker-1", "worker-2", "worker-3", "worker-4", "worker-5")
+KINDS = (*OF_WORKERS, NO_THREADS, FaultKind("pause", "store", common=True), FaultKind("parted", "store"))
+
+
+def test_a_seed_makes_one_schedule_and_another_seed_another() -> None:
+    """Without it a breach could not be looked for again."""
+    assert schedule(7, 300.0, KINDS, WORKERS) == schedule(7, 300.0, KINDS, WORKERS)
+    assert schedule(7, 300.0, KINDS, WORKERS) != schedule(8, 300.0, KINDS, WORKERS)
+    first = schedule(7, 300.0, KINDS, WORKERS)[0]
+    assert str(first).startswith(first.kind.what)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_kind_has_its_turn_and_most_workers_are_left_alone(seed: int) -> None:
+    """Without it a run may play one fault ten times and another never, or leave nobody to take over."""
+    faults = schedule(seed, 600.0, KINDS, WORKERS)
+    counts = Counter(fault.kind for fault in faults)
+    assert set(counts) == set(KINDS)
+    assert max(counts.values()) - min(counts.values()) <= 2
+    assert all(fault.until < 600.0 and bool(fault.worker) != fault.kind.common for fault in faults)
+    for fault in faults:
+        others = [each for each in faults if each.at <= fault.at < each.until]
+        workers = [each.worker for each in others if each.worker]
+        assert len(workers) == len(set(workers)) <= 2
+        assert sum(each.kind.common for each in others) <= 1
+
+
+def test_kinds_have_names_of_their_own() -> None:
+    """Without it a summary would count two faults as one."""
+    for ground in (KinesisGround, HubGround):
+        kinds: tuple[FaultKind, ...] = fields_dict(ground)["kinds"].default  # type: ignore[assignment]
+        assert len({(kind.what, kind.line) for kind in kinds}) == len(kinds)
+    assert str(Fault(1.0, FaultKind("parted", "store"), "worker-1", 4.0)) == "parted to the store of worker-1 for 4.0 s"
+
+
+@contextmanager
+def a_service(asked: list[str]) -> Iterator[str]:
+    """A service that answers with what it was asked, and notes it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            asked.append(self.path)
+            self.send_response(201)
+            self.send_header("ETag", '"7"')
+            self.end_headers()
+
+        def log_message(self, *_said: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://{HOST}:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def put(url: str, path: str, patience: float = 20.0) -> tuple[int, str | None]:
+    """Put something by this line: the status and the ETag."""
+    with closing(HTTPConnection(HOST, urlsplit(url).port, timeout=patience)) as connection:
+        connection.request("PUT", path, b"body")
+        answer = connection.getresponse()
+        return answer.status, answer.headers["ETag"]
+
+
+def outcome(url: str, path: str, patience: float = 20.0) -> str:
+    """How it went, in a word."""
+    try:
+        return str(put(url, path, patience)[0])
+    except TimeoutError:
+        return "silence"
+    except ConnectionError:
+        return "reset"
+
+
+def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> None:
+    """Without it a partition between one worker and the store would be one of all, or of nobody."""
+    asked: list[str] = []
+    with a_service(asked) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
+        lines.begin("parted", "a")
+        assert [outcome(lines.url(worker), f"/{worker}/1") for worker in "ab"] == ["reset", "201"]
+        lines.end("parted", "a")
+        assert put(lines.url("a"), "/a/2") == (201, '"7"')
+        lines.begin("lost replies", "a")
+        assert "reset" in {outcome(lines.url("a"), f"/lost/{number}") for number in range(20)}
+    assert (asked[:2], len(asked)) == (["/b/1", "/a/2"], 22)
+    assert 1 < lines.met < 22
+
+
+def test_each_condition_has_a_fault() -> None:
+    """Without it a run would break off when the seed draws a condition that no line knows."""
+    with a_service([]) as service:
+        for what, expected in zip(HTTP_FAULTS, ("silence", "silence", "reset", "reset", "503"), strict=False):
+            with Lines.laid(service, ("a",), what, refused=(BUSY,)) as lines:
+                lines.begin(what, "a")
+                assert expected in {outcome(lines.url("a"), "/x", 0.1) for _ in range(20)}
+
+
+def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
+    """Without it what befalls one worker on its way to a hub would befall all of them."""
+    asked: list[str] = []
+    names = iter(["b", "a", "a", "a", "a"])
+    with a_service(asked) as service:
+        wire = Wire(int(service.rpartition(":")[2]), lambda _port: next(names))
+        by_wire = f"http://{HOST}:{wire.port}"
+        wire.part("a")
+        assert [outcome(by_wire, path) for path in ("/b", "/parted")] == ["201", "reset"]
+        wire.let_through("a")
+        wire.hold("a")
+        assert outcome(by_wire, "/held", 0.1) == "silence"
+        wire.let_through("a")
+        wire.delay("a", 60.0)
+        assert outcome(by_wire, "/late", 0.1) == "silence"
+        wire.let_through("a")
+        assert outcome(by_wire, "/again") == "201"
+        wire.cut()
+    assert {"/b", "/again"} <= set(asked)
+    assert "/parted" not in asked
+
+
+def test_whose_connection_it_is_is_known_by_its_port() -> None:
+    """Without it the wire to a hub, which all workers share, could not tell them apart."""
+    talk = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
+    with closing(socket.create_server((HOST, 0))) as server:
+        command = (sys.executable, "-c", talk, str(server.getsockname()[1]))
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+            near, (_, port) = server.accept()
+            assert client_at(port, {"other": 1, "it": process.pid}) == "it"
+            assert client_at(port, {"other": 1}) == ""
+            near.close()
+            process.communicate()

@@ -1,0 +1,103 @@
+"""A line of one worker to one service, which fails for as long as some condition lasts."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Self
+
+from attrs import Factory, define, field, frozen
+from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
+
+HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
+
+SLOW_DOWN = (
+    *(Refused("ProvisionedThroughputExceededException"), Refused("LimitExceededException")),
+    *(Refused("InternalFailure", 500), Refused("ServiceUnavailable", 503)),
+)
+BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowDown", 503)
+LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
+SHARE = 0.5
+"""How many requests a condition touches that does not touch all."""
+
+
+@define
+class UnsteadyLine(Line):
+    """Draws what befalls each request while conditions last.
+
+    seed     of the drawing
+    refused  what the service refuses requests with
+    met      how many requests were touched
+    conditions
+             of HTTP_FAULTS, those that last
+    """
+
+    seed: str = ""
+    refused: tuple[Refused, ...] = SLOW_DOWN
+    met: int = 0
+    conditions: set[str] = Factory(set)
+    _draw: random.Random = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Seed it."""
+        self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
+
+    def next(self, operation: str) -> Fault | None:
+        """What befalls this request."""
+        told = super().next(operation)
+        for what in sorted(self.conditions):
+            told = told or self._drawn(what, operation)
+        self.met += told is not None
+        return told
+
+    def _drawn(self, what: str, operation: str) -> Fault | None:
+        if what == "parted":
+            return Reset()
+        if what == "slow listings":
+            return Late(3.0) if operation in LISTINGS else None
+        faults: dict[str, Fault] = {
+            "late": Late(self._draw.uniform(0.1, 1.5)),
+            "silent": Silent(20.0),
+            "reset": Reset(),
+            "lost replies": Reset(late=True),
+            "refused": self._draw.choice(self.refused),
+        }
+        return faults[what] if self._draw.random() < SHARE else None
+
+
+@frozen
+class Lines:
+    """A line of each worker to one service."""
+
+    _lines: Mapping[str, UnsteadyLine]
+
+    @classmethod
+    @contextmanager
+    def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
+        """Lay them, while the block lasts."""
+        with ExitStack() as stack:
+            made = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
+            for each in made.values():
+                stack.enter_context(laid(each))
+            yield cls(made)
+
+    def url(self, worker: str) -> str:
+        """Where this worker finds the service."""
+        return self._lines[worker].url
+
+    def lead_to(self, url: str) -> None:
+        """The service is there now."""
+        for each in self._lines.values():
+            each.to = url
+
+    def begin(self, what: str, worker: str) -> None:
+        """A condition begins on the line of this worker."""
+        self._lines[worker].conditions.add(what)
+
+    def end(self, what: str, worker: str) -> None:
+        """It is over."""
+        self._lines[worker].conditions.discard(what)
+
+    @property
+    def met(self) -> int:
+        """How many requests were touched."""
+        return sum(each.met for each in self._lines.values())

@@ -1,0 +1,68 @@
+"""The writes of one process as it saw them, a JSON line each, in a file that the judge reads beside the hand-overs."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from leasehold.adapters.history.events import VERBS, WriteAnswer
+from leasehold.balancer.model import Lease
+from leasehold.stores.passing import PassingStore
+from leasehold.stores.protocol import Done, Outcome, Store
+from leasehold.stores.writes import Write
+
+TRUE_CLOCK = 5
+"""Linux's CLOCK_REALTIME_COARSE, which nothing steps here."""
+
+Result = Literal["done", "lost", "unknown"]
+
+
+def true_time() -> float:
+    """Seconds since 1970, whatever the process is told of the time of day; it lags by milliseconds, for all alike."""
+    return time.clock_gettime(TRUE_CLOCK)
+
+
+class WrittenStore(PassingStore):
+    """Notes of each write when it was sent, when it was answered, and the answer."""
+
+    def __init__(self, store: Store, to: Path, clock: Callable[[], float] = true_time) -> None:
+        super().__init__(store)
+        self._clock = clock
+        self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(self, write: Write) -> Outcome:
+        """Pass it on; whatever is raised, nobody knows whether it was applied."""
+        sent = self._clock()
+        try:
+            outcome = super().write(write)
+        except BaseException:
+            self._note(sent, write, "unknown", None)
+            raise
+        self._note(sent, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
+        return outcome
+
+    def close(self) -> None:
+        """Close the file, too."""
+        super().close()
+        os.close(self._file)
+
+    def _note(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
+        told: dict[str, Any] = {
+            "sent": sent,
+            "verb": VERBS[type(write)],
+            "shard": write.lease.shard,
+            "seen": write.lease.owner,
+        }
+        if row is not None:
+            version, checkpoint = str(row.version), row.checkpoint.order
+            told |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
+        # One line, one write: lines of several threads do not mix.
+        os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **told}).encode() + b"\n")
+
+
+def answer_of(line: bytes, process: str) -> WriteAnswer:
+    """The write that this line tells of."""
+    told = json.loads(line)
+    return WriteAnswer(process=process, **told | {"checkpoint": tuple(told.get("checkpoint", (0, 0, 0)))})

@@ -1,0 +1,63 @@
+"""Keys as terminals send them."""
+
+import os
+import pty
+import termios
+from collections.abc import Iterator
+
+import pytest
+
+from leasehold.adapters.cli.live.keys import keys_in, terminal_keys
+
+
+@pytest.mark.parametrize(
+    ("sent", "keys"),
+    [
+        ("ab", ("a", "b")),
+        ("\x1b[A\x1bOB\x1b[5~", ("up", "down", "page-up")),
+        ("\x1b", ("escape",)),
+        ("\x1bq", ("escape", "q")),
+        ("\r\n\x7f", ("enter", "enter", "backspace")),
+        ("\x1b[1;5C\x1b[Z\x01é", ("é",)),
+    ],
+)
+def test_what_a_terminal_sends_is_a_key(sent: str, keys: tuple[str, ...]) -> None:
+    """An arrow would be read as an escape and a letter that means something."""
+    assert keys_in(sent) == keys
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """A terminal: the side of the person, and that of the program."""
+    person, program = pty.openpty()
+    yield person, program
+    os.close(person)
+    os.close(program)
+
+
+def test_keys_come_one_by_one(terminal: tuple[int, int]) -> None:
+    """A key would wait for enter, or a long one fall apart."""
+    person, program = terminal
+    with terminal_keys(program) as keys:
+        os.write(person, b"s")
+        assert keys.pressed(30.0) == ("s",)
+        first, rest = "é".encode()[:1], "é".encode()[1:]
+        os.write(person, first)
+        assert keys.pressed(0.01) == ()
+        os.write(person, rest)
+        assert keys.pressed(30.0) == ("é",)
+
+
+def failing(program: int) -> None:
+    """Fail while keys are asked for; Ctrl-C is still a signal, and nothing is echoed."""
+    with terminal_keys(program):
+        now = termios.tcgetattr(program)[3]
+        raise RuntimeError([bool(now & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])
+
+
+def test_a_terminal_is_as_before_whatever_happens(terminal: tuple[int, int]) -> None:
+    """A shell would be left without an echo."""
+    before = termios.tcgetattr(terminal[1])
+    with pytest.raises(RuntimeError, match=r"\[False, False, True\]"):
+        failing(terminal[1])
+    assert termios.tcgetattr(terminal[1]) == before

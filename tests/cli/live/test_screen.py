@@ -1,0 +1,176 @@
+"""What the live view draws, and the command under a terminal of its own."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from rich.console import Console
+
+from leasehold.adapters.cli.lease_tables import TableView
+from leasehold.adapters.cli.live.screen import drawn_view
+from leasehold.adapters.cli.live.view import HELP, LiveView
+from leasehold.adapters.reading.lag import LeaseLag
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.writes import StealLease
+
+FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
+LEASES = tuple(
+    Lease(f"s-{number:02}", owner=f"w-{number % 3}", checkpoint=FAR, notes=(("host", "[b]vm"),)) for number in range(40)
+)
+READING = TableView(
+    LEASES,
+    lags={"s-07": LeaseLag(12.5, end=False, host="vm-7")},
+    moves=("12:00:01 s-07: w-0 -> w-1", "12:00:00 s-1: x"),
+)
+
+
+def shown(view: LiveView, reading: TableView = READING, width: int = 100, height: int = 20) -> list[str]:
+    """The lines of a screen, without what draws the frame."""
+    console = Console(width=width, record=True, force_terminal=False)
+    console.print(drawn_view(reading, view, width, height))
+    return console.export_text().splitlines()
+
+
+def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
+    """A table longer than the screen would push the moves off it, and the choice."""
+    for chosen in ("s-00", "s-20", "s-39"):
+        lines = shown(LiveView(chosen=chosen))
+        assert len(lines) <= 20
+        assert sum(chosen in line for line in lines) == 1
+        assert [line.strip() for line in lines[-2:]] == list(READING.moves)
+        assert "40 rows by lease, rising; ? shows the keys, q leaves" in lines[-4]
+
+
+@pytest.mark.parametrize("height", [1, 5, 9])
+def test_a_small_screen_has_at_least_the_chosen_row(height: int) -> None:
+    """A split terminal would end the view, or show another row than the one that enter opens."""
+    lines = shown(LiveView(chosen="s-33"), height=height)
+    assert sum("s-33" in line for line in lines) == 1
+    assert not any("s-30" in line for line in lines)
+
+
+def test_a_lease_in_full_says_all_that_is_known() -> None:
+    """One would have to read the row in the store's own console."""
+    text = "\n".join(shown(LiveView(page="lease", chosen="s-07")))
+    for said in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
+        assert said in text
+    assert "s-1: x" not in text
+    gone = "\n".join(shown(LiveView(page="lease", chosen="s-99")))
+    assert "there is no lease s-99 any more" in gone
+
+
+def test_trouble_and_an_empty_table_are_said() -> None:
+    """A screen that stands still would pass for a fleet at rest."""
+    text = "\n".join(shown(LiveView(words="none"), evolve(READING, trouble="the line is down")))
+    assert "the line is down; trying again" in text
+    assert "0 rows by lease, rising; / none;" in text
+
+
+def test_the_help_names_every_key() -> None:
+    """Nobody would find what is there."""
+    text = "\n".join(shown(LiveView(page="help")))
+    assert all(keys in text for keys, _ in HELP)
+
+
+class Person:
+    """Whoever sits before a terminal: reads what is shown, presses keys."""
+
+    def __init__(self, terminal: int) -> None:
+        self.read, self._terminal, self._seen = "", terminal, 0
+
+    def awaits(self, text: str) -> None:
+        """Read until the text is shown, after what was awaited before."""
+        while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.read[self._seen :]):
+            self._more(text)
+        self._seen = len(self.read)
+
+    def awaits_codes(self, *codes: str) -> None:
+        """Read until the terminal was sent these codes."""
+        while not all(code in self.read for code in codes):
+            self._more(str(codes))
+
+    def _more(self, text: str) -> None:
+        ready, _, _ = select.select([self._terminal], [], [], 60.0)
+        assert ready, f"{text} was not shown in a minute: {self.read[-2000:]!r}"
+        self.read += os.read(self._terminal, 4096).decode(errors="replace")
+
+    def presses(self, keys: str) -> None:
+        """Press keys one after the other."""
+        os.write(self._terminal, keys.encode())
+
+
+# The terminal must be the session's own, or Ctrl-C would be a character.
+LAUNCH = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+
+
+@contextmanager
+def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Popen[bytes]"]]:
+    """The command on a terminal of 100 by 24; afterwards the terminal must be as it was."""
+    person, program = pty.openpty()
+    termios.tcsetwinsize(program, (24, 100))
+    before = termios.tcgetattr(program)
+    command = (sys.executable, "-c", LAUNCH, sys.executable, "-m", "leasehold.adapters.cli.main", *arguments)
+    env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
+    with subprocess.Popen(
+        command, stdin=program, stdout=program, stderr=program, start_new_session=True, env=env | {"TERM": "xterm"}
+    ) as running:
+        try:
+            yield Person(person), running
+        finally:
+            running.kill()
+    assert termios.tcgetattr(program) == before
+    os.close(person)
+    os.close(program)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[SqliteStore]:
+    """Two leases of two workers, in a file."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, Lease("s-0", owner="east-1"))
+    placed(store, Lease("s-1", owner="west-1"))
+    yield store
+    store.close()
+
+
+def test_somebody_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: Path) -> None:
+    """The view would work in parts, and not before a person."""
+    with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--every", "0.1") as (person, running):
+        person.awaits("2 rows by lease, rising")
+        person.presses("s")
+        person.awaits("2 rows by owner, rising")
+        person.presses("/west\r")
+        person.awaits("1 rows by owner, rising; / west;")
+        person.presses("\r")
+        person.awaits("escape goes back")
+        done(table.write(StealLease(table.get(["s-1"])[0], "north-1")))
+        person.awaits("s-1: west-1 -> north-1")
+        person.presses("q")
+        assert running.wait(60) == 0
+    assert person.read.startswith("\x1b[?1049h")
+
+
+@pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.usefixtures("table")
+def test_the_terminal_is_restored_on_every_way_out(tmp_path: Path, way: str | signal.Signals, status: int) -> None:
+    """A shell would be left without an echo, without a cursor, or on another screen."""
+    with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--by", "worker") as (person, running):
+        person.awaits("2 rows by worker, rising")
+        if isinstance(way, str):
+            person.presses(way)
+        else:
+            running.send_signal(way)
+        person.awaits_codes("\x1b[?1049l", "\x1b[?25h")
+        assert running.wait(60) == status

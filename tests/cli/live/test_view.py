@@ -1,0 +1,106 @@
+"""The live view without a terminal: what each key makes of its state, and which rows it shows in which order."""
+
+from functools import reduce
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.cli.common.columns import Cells, Column
+from leasehold.adapters.cli.live.view import HELP, LiveView, after, arranged, chosen_row
+
+CELLS = Cells(
+    (Column("lease"), Column("owner"), Column("lag s", right=True)),
+    (("s-0", "ann", "2.5"), ("s-1", "", ""), ("s-2", "bob", "10.0"), ("s-3", "Ann", "0.0")),
+    styles=(((1, 1), "red"),),
+)
+
+
+def pressed(*keys: str, view: LiveView | None = None) -> LiveView:
+    """The view after these keys, one after the other."""
+    return reduce(lambda now, key: after(now, key, arranged(CELLS, now)), keys, view or LiveView())
+
+
+def rows(view: LiveView) -> list[str]:
+    """The first cells of what is shown."""
+    return [row[0] for row in arranged(CELLS, view).rows]
+
+
+def test_rows_stand_in_order_of_the_first_column() -> None:
+    """A lease would stand where nobody looks for it."""
+    assert rows(LiveView()) == ["s-0", "s-1", "s-2", "s-3"]
+    assert rows(pressed("r")) == ["s-3", "s-2", "s-1", "s-0"]
+
+
+def test_numbers_fall_and_empty_cells_come_last() -> None:
+    """The lease that is furthest behind would stand below a thousand others, or below 9.0."""
+    assert rows(pressed("s", "s")) == ["s-2", "s-0", "s-3", "s-1"]
+    assert rows(pressed("s", "s", "r")) == ["s-3", "s-0", "s-2", "s-1"]
+    assert pressed("s", "s", "s") == LiveView(sort="lease")
+
+
+def test_a_style_stays_with_its_row() -> None:
+    """Another lease than the one without an owner would be red."""
+    assert arranged(CELLS, pressed("s", "s")).styles == (((3, 1), "red"),)
+    assert arranged(CELLS, pressed("/", "b", "o", "b")).styles == ()
+
+
+def test_a_text_chooses_rows_in_any_case_while_it_is_typed() -> None:
+    """Somebody would type blindly, or a q in a name would end the view."""
+    typing = pressed("/", "q", "backspace", "a", "n", "left", "n")
+    assert (typing.words, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
+    kept = pressed("enter", view=typing)
+    assert (kept.words, kept.typing) == ("ann", False)
+    assert pressed("escape", view=typing) == pressed("escape", view=kept) == LiveView()
+
+
+def test_the_chosen_row_moves_within_what_is_shown() -> None:
+    """The choice would leave the table, or lie on a row that is hidden."""
+    assert [pressed(*keys).chosen for keys in (["down"], ["j", "j", "k"], ["page-down"], ["end"], ["G", "home"])] == [
+        "s-1",
+        "s-1",
+        "s-3",
+        "s-3",
+        "s-0",
+    ]
+    assert pressed("up").chosen == "s-0"
+    assert pressed("s", "s", "down").chosen == "s-0"
+    hidden = evolve(pressed("end"), words="bob")
+    assert chosen_row(arranged(CELLS, hidden), hidden) == 0
+    assert pressed("down", view=LiveView(words="none")).chosen == ""
+
+
+def test_a_lease_opens_and_closes() -> None:
+    """One would be caught in a lease, or lose the filter on the way back."""
+    opened = pressed("/", "a", "enter", "down", "enter")
+    assert (opened.page, opened.chosen) == ("lease", "s-3")
+    assert pressed("up", view=opened) == evolve(opened, chosen="s-0")
+    assert pressed("s", "/", "b", view=opened) == opened
+    assert pressed("escape", view=opened) == evolve(opened, page="table")
+    assert pressed("enter", view=LiveView(words="none")).page == "table"
+
+
+def test_a_worker_opens_as_its_leases() -> None:
+    """From a worker one would have to go back and type its name."""
+    assert pressed("b").by == "worker"
+    assert pressed("b", "b", "b").by is None
+    assert pressed("enter", view=LiveView(by="worker", chosen="s-2")) == LiveView(words="s-2")
+
+
+@pytest.mark.parametrize("view", [LiveView(), LiveView(page="lease"), LiveView(page="help")])
+def test_q_leaves_from_anywhere(view: LiveView) -> None:
+    """Whoever is in a hurry would be kept."""
+    assert pressed("q", view=view) == evolve(view, left=True)
+
+
+def test_the_help_goes_with_any_key_and_names_every_key() -> None:
+    """A key that nobody is told of is never pressed."""
+    assert pressed("?").page == "help"
+    assert pressed("?", "s") == LiveView()
+    told = {key for keys, _ in HELP for key in keys.split(", ")}
+    assert {"s", "r", "/", "b", "enter", "escape", "?", "q", "up", "down", "page-up", "home"} <= told
+
+
+@pytest.mark.parametrize("key", ["x", "é", "backspace", "left", "\x00"])
+def test_a_key_that_means_nothing_changes_nothing(key: str) -> None:
+    """A slip of the finger would lose the view."""
+    assert pressed(key) == LiveView()

@@ -1,0 +1,170 @@
+"""`leasehold dev`: stand-ins that stay, as a newcomer uses them, and that leave nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer import dev as dev_command
+from leasehold.adapters.cli.steer.dev import app
+from leasehold.adapters.demo.dev_streams import WantedStream, wanted
+from leasehold.adapters.local.hubs import event_hubs
+
+LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
+
+
+@pytest.mark.parametrize(
+    ("text", "stream"),
+    [
+        ("orders=4", WantedStream("orders", 4)),
+        ("x", WantedStream("x", 1)),
+        ("kinesis:x=2", WantedStream("x", 2)),
+        ("eventhubs:flights=3", WantedStream("flights", 3, "eventhubs")),
+    ],
+)
+def test_a_stream_is_named_with_its_shards(text: str, stream: WantedStream) -> None:
+    """A stream would have another number of shards than asked for."""
+    assert wanted(text) == stream
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["orders=0"], "the number of shards is one from 1 to 1000"),
+        (["orders=many"], "the number of shards"),
+        (["=4"], "names no stream"),
+        (["eventhubs://localhost/hub"], "names no stream; write NAME=SHARDS"),
+        (["kafka:orders=4"], "names no stream; write NAME=SHARDS"),
+        (["eventhubs:flights=0"], "the number of shards"),
+        (["eventhubs:flights=2", "--folder", "/nowhere"], "--folder: event hubs are kept in memory"),
+        (["a=1", "a=2"], "named twice"),
+        (["a=1", "eventhubs:a=2"], "named twice"),
+    ],
+)
+def test_a_bad_stream_is_named_and_nothing_starts(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typing error would be found after half a minute of starting."""
+    monkeypatch.setattr(dev_command, "_isolate", lambda: None)
+    ran = CliRunner().invoke(app, arguments)
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert says in ran.stderr
+
+
+def test_a_missing_engine_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no compiler would read a child's traceback."""
+    monkeypatch.setattr(dev_command, "_isolate", lambda: None)
+    monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
+    ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert "pip install cffi python-qpid-proton" in ran.stderr
+
+
+@contextmanager
+def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "subprocess.Popen[str]"]]:
+    """The command at work, and what it said."""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = (*LEASEHOLD, "dev", *arguments, "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as dev:
+        assert dev.stdout is not None
+        line = dev.stdout.readline()
+        try:
+            yield json.loads(line or "null"), dev
+        finally:
+            dev.send_signal(signal.SIGINT)
+            dev.wait(60)
+
+
+def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
+    """What `leases` says of the table without an endpoint in its URL."""
+    command = (*LEASEHOLD, "leases", "dynamodb://orders-app", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    return list(json.loads(done.stdout)["leases"])
+
+
+@pytest.mark.services
+def test_what_it_says_to_paste_works_and_nothing_is_left(tmp_path: Path) -> None:
+    """A newcomer would fail at the second line, or find processes running the next day."""
+    with running(tmp_path, "orders=2", "--rate", "50") as (told, dev):
+        consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")
+        with subprocess.Popen(
+            (*consume, "--from", "trim_horizon", "--set", "cycle_seconds=1", "--checkpoint-seconds", "1000"),
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **told["environment"]},
+        ) as worker:
+            assert worker.stdout is not None
+            shards: set[str] = set()
+            while len(shards) < 2:
+                event = json.loads(worker.stdout.readline())
+                shards |= {event["shard"]} if event["event"] == "record" else set()
+            rows = leases(told["environment"])
+            while not all("reach" in row.get("notes", {}) for row in rows):
+                rows = leases(told["environment"])
+            worker.terminate()
+            worker.communicate(timeout=60)
+        assert len(rows) == 2
+        assert told["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
+    assert dev.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("amqp_engine")
+def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
+    """A user of Event Hubs would need an account to try anything."""
+    with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (told, dev):
+        source, table = told["streams"]["flights"], told["tables"]["flights"]
+        consume = (*LEASEHOLD, "consume", source, "--store", table, "--events", "--from", "trim_horizon")
+        environment = {**os.environ, **told["environment"]}
+        with subprocess.Popen(consume, stdout=subprocess.PIPE, text=True, env=environment) as worker:
+            assert worker.stdout is not None
+            seen: dict[str, list[str]] = {}
+            while len(seen) < 2:
+                event = json.loads(worker.stdout.readline())
+                if event["event"] == "record":
+                    seen.setdefault(event["shard"], []).append(event["sequence_number"])
+            asked = (*LEASEHOLD, "leases", table, "--json")
+            rows = json.loads(subprocess.check_output(asked, text=True, env=environment))["leases"]
+            worker.terminate()
+            worker.communicate(timeout=60)
+        assert (len(rows), len({row["owner"] for row in rows})) == (2, 1)
+        assert {numbers[0] for numbers in seen.values()} == {"0"}
+    assert dev.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
+    """Who goes home for the night would begin anew in the morning."""
+    kept, temporary = tmp_path / "kept", tmp_path / "temporary"
+    temporary.mkdir()
+    with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
+        produce = (*LEASEHOLD, "produce", told["streams"]["orders"], "--json")
+        done = subprocess.run(
+            produce,
+            input="one\n",
+            text=True,
+            check=True,
+            capture_output=True,
+            env=dict(os.environ) | told["environment"],
+        )
+        assert json.loads(done.stdout)["UserRecordsPut"] == 1
+        assert leases_made(told["environment"]) == 0
+    with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
+        assert leases(told["environment"]) == []
+
+
+def leases_made(environment: dict[str, str]) -> int:
+    """Make the table by copying an empty one into it."""
+    script = "from leasehold.stores.urls import open_store; open_store('dynamodb://orders-app').close()"
+    return subprocess.run((sys.executable, "-c", script), check=False, env={**os.environ, **environment}).returncode

@@ -1,0 +1,245 @@
+"""`leasehold leases`: the tables, the JSON, the watch, and every way it can fail."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from attrs import evolve
+from rich.console import Console
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli import leases
+from leasehold.adapters.cli.lease_tables import TableView, page
+from leasehold.adapters.cli.leases import app, keyed, readings
+from leasehold.adapters.cli.main import app as main
+from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.json_form.question import question
+from leasehold.adapters.reading.lag import LeaseLag
+from leasehold.balancer.model import SHARD_END, Lease, Position, Version
+from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown
+from leasehold.stores.writes import ClaimLease, ReleaseLease, StealLease
+
+FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
+LAGS = {
+    "s-0": LeaseLag(12.5, age=14.0, host="vm-7", moves=3),
+    "s-1": LeaseLag(0.0, end=True),
+    "s-2": LeaseLag(unread=True),
+}
+LEASES = (
+    Lease("s-2", checkpoint=FAR, idle=float("inf")),
+    Lease("s-0", owner="east-1", idle=0.0, weight=1536, heir="east-2", yields=True),
+    Lease("s-1", owner="east-2", idle=3.25, weight=2048),
+    Lease("s-3", owner="west-1", checkpoint=SHARD_END, idle=9.0),
+    Lease("s-4", owner="west", idle=1.0),
+)
+
+
+def text(reading: TableView, by: str | None = None) -> list[str]:
+    """What the eye sees, without the lines around it."""
+    console = Console(width=160, record=True, force_terminal=False)
+    console.print(page(reading, by, 160))
+    return [
+        " ".join(line.replace("│", "|").split()) for line in console.export_text().splitlines() if line[0] not in "┏┡└"
+    ]
+
+
+def test_one_row_for_each_lease() -> None:
+    """An operator would not see which lease nobody reads."""
+    assert text(TableView(LEASES, lags=LAGS)) == [
+        "┃ lease ┃ owner ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
+        "| s-0 | east-1 | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
+        "| s-1 | east-2 | 0.0 | yes | TRIM_HORIZON | | 3.2 | 2.0 | | | |",
+        "| s-2 | nobody | | | …575989136588898/2 | | | | | | |",
+        "| s-3 | west-1 | | | SHARD_END | | 9.0 | | | | |",
+        "| s-4 | west | | | TRIM_HORIZON | | 1.0 | | | | |",
+        "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most, 1 unread",
+    ]
+
+
+def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
+    """A script would read half of a worker's name as another field, or miss the end of a checkpoint."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    key, owner = "orders:shardId-000000000000", "ip-10-0-12-7.eu-central-1.compute.internal-29097"
+    done(store.write(ClaimLease(placed(store, Lease(key, checkpoint=FAR)), owner)))
+    placed(store, Lease("two words"))
+    store.close()
+    for width in ("20", "80"):
+        shown = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
+        assert [line.split()[:2] + line.split()[4:5] for line in shown.stdout.splitlines()] == [
+            ["LEASE", "OWNER", "CHECKPOINT"],
+            [key, owner, f"{FAR.sequence}/{FAR.sub}"],
+            ["two\\x20words", "nobody", "TRIM_HORIZON"],
+        ]
+        assert len({len(line.split()) for line in shown.stdout.splitlines()}) == 1
+
+
+def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
+    """Whoever asks who holds what on a common screen would see keys and no owners."""
+    console = Console(width=45, record=True, force_terminal=False)
+    console.print(page(TableView(LEASES), None, 45))
+    shown = console.export_text()
+    assert all(name in shown for name in ("s-0", "east-1", "nobody"))
+    assert "moving to; --wide shows every column" in " ".join(shown.split())
+    assert "┃ lease ┃ owner" in shown
+
+
+def test_one_row_for_each_worker_or_group() -> None:
+    """An uneven fleet would have to be counted by hand."""
+    head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ unread ┃ KB/s ┃ longest idle s ┃"
+    total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most, 1 unread"
+    assert text(TableView(LEASES, lags=LAGS), "worker") == [
+        f"┃ worker ┃ {head}",
+        "| east-1 | 1 | 1 | 25.0% | 1 | 12.5 | 0 | 1.5 | |",
+        "| east-2 | 1 | 2 | 25.0% | 1 | 0.0 | 0 | 2.0 | 3.2 |",
+        "| nobody | 1 | | 25.0% | 0 | | 1 | | |",
+        "| west | 1 | 1 | 25.0% | 1 | | 0 | | 1.0 |",
+        total,
+    ]
+    assert text(TableView(LEASES, lags=LAGS), "group") == [
+        f"┃ group ┃ {head}",
+        "| (none) | 1 | 1 | 25.0% | 1 | | 0 | | 1.0 |",
+        "| east | 2 | 3 | 50.0% | 2 | 12.5 | 0 | 3.5 | 3.2 |",
+        "| nobody | 1 | | 25.0% | 0 | | 1 | | |",
+        total,
+    ]
+
+
+def test_what_is_wrong_stands_below() -> None:
+    """A row nobody can read would stop all creation without a word, and markup in a name spoil the screen."""
+    assert text(TableView((), (Malformed("[red]s-9", "checkpoint", "is missing"),), "the line is down"))[1:] == [
+        "0 leases, 0 finished, 0 without an owner; 0 workers",
+        "[red]s-9 cannot be read: checkpoint: is missing",
+        "the line is down; trying again",
+    ]
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [
+        *LEASES,
+        Lease(
+            "st:s-0",
+            stream="st",
+            shard="s-0",
+            parents=("st:p-0", "st:p-1"),
+            version=Version("7"),
+            checkpoint=Position("41", 3, "offset"),
+            hash_range=(0, 2**128 - 1),
+            weight=0,
+            held=12.5,
+            heir="bob",
+            heir_idle=0.5,
+            leaving=True,
+            epoch=7,
+            notes=(("a", "1"),),
+        ),
+    ],
+)
+def test_the_json_is_what_plan_reads(lease: Lease) -> None:
+    """A listing could not be piped into a plan, and what it says of a lease would be lost on the way."""
+    asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
+    assert question(asked.encode()).leases == (lease,)
+
+
+class Faulty(MemoryStore):
+    """Fails at its second listing."""
+
+    looks = 0
+
+    def list(self) -> Listing:
+        """As the memory store, but for the second time."""
+        self.looks += 1
+        if self.looks == 2:
+            raise OutcomeUnknown("the line is down")
+        return super().list()
+
+
+def test_a_watch_goes_on_after_a_failed_look() -> None:
+    """The screen would be empty, or the command end, just when somebody needs it."""
+    store, waits = Faulty(), list[float]()
+    placed(store, Lease("s-0", owner="ann"))
+    looks = readings(store, 2.0, waits.append)
+    first, second, third = (next(looks) for _ in range(3))
+    assert second == evolve(first, trouble="the line is down")
+    assert [lease.key for lease in third.leases] == ["s-0"]
+    assert third.leases[0].idle > first.leases[0].idle == 0.0
+    assert waits == [2.0, 2.0]
+
+
+def test_a_watch_tells_moves_as_they_happen() -> None:
+    """Whoever looks away for a moment would not know that a lease has changed hands."""
+    store = MemoryStore()
+    row = placed(store, Lease("s-0", owner="ann"))
+    looks = readings(store, 2.0, lambda _seconds: None)
+    assert next(looks).moves == ()
+    done(store.write(StealLease(row, "bob")))
+    assert [move.split(maxsplit=1)[1] for move in next(looks).moves] == ["s-0: ann -> bob"]
+    done(store.write(ReleaseLease(store.get(["s-0"])[0], "bob")))
+    last = next(looks)
+    assert [move.split(maxsplit=1)[1] for move in last.moves] == ["s-0: bob -> nobody", "s-0: ann -> bob"]
+    assert text(last)[-2].endswith("s-0: bob -> nobody")
+
+
+def test_a_python_without_keys_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody would press keys that nobody reads, or the watch would end."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert keyed()
+    monkeypatch.setattr(leases, "has_keys", lambda: False)
+    assert not keyed()
+    assert "has no termios; Ctrl-C leaves" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    assert not keyed()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to a screen."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, Lease("s-0", owner="ann-1"))
+    store.close()
+    url = f"sqlite://{tmp_path}/l.db"
+    shown = CliRunner().invoke(app, [url, "--by", "group"])
+    total = "1 leases, 0 finished, 0 without an owner; 1 workers\n"
+    assert (shown.exit_code, shown.stdout.splitlines()[1].split()[:2], shown.stderr) == (0, ["ann", "1"], total)
+    printed = CliRunner().invoke(app, [url, "--json"])
+    told = json.loads(printed.stdout)
+    assert told == {
+        "at": told["at"],
+        "leases": [
+            {"key": "s-0", "owner": "ann-1", "version": "1", "idle": 0.0, "checkpoint": "TRIM_HORIZON"}
+            | {"yields": True, "epoch": 1}
+        ],
+        "malformed": [],
+        "lags": {"s-0": {"end": False, "unread": False}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "says"),
+    [
+        ("nowhere://x", 2, "store URL: unknown scheme 'nowhere'"),
+        ("sqlite://{}/none.db", 1, "there is no file"),
+        ("dynamodb://leases?endpoint=http://127.0.0.1:9", 1, "Could not connect"),
+    ],
+)
+def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: str, status: int, says: str) -> None:
+    """A user would see a traceback; or the command would make an empty table where there is none."""
+    ran = CliRunner().invoke(app, [url.format(tmp_path)])
+    assert (ran.exit_code, ran.stdout) == (status, "")
+    assert ran.stderr.startswith("leasehold leases: ")
+    assert says in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a page of azure-identity's attempts would stand before the line that says what to do."""
+    monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
+    CliRunner().invoke(main, ["simulate", "--help"])
+    assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)

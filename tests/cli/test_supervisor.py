@@ -1,0 +1,169 @@
+"""A supervisor of real processes: restarts, drains, signals, and what is left when it dies."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import pytest
+from children import child
+
+from leasehold.adapters.cli.common.supervisor import Supervisor
+
+pytestmark = pytest.mark.slow
+
+WAIT = 60.0
+SUPERVISOR = """
+import signal, sys
+from leasehold.adapters.cli.common.supervisor import Supervisor
+commands = {name: (sys.executable, "-S", "-c", sys.argv[2], name) for name in sys.argv[3:]}
+sys.exit(Supervisor(commands, float(sys.argv[1]), {2}).run((signal.SIGTERM, signal.SIGINT)))
+"""
+DRAINS = """
+import os, sys
+print(sys.argv[1], os.getpid(), flush=True)
+sys.stdin.read()
+print(sys.argv[1], "drained", flush=True)
+"""
+HANGS = """
+import os, sys, time
+print(sys.argv[1], os.getpid(), flush=True)
+time.sleep(600)
+"""
+WRITES_LARGE_LINES = """
+import os, sys
+for number in range(50):
+    line = (sys.argv[1] * 20000 + "\\n").encode()
+    for begin in range(0, len(line), 3000):
+        os.write(1, line[begin : begin + 3000])
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def supervised(
+    code: str, *names: str, drain_seconds: float = 30.0
+) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
+    """A supervisor of processes with these names that run this, and what comes out of it."""
+    words = [sys.executable, "-c", SUPERVISOR, str(drain_seconds), code, *names]
+    with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield process, process.stdout
+
+
+def begun(out: IO[str], count: int) -> dict[str, int]:
+    """The process of each name, once so many have begun."""
+    return {name: int(pid) for name, pid in (out.readline().split() for _ in range(count))}
+
+
+def gone(pidfd: int) -> bool:
+    """Whether this process ends in time."""
+    return bool(select.select([pidfd], [], [], WAIT)[0])
+
+
+def test_all_drain_together_at_one_signal() -> None:
+    """A deployment would cut off all but one of the workers."""
+    with supervised(DRAINS, "a-0", "a-1", "a-2") as (process, out):
+        begun(out, 3)
+        process.terminate()
+        assert sorted(out) == ["a-0 drained\n", "a-1 drained\n", "a-2 drained\n"]
+        assert process.wait(WAIT) == 0
+
+
+def test_a_killed_process_starts_again_under_its_name() -> None:
+    """Its share of the work would be left to the others; under another name its leases would have to expire first."""
+    with supervised(DRAINS, "a-0", "a-1") as (process, out):
+        first = begun(out, 2)
+        os.kill(first["a-1"], signal.SIGKILL)
+        again = begun(out, 1)
+        assert list(again) == ["a-1"]
+        assert again["a-1"] != first["a-1"]
+        process.terminate()
+        assert process.wait(WAIT) == 0
+
+
+def test_each_restart_waits_longer() -> None:
+    """A worker that cannot start would keep the processor busy with nothing else."""
+    with supervised("import sys; sys.exit(7)", "a-0") as (process, _out):
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(2)]
+        process.terminate()
+        assert said == [f"a-0 ended with status 7: it starts again in {pause} s\n" for pause in (1, 2)]
+        assert process.wait(WAIT) == 0
+
+
+def test_none_stays_when_the_supervisor_is_killed() -> None:
+    """Workers that nobody can stop would go on beside those of the next start, under the same ids."""
+    with supervised(DRAINS, "a-0", "a-1") as (process, out):
+        watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
+        process.kill()
+        assert [gone(each) for each in watched] == [True, True]
+    for each in watched:
+        os.close(each)
+
+
+def test_a_second_signal_kills_all() -> None:
+    """Whoever presses Ctrl-C twice would wait all the same."""
+    with supervised(HANGS, "a-0", "a-1") as (process, out):
+        watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+        assert [gone(each) for each in watched] == [True, True]
+    for each in watched:
+        os.close(each)
+
+
+def test_one_that_does_not_drain_is_killed_and_told() -> None:
+    """The supervisor would be killed itself, at the end of its grace period, and nobody would know why."""
+    with supervised(HANGS, "a-0", drain_seconds=0.0) as (process, out):
+        begun(out, 1)
+        process.terminate()
+        assert process.wait(WAIT) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == "not ended within 0 s, killed: a-0\n"
+
+
+def test_bad_usage_of_one_ends_all() -> None:
+    """It would be started again for ever, though nothing about it changes."""
+    code = "import sys; sys.argv[1] == 'a-1' and sys.exit(2); sys.stdin.read()"
+    with supervised(code, "a-0", "a-1") as (process, _out):
+        assert process.wait(WAIT) == 2
+
+
+def test_lines_stay_whole() -> None:
+    """A line with another worker's line in the middle is no JSON."""
+    with supervised(WRITES_LARGE_LINES, "a", "b", "c") as (process, out):
+        done, lines = 0, []
+        while done < 3:
+            line = out.readline()
+            done += line == "done\n"
+            lines.append(line)
+        process.terminate()
+        assert process.wait(WAIT) == 0
+    assert {len(set(line)) for line in lines if line != "done\n"} == {2}
+    assert {line: lines.count(line) for line in set(lines) - {"done\n"}} == {f"{c * 20000}\n": 50 for c in "abc"}
+
+
+def test_a_signal_that_another_thread_receives_ends_them() -> None:
+    """One that came while a thread was being started would never be noticed."""
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+        command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
+        assert Supervisor({"a-0": command}, 30.0, {2}).run([signal.SIGUSR1]) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR1, before)
+        over.set()
+        other.join()

@@ -1,0 +1,85 @@
+"""Times and durations as people write them."""
+
+import pytest
+import typer
+
+from leasehold.adapters.cli.common.times import duration, moment, said_moment, seconds
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("1.5", 1.5),
+        ("1.5s", 1.5),
+        ("250ms", 0.25),
+        ("5m", 300.0),
+        ("2H", 7200.0),
+        ("1d12h", 129_600.0),
+        ("2w", 1_209_600.0),
+        ("PT2H", 7200.0),
+        ("P1DT30M", 88_200.0),
+        ("pt1.5s", 1.5),
+    ],
+)
+def test_a_duration_is_what_it_says(text: str, seconds: float) -> None:
+    """A worker would wait for another time than its operator wrote."""
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-5", "1y", "2h 5", "P", "PT", "P1DT", "nan", "inf", "1e3", "٣s", "9" * 400]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    """A typing error would become a waiting time."""
+    with pytest.raises(ValueError, match="is not a duration"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14T22:13:20.5", 1_700_000_000_500),
+        ("2023-11-14T23:13+01:00", 1_699_999_980_000),
+        ("2023-11-14", 1_699_920_000_000),
+        ("1700000000000", 1_700_000_000_000),
+        ("now", 1_700_000_000_000),
+        ("NOW-2h", 1_699_992_800_000),
+        ("now+250ms", 1_700_000_000_250),
+    ],
+)
+def test_a_time_is_what_it_says(text: str, milliseconds: int) -> None:
+    """Reading would begin hours away, where a zone was taken for another."""
+    assert moment(text, NOW) == milliseconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "now2h", "now-", "2023-13-01", "2h", "22:13", "999999999999999", "now-99999999999h"]
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """A typing error would set a checkpoint."""
+    with pytest.raises(ValueError, match=r"is not a (time|duration)"):
+        moment(text, NOW)
+
+
+def test_a_time_is_said_as_it_can_be_given() -> None:
+    """What one command prints could not be given to the next."""
+    assert said_moment(1_700_000_000_500) == "2023-11-14T22:13:20.500Z"
+    assert moment(said_moment(1_700_000_000_500), NOW) == 1_700_000_000_500
+
+
+def test_a_time_that_no_calendar_has_is_said_all_the_same() -> None:
+    """One such row would end the table of all others in a traceback."""
+    assert said_moment(10**18 - 1) == "1000000000000000000ms"
+
+
+def test_an_option_refuses_what_is_none_and_what_is_too_little() -> None:
+    """A watch would ask a service thousands of times a second."""
+    parse = seconds(0.1)
+    assert (parse("1m"), parse(2.0)) == (60.0, 2.0)
+    for text, why in (("soon", "is not a duration"), ("5ms", "less than 0.1 s")):
+        with pytest.raises(typer.BadParameter, match=why):
+            parse(text)

@@ -1,0 +1,33 @@
+"""The fixtures that pytest has wherever leasehold is installed."""
+
+import pytest
+
+from leasehold.adapters.demo.stream import Stream
+from leasehold.balancer.model import Lease
+from leasehold.stores.protocol import Done
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [
+        "leasehold_sqlite",
+        pytest.param("leasehold_dynamodb_table", marks=pytest.mark.services),
+        pytest.param("leasehold_blob_container", marks=pytest.mark.services),
+    ],
+)
+def test_a_table_of_a_tests_own_is_new_and_can_be_written(fixture: str, request: pytest.FixtureRequest) -> None:
+    """A test would find the leases of another, or need an account."""
+    store = open_store(request.getfixturevalue(fixture))
+    assert store.list().leases == ()
+    assert isinstance(store.write(CreateLease(Lease("s-0"))), Done)
+    store.close()
+
+
+@pytest.mark.services
+def test_a_stream_of_a_tests_own_splits(leasehold_kinesis_stream: Stream) -> None:
+    """A test of a reshard would need a client of its own."""
+    parent = leasehold_kinesis_stream.split()
+    leasehold_kinesis_stream.put(("k", b"one"))
+    assert sum(shard.parents == (parent,) for shard in leasehold_kinesis_stream.shards()) == 2

@@ -1,0 +1,50 @@
+"""The code blocks of the pages that users read."""
+
+import re
+from pathlib import Path
+
+from attrs import frozen
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
+
+_DEV = re.compile(r"leasehold dev [\w:=. -]*[\w]")
+_FILE = re.compile(r"# (\w+\.py)\n")
+
+
+@frozen
+class Block:
+    """A block of code: what it is (`sh`, `python`, …), its text, and the line of the page where it begins."""
+
+    kind: str
+    text: str
+    line: int
+
+    @property
+    def file(self) -> str | None:
+        """The name under which a reader saves it: the comment in its first line."""
+        found = _FILE.match(self.text) if self.kind == "python" else None
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines of a shell, each with those that continue it."""
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def blocks(page: str) -> list[Block]:
+    """All that is set as code on a page, in order."""
+    tokens = MarkdownIt().parse(PAGES[page].read_text(encoding="utf-8"))
+    return [
+        Block(token.info or token.type, token.content, token.map[0] + 1)
+        for token in tokens
+        if token.type in {"fence", "code_block"} and token.map
+    ]
+
+
+def dev_line(page: str) -> str | None:
+    """The command that starts the stand-ins which the page asks for."""
+    found = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
+    return found[0] if found else None

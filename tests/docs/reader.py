@@ -1,0 +1,159 @@
+"""A reader of a page, who types what stands there: commands in terminals, Python in one session."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+
+from attrs import define, field
+
+HERE = Path(__file__).parent
+STAYS = re.compile(r"\bleasehold (consume|serve)\b|--watch|^python \w+\.py")
+"""Commands that go on until Ctrl-C."""
+SECONDS = 240
+"""Most that a command of a page may take on a busy machine."""
+
+
+@define
+class Terminal:
+    """A terminal with a command that stays."""
+
+    command: str
+    process: "subprocess.Popen[str]"
+    errors: Path
+    _lines: "Queue[str]" = field(factory=Queue)
+    _listening: Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._listening = Thread(target=self.listen, daemon=True)
+        self._listening.start()
+
+    def listen(self) -> None:
+        """Take all that it prints, so that it never waits for a reader."""
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        try:
+            said = self._lines.get(timeout=SECONDS)
+        except Empty:
+            said = ""
+        assert said, f"{self.command}\nsaid nothing\n{self.errors.read_text()}"
+        return said
+
+    def end(self) -> None:
+        """Ctrl-C; it has to end well."""
+        well = {0, 130, -signal.SIGINT} if "|" in self.command else {0}
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        try:
+            status = self.process.wait(SECONDS)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self._listening.join(SECONDS)
+        assert status in well, f"{self.command}\nended with {status}\n{self.errors.read_text()}"
+
+
+@define
+class Reader:
+    """Somebody with a folder of their own and what `leasehold dev` printed."""
+
+    folder: Path
+    pasted: Mapping[str, str]
+    _staying: list[Terminal] = field(factory=list)
+    _session: "subprocess.Popen[str] | None" = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a shell in which the project is installed."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, **self.pasted, "PATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
+
+    def types(self, command: str) -> str:
+        """What a command prints; in a terminal of its own if it stays."""
+        if STAYS.search(command):
+            self.starts(command).line()
+            return ""
+        shell = ("bash", "-o", "pipefail", "-c", command)
+        done = subprocess.run(
+            shell, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=SECONDS
+        )
+        assert done.returncode == 0, f"{command}\nended with {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def starts(self, command: str) -> Terminal:
+        """A terminal of its own in which the command runs until the page is read."""
+        errors = self.folder / f".errors-{len(self._staying)}"
+        with errors.open("w") as log:
+            process = subprocess.Popen(
+                ("bash", "-o", "pipefail", "-c", command),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        terminal = Terminal(command, process, errors)
+        self._staying.append(terminal)
+        return terminal
+
+    def runs(self, place: str, text: str) -> str:
+        """What a block of Python prints, in the session of the page."""
+        if self._session is None:
+            self._session = subprocess.Popen(
+                (sys.executable, str(HERE / "session.py")),
+                cwd=self.folder,
+                env={**self.environment, "PYTHONPATH": str(self.folder)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._session.stdin is not None
+        assert self._session.stdout is not None
+        print(json.dumps([place, text]), file=self._session.stdin, flush=True)
+        answer = self._session.stdout.readline()
+        assert answer, f"{place} ended the session with {self._session.wait()}; its last words are above"
+        return str(json.loads(answer))
+
+    def close(self) -> None:
+        """Leave all terminals, the last one first."""
+        if self._session is not None:
+            self._session.communicate(timeout=SECONDS)
+        problems = []
+        for terminal in reversed(self._staying):
+            try:
+                terminal.end()
+            except AssertionError as problem:
+                problems.append(str(problem))
+        assert problems == []
+
+
+@contextmanager
+def stand_ins(line: str, folder: Path) -> Iterator[Mapping[str, str]]:
+    """`leasehold dev` at work, and the worker that it says to start: all that it prints is pasted."""
+    at_work = Reader(folder, {})
+    try:
+        dev = at_work.starts(line)
+        while not (export := dev.line()).startswith("export "):
+            pass
+        at_work.pasted = dict(word.split("=", 1) for word in shlex.split(export)[1:])
+        while not (worker := dev.line()).startswith("leasehold consume "):
+            pass
+        at_work.types(worker.strip())
+        yield at_work.pasted
+    finally:
+        at_work.close()

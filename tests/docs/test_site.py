@@ -1,0 +1,58 @@
+"""The pages as a site: built strictly, complete, and from this host alone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import ROOT
+
+from leasehold import adapters, balancer, stores
+
+pytestmark = pytest.mark.slow
+
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//[^"'> ]+"""
+    r"""|<link[^>]*rel=["']?(?:stylesheet|preconnect|preload|icon)[^>]*href=["']?(?:https?:)?//[^"'> ]+"""
+    r"""|(?:@import|url\()\s*["']?(?:https?:)?//[^"') ]+"""
+)
+"""What a browser fetches from another host without being asked."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built anew; a link to nowhere, or a page that no menu names, ends the build."""
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
+    """A page that nothing leads to is never read."""
+    front = (site / "index.html").read_text(encoding="utf-8")
+    pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+    assert [name for name in pages if f'href="{name}/"' not in front] == []
+
+
+def test_nothing_comes_from_another_host(site: Path) -> None:
+    """Who reads behind a firewall would wait for fonts, and who reads anywhere would be counted by somebody."""
+    files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
+    assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
+
+
+def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
+    """A user would have to read the source for what is promised."""
+    page = (site / "reference" / "index.html").read_text(encoding="utf-8")
+    named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
+    found = set(re.findall(r'id="([\w.]+)"', page))
+    # A module of the same name hides `plan` and `execute`.
+    assert [
+        name
+        for package, name in named
+        if not found & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
+    ] == []

@@ -1,0 +1,162 @@
+"""Every snippet of the pages, as a reader types it after the page's `leasehold dev`."""
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import hcl2
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from pages import PAGES, ROOT, Block, blocks, dev_line
+from reader import Reader, stand_ins
+from typer.main import get_command
+
+from leasehold.adapters.cli.main import app
+
+READ: Mapping[str, Callable[[str], object]] = {"json": json.loads, "yaml": yaml.safe_load, "hcl": hcl2.loads}
+"""What is no program is read by its own parser; `text` is what the block before it prints, or a drawing."""
+KINDS = {"python", "sh", "text", *READ}
+
+
+def _installed(command: str) -> None:
+    """What pip would be asked for exists."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
+    assert {extra for each in asked if each.name == "leasehold" for extra in each.extras} <= set(extras), command
+
+
+def _made(command: str) -> None:
+    """The target exists."""
+    target = shlex.split(command, comments=True)[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+
+
+def _tested(command: str) -> None:
+    """The test exists."""
+    assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/.]+", command)), command
+
+
+def _understood(command: str) -> None:
+    """Our command would take these options; what is another's is left to the shell's parser."""
+    if words := re.match(r"(?:\w+=\S* )*leasehold (.*)", command):
+        options = shlex.split(words[1], comments=True)
+        group = get_command(app)
+        with group.make_context("leasehold", [*options]) as context:
+            name, found, rest = group.resolve_command(context, options)  # type: ignore[attr-defined]
+            found.make_context(name, rest, parent=context).close()
+
+
+ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
+    r"^pip install": ("nobody's index has the project yet", _installed),
+    r"^make ": ("it would run these very tests", _made),
+    r"\bpytest .*tests/": ("tests that have their own place", _tested),
+    r"^aws ": ("it needs an account of Amazon's", _understood),
+    r"^leasehold pipeline": ("applications of Spark are tried in tests/spark", _understood),
+    r"^leasehold simulate": ("minutes of every core; tests/proving simulates", _understood),
+    r"[?&]consumer=": ("no stand-in has fan-out that boto3 understands", _understood),
+}
+"""Commands that cannot run here: how they are known, why, and what is held of them all the same."""
+
+
+LONG = {"docs/embedding.md", "docs/steering.md"}
+"""What takes another minute of a core is left to `make test-more`."""
+
+
+@cache
+def _listed(command: str) -> Callable[[str], None] | None:
+    return next((check for known, (_, check) in ELSEWHERE.items() if re.search(known, command)), None)
+
+
+@pytest.fixture(scope="module")
+def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Mapping[str, str]]]:
+    """What a `leasehold dev` prints to paste; each line is run once, and stays."""
+    with ExitStack() as stack:
+
+        @cache
+        def pasted(line: str) -> Mapping[str, str]:
+            return stack.enter_context(stand_ins(line, tmp_path_factory.mktemp("dev")))
+
+        yield pasted
+
+
+def _read(page: str, reader: Reader, developed: Callable[[str], Mapping[str, str]]) -> None:
+    printed: str | None = None
+    for block in blocks(page):
+        if block.kind == "text" and printed is not None:
+            assert block.text == printed, f"{page}:{block.line}"
+        printed = _followed(f"{page}:{block.line}", block, reader, developed)
+
+
+def _followed(place: str, block: Block, reader: Reader, developed: Callable[[str], Mapping[str, str]]) -> str | None:
+    """What the block prints; None where it is nothing to run."""
+    if block.kind == "sh":
+        return "".join(_typed(command, reader, developed) for command in block.commands)
+    if block.file:
+        (reader.folder / block.file).write_text(block.text, encoding="utf-8")
+    elif "SparkSession" in block.text:
+        compile(block.text, place, "exec")  # sessions of Spark are tried in tests/spark
+    elif block.kind == "python":
+        return reader.runs(place, block.text)
+    elif block.kind in READ:
+        READ[block.kind](block.text)
+    return None
+
+
+def _typed(command: str, reader: Reader, developed: Callable[[str], Mapping[str, str]]) -> str:
+    if check := _listed(command):
+        subprocess.run(("bash", "-n", "-c", command), check=True)
+        check(command)
+        return ""
+    if command.startswith("leasehold dev"):
+        reader.pasted = {**reader.pasted, **developed(shlex.join(shlex.split(command, comments=True)))}
+        return ""
+    return reader.types(command)
+
+
+def _pages() -> Iterator[object]:
+    """Each page with something to run."""
+    for page in PAGES:
+        if not {block.kind for block in blocks(page)} - {"text"}:
+            continue
+        marks = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
+        marks += [pytest.mark.more, pytest.mark.timeout(400)] * (page in LONG)
+        yield pytest.param(page, marks=marks)
+
+
+def test_every_block_says_what_it_is() -> None:
+    """One without a language would be run by nobody."""
+    assert [
+        f"{page}:{block.line} is {block.kind}" for page in PAGES for block in blocks(page) if block.kind not in KINDS
+    ] == []
+
+
+def test_every_exception_is_needed() -> None:
+    """A list that only grows would one day hold a snippet that could run."""
+    commands = [command for page in PAGES for block in blocks(page) if block.kind == "sh" for command in block.commands]
+    assert [known for known in ELSEWHERE if not any(re.search(known, command) for command in commands)] == []
+
+
+@pytest.mark.parametrize("page", [*_pages()])
+def test_a_page_does_what_it_says(
+    page: str,
+    tmp_path: Path,
+    developed: Callable[[str], Mapping[str, str]],
+    request: pytest.FixtureRequest,
+) -> None:
+    """The first thing that a user copies would end in an error."""
+    line = dev_line(page)
+    if line and "eventhubs:" in line:
+        request.getfixturevalue("amqp_engine")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")  # the reader of a clone
+    reader = Reader(tmp_path, developed(line) if line else {})
+    try:
+        _read(page, reader, developed)
+    finally:
+        reader.close()

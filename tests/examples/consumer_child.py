@@ -1,0 +1,71 @@
+"""A worker of the examples in a process of its own: FOLDER LEASES ME SINK, and what befalls it.
+
+`killed`: it dies between the sink and the checkpoint. `stopped`: it stands still before the sink, until it is told to
+go on. It says a word and the shard for each batch.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Lock
+
+from directory import Directory
+from file_sink import Fenced, FileSink
+
+from leasehold import TRIM_HORIZON, Config, Minimal
+from leasehold.adapters import Delivery, Worker, run
+from leasehold.stores import Outcome, Write
+from leasehold.stores.embedded.sqlite import SqliteStore
+
+LEASE_SECONDS = 1.0
+
+
+class Interrupted(SqliteStore):
+    """A file on which nobody waits for a process that stands still: it does so between two writes."""
+
+    between = Lock()
+    resumed = Event()
+
+    def write(self, write: Write) -> Outcome:
+        """One at a time, and none while this process is stopped."""
+        with self.between:
+            return super().write(write)
+
+
+def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
+    """Work until a signal."""
+    kind, _, where = sink.partition(":")
+    fenced: type[Exception] = Fenced
+    put: Callable[[Delivery], None]
+    if kind == "postgres":
+        import postgres_sink  # noqa: PLC0415  its driver is not asked for otherwise
+
+        put, fenced = postgres_sink.PostgresSink(where), postgres_sink.Fenced
+    else:
+        put = FileSink(Path(where))
+
+    def handle(batch: Delivery) -> None:
+        if fate == "stopped":
+            with Interrupted.between:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                Interrupted.resumed.wait()  # this thread may go on for a moment before all of them stand still
+        try:
+            put(batch)
+        except fenced:
+            sys.stdout.write(f"fenced {batch.shard}\n")
+            sys.stdout.flush()
+            raise
+        if fate == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.stdout.write(f"done {batch.shard}\n")
+        sys.stdout.flush()
+
+    signal.signal(signal.SIGCONT, lambda _number, _frame: Interrupted.resumed.set())
+    config = Config(Minimal(), lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON)
+    run(Worker(store=Interrupted(leases), source=Directory(Path(folder)), me=me, config=config), handle)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,149 @@
+"""The examples of embedding do what their page says: sources, planners and sinks that are not of any cloud."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from children import child
+
+from leasehold.adapters.local.node import find_node
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+LINES = 40
+Contents = Callable[[str], list[str]]
+Sink = tuple[str, Contents]
+
+
+def written(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list[str]]:
+    """Files of lines; what each holds."""
+    lines = {name: [f"{name} {number}" for number in range(LINES)] for name in names}
+    for name, each in lines.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in each))
+    return lines
+
+
+@pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.more)])
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
+    """The words for a sink, and what it has of a shard."""
+    if request.param == "file":
+        (tmp_path / "out").mkdir()
+        return f"file:{tmp_path / 'out'}", lambda shard: (tmp_path / "out" / f"{shard}.out").read_text().splitlines()
+    conninfo = request.getfixturevalue("conninfo")
+    from psycopg import connect  # noqa: PLC0415  where there is a server
+
+    def contents(shard: str) -> list[str]:
+        with connect(conninfo) as connection:
+            rows = connection.execute("SELECT data FROM output WHERE shard = %s ORDER BY id", (shard,))
+            return [data for (data,) in rows]
+
+    with connect(conninfo) as connection:
+        connection.execute("DROP TABLE IF EXISTS progress, output")
+    return f"postgres:{conninfo}", contents
+
+
+def worker(tmp_path: Path, me: str, sink: str, fate: str = "lives") -> AbstractContextManager[subprocess.Popen[str]]:
+    """A worker over the files of this test's folder."""
+    words = [str(Path(__file__).with_name("consumer_child.py")), str(tmp_path), str(tmp_path / "leases.db")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(ROOT)))}
+    return child([sys.executable, *words, me, sink, fate], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line of its output."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    """How it ends once it is asked to."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(60)
+
+
+def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: Path, sink: Sink) -> None:
+    """At least once would show each record of its last batch twice."""
+    words, contents = sink
+    lines = written(tmp_path)
+    with worker(tmp_path, "w-1", words, "killed") as first:
+        assert first.wait(60) == -signal.SIGKILL
+    assert contents("a.log") == lines["a.log"]  # all in the sink, nothing checkpointed
+    with worker(tmp_path, "w-2", words) as second:
+        assert said(second) == "done a.log\n"  # handed over again
+        with (tmp_path / "a.log").open("a") as file:
+            file.write("one more\n")
+        assert said(second) == "done a.log\n"
+        assert ended(second) == 0
+    assert contents("a.log") == [*lines["a.log"], "one more"]
+
+
+def test_a_zombies_write_is_refused_by_the_token(tmp_path: Path, sink: Sink) -> None:
+    """A worker that stood still for longer than its lease would write what another has written."""
+    words, contents = sink
+    lines = written(tmp_path)
+    with worker(tmp_path, "w-1", words, "stopped") as zombie:
+        assert os.WIFSTOPPED(os.waitpid(zombie.pid, os.WUNTRACED)[1])
+        with worker(tmp_path, "w-2", words) as second:
+            assert said(second) == "done a.log\n"
+            zombie.send_signal(signal.SIGCONT)
+            assert said(zombie) == "fenced a.log\n"
+            assert ended(second) == 0
+    assert contents("a.log") == lines["a.log"]
+
+
+def test_a_half_written_batch_of_a_killed_worker_is_cut_off(tmp_path: Path) -> None:
+    """A crash in the middle of an append would leave half a line before the next."""
+    lines = written(tmp_path)
+    out = tmp_path / "a.log.out"
+    out.write_text("a.log 0\na.lo")
+    with worker(tmp_path, "w-1", f"file:{tmp_path}") as process:
+        assert said(process) == "done a.log\n"
+        assert ended(process) == 0
+    assert out.read_text().splitlines() == lines["a.log"]
+
+
+def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
+    """The program as the page has it: two of them, and a file that grows."""
+    lines = written(tmp_path, ("a.log", "b.log"))
+    command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with child([*command, "w-1"], env=env, stdout=subprocess.PIPE) as process:
+        told = [said(process).split(" ", 2) for _ in range(2 * LINES)]
+        with (tmp_path / "a.log").open("a") as file:
+            file.write("half a line")
+            file.flush()
+            file.write(", and the rest\n")
+        assert said(process).endswith("half a line, and the rest\n")
+        assert ended(process) == 0
+    for name, each in lines.items():
+        assert [text.strip() for shard, _epoch, text in told if shard == name] == each
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_node_prints() -> None:
+    """A planner that another language asks must answer as the page says."""
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    plan = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
+    told = subprocess.run(
+        [*find_node().node, str(EXAMPLES / "plan.mjs"), *plan], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == "node-a: 6\nnode-a: 3, node-b: 3\nnode-b: 6\n"
+    assert "have six leases, then three each, then six again" in page
+    assert "`node docs/examples/plan.mjs leasehold plan`" in page
+
+
+def test_every_example_is_named_on_the_page_and_short() -> None:
+    """An example that nobody finds, or reads to its end, is none."""
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    files = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
+    assert sorted(set(re.findall(r"\]\(examples/([\w.]+)\)", page))) == files
+    assert [name for name in files if len((EXAMPLES / name).read_text().splitlines()) > 80] == []

@@ -1,0 +1,89 @@
+"""Leases and jobs in PostgreSQL: the store keeps the contract, and no job is passed over."""
+
+from collections.abc import Iterator
+from queue import Queue
+from threading import Thread
+from uuid import uuid4
+
+import pytest
+from postgres_jobs import SCHEMA, Jobs
+from postgres_leases import PostgresLeases
+from psycopg import connect
+
+from leasehold import TRIM_HORIZON, Config, Lease, Position
+from leasehold.adapters import Delivery, Runner, Worker
+from leasehold.stores import Store
+from leasehold.testing import leasehold_store_contract
+
+pytestmark = pytest.mark.more
+
+
+@pytest.fixture
+def database(conninfo: str) -> Iterator[str]:
+    """A schema of a test's own, gone afterwards."""
+    name = f"s{uuid4().hex}"
+    with connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        yield f"{conninfo} options='-c search_path={name}'"
+        connection.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+def leases(database: str) -> Store:
+    """A new, empty store."""
+    return PostgresLeases(database)
+
+
+TestPostgres = leasehold_store_contract(leases)
+"""Every clause, on one table."""
+
+
+def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
+    """Its id is lower than those that were read while its transaction was open."""
+    with connect(database, autocommit=True) as connection:
+        connection.execute(SCHEMA)
+    jobs = Jobs(database, 1)
+    reader = jobs.open(Lease("bucket-0"), TRIM_HORIZON)
+    with connect(database) as slow, connect(database) as fast:
+        slow.execute("INSERT INTO jobs (bucket, work) VALUES (0, 'slow')")
+        fast.execute("INSERT INTO jobs (bucket, work) VALUES (0, 'fast')")
+        fast.commit()
+        assert reader.read().records == []  # an earlier transaction is still open
+        slow.commit()
+        batch = reader.read()
+    assert [record.data for record in batch.records] == [b"slow", b"fast"]
+    assert batch.end is not None
+    assert jobs.open(Lease("bucket-0"), batch.end).read().records == []
+    first = batch.records[0].position
+    assert [record.data for record in jobs.open(Lease("bucket-0"), first).read().records] == [b"fast"]
+    assert jobs.open(Lease("bucket-0"), jobs.latest(Lease("bucket-0"))).read().records == []
+    assert first.order < batch.end.order < Position("9" * 20).order
+    jobs.close()
+
+
+def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
+    """Leases and jobs in one database, and nothing else: what the page promises."""
+    with connect(database, autocommit=True) as connection:
+        connection.execute(SCHEMA)
+        for number in range(20):
+            connection.execute("INSERT INTO jobs (bucket, work) VALUES (%s, %s)", (number % 2, str(number)))
+    done: Queue[tuple[str, int]] = Queue()
+
+    def handle(batch: Delivery) -> None:
+        for record in batch.records:
+            done.put((batch.shard, int(record.data)))
+
+    store, jobs = PostgresLeases(database), Jobs(database, 2)
+    worker = Worker(store=store, source=jobs, me="w-1", config=Config(initial_position=TRIM_HORIZON))
+    runner = Runner(worker, handle)
+    thread = Thread(target=runner.run)
+    thread.start()
+    try:
+        told = [done.get(timeout=60) for _ in range(20)]
+    finally:
+        runner.stop()
+        thread.join()
+    for number in range(2):
+        assert [job for bucket, job in told if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
+    assert all(lease.checkpoint.numbered for lease in store.list().leases if lease.shard.startswith("bucket"))
+    store.close()
+    jobs.close()

@@ -1,0 +1,133 @@
+"""Azure's event processors as processes, one for each language: fetched as its lock pins it, with a program of ours.
+
+Each program takes the same words and tells what it does in the lines of `leasehold consume --events`:
+
+    WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from attrs import frozen
+
+from leasehold.adapters.local.cache import filled
+from leasehold.adapters.local.node import find_node, install
+from leasehold.adapters.local.process import ServiceError
+
+HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
+BUILD_SECONDS = 540
+# A small heap and the quick compiler: several of these share a machine of two cores with the services.
+JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+GO_LEAST = (1, 24)
+
+
+@frozen
+class Make:
+    """One SDK's processor.
+
+    start  fetches and builds it once; the program and its first words. Raises ServiceError with the reason if it cannot
+    group  the consumer group as its workers must write it
+    """
+
+    start: Callable[[], tuple[str, ...]]
+    group: str = "$Default"
+
+
+def _python(program: str) -> tuple[str, ...]:
+    return sys.executable, str(HERE / program)
+
+
+def _javascript() -> tuple[str, ...]:
+    node, tree = find_node(), TESTS / "javascript" / "event_processor"
+
+    def fill(folder: Path) -> None:
+        install(tree, folder)
+        shutil.copy(tree / "worker.cjs", folder)  # beside the packages, where it looks for them
+
+    return *node.node, str(_built(tree, fill) / "worker.cjs")
+
+
+def _java() -> tuple[str, ...]:
+    _need("java", "javac", "mvn")
+    tree = TESTS / "java" / "event_processor"
+
+    def fill(folder: Path) -> None:
+        jars = folder / "jars"
+        _run(
+            "mvn", "-q", "-B", "-f", str(tree / "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"
+        )
+        check_digests(jars, (tree / "jars.sha256").read_text())
+        _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{jars}/*", str(tree / "EventWorker.java"))
+
+    folder = _built(tree, fill)
+    return str(shutil.which("java")), *JVM, "-cp", f"{folder}:{folder}/jars/*", "EventWorker"
+
+
+def _go() -> tuple[str, ...]:
+    _need("go")
+    said = _run("go", "version")
+    found = re.search(r"go(\d+)\.(\d+)", said)
+    if found is None or (int(found[1]), int(found[2])) < GO_LEAST:
+        raise ServiceError(f"Go {'.'.join(map(str, GO_LEAST))} or later is needed, and this is {said.strip()}")
+    tree = TESTS / "go" / "event_processor"
+
+    def fill(folder: Path) -> None:
+        _run(
+            "go",
+            "-C",
+            str(tree),
+            "build",
+            "-mod=readonly",
+            "-trimpath",
+            "-buildvcs=false",
+            "-o",
+            str(folder / "worker"),
+        )
+
+    return (str(_built(tree, fill) / "worker"),)
+
+
+MAKES: Mapping[str, Make] = {
+    "python": Make(partial(_python, "official_worker.py")),
+    "asyncio": Make(partial(_python, "official_worker_aio.py")),
+    "javascript": Make(_javascript),
+    "java": Make(_java),
+    # Go's SDK does not fold the names of its blobs to lower case, as all the others do.
+    "go": Make(_go, group="$default"),
+}
+"""By name. Both of Python's come with the tests; the others need what `start` says."""
+
+
+def check_digests(folder: Path, wanted: str) -> None:
+    """Raises ServiceError unless a folder holds just the files of a `sha256sum` listing, as they were listed."""
+    listed = {name: digest for digest, name in (line.split() for line in wanted.splitlines())}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    if wrong := sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name)):
+        raise ServiceError(f"not what was tested: {', '.join(wrong)}")
+
+
+def _built(tree: Path, fill: Callable[[Path], None]) -> Path:
+    """The folder filled for this state of a tree."""
+    files = sorted(path for path in tree.iterdir() if path.is_file())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    return filled(f"{tree.parent.name}/event-processor-{digest}", fill)
+
+
+def _need(*tools: str) -> None:
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        raise ServiceError(f"no {', no '.join(missing)} on the PATH")
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=BUILD_SECONDS, check=False
+    )
+    if done.returncode:
+        raise ServiceError(f"{command[0]} failed:\n{done.stdout[-2000:]}")
+    return done.stdout

@@ -1,0 +1,63 @@
+"""An official Event Hubs worker with the asynchronous client and checkpoint store, which tells what it does.
+
+    python official_worker_aio.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
+
+Both connection strings are in the environment. It ends, and gives its partitions up, at SIGTERM.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from functools import partial
+from typing import Any
+
+from azure.eventhub import EventData
+from azure.eventhub.aio import EventHubConsumerClient
+from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from official_worker import ENDINGS, told, told_records
+
+
+async def main(words: list[str]) -> None:
+    """Receive until told to end."""
+    worker, hub, group, container, interval, expiry = words
+    store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
+    client = EventHubConsumerClient.from_connection_string(
+        os.environ["EVENTHUBS_CONNECTION_STRING"],
+        group,
+        eventhub_name=hub,
+        checkpoint_store=store,
+        load_balancing_interval=float(interval),
+        partition_ownership_expiration_interval=float(expiry),
+    )
+    ending = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+    tell = partial(told, worker)
+
+    async def begun(context: Any) -> None:  # noqa: ANN401  the SDK's context has no public type
+        tell("initialize", context)
+
+    async def ended(context: Any, why: Any) -> None:  # noqa: ANN401  likewise
+        tell(ENDINGS[why], context)
+
+    async def handle(context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
+        told_records(tell, context, events)
+        if events:
+            await context.update_checkpoint(events[-1])
+
+    async with client, store:
+        receive = client.receive_batch(
+            handle,
+            max_batch_size=100,
+            starting_position="-1",
+            on_partition_initialize=begun,
+            on_partition_close=ended,
+        )
+        receiving = asyncio.create_task(receive)
+        await ending.wait()
+        await client.close()
+        await receiving
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

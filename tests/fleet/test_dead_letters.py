@@ -1,0 +1,176 @@
+"""A real consumer with a poisoned record: its letter in each kind of place, and the replay of it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import boto3
+import pytest
+
+from leasehold.adapters.reading.letters.letter import letter_of
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+pytestmark = pytest.mark.services
+
+LEASEHOLD = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()"]
+WAIT = 60.0
+POISON = (7, 23)
+COUNT = 40
+
+APP = """
+import pathlib
+
+def note(name, records):
+    with pathlib.Path(name).open("a") as out:
+        out.writelines(record.data.decode() + "\\n" for record in records)
+
+def handle(batch):
+    for record in batch.records:
+        if record.data in (b"7", b"23"):
+            raise ValueError("poison " + record.data.decode())
+    note("handled", batch.records)
+
+async def mended(batch):
+    note("replayed", batch.records)
+"""
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait for something that will be seen from outside."""
+    deadline = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}"
+        time.sleep(0.05)
+
+
+def noted(folder: Path, name: str) -> list[str]:
+    """What the handlers of `APP` wrote there."""
+    path = folder / name
+    return path.read_text().split() if path.exists() else []
+
+
+def consumed(folder: Path, source: str, letters: str) -> str:
+    """Consume until all that can be handled is; what the worker said."""
+    (folder / "app.py").write_text(APP)
+    options = ["--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--handler", "app:handle", "--attempts", "2"]
+    command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", letters]
+    worker = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: len(noted(folder, "handled")) == COUNT - len(POISON), "all but the poison is handled")
+        worker.terminate()
+        return worker.communicate(timeout=WAIT)[1]
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def replayed(folder: Path, letters: str, *options: str) -> dict[str, int]:
+    """The verdict of a replay."""
+    command = [*LEASEHOLD, "replay", letters, "--json", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
+    verdict: dict[str, int] = json.loads(done.stdout)
+    assert done.returncode == int(verdict["failed"] > 0), done.stderr
+    return verdict
+
+
+@pytest.fixture
+def stream(kinesis_client: "KinesisClient") -> str:
+    """A stream with poison in it."""
+    name = made(kinesis_client)
+    kinesis_client.put_records(
+        StreamName=name,
+        Records=[{"Data": str(number).encode(), "PartitionKey": "one"} for number in range(COUNT)],
+    )
+    return name
+
+
+def made(client: "KinesisClient") -> str:
+    """An empty stream of one shard."""
+    name = f"letters-{uuid4().hex}"
+    client.create_stream(StreamName=name, ShardCount=1)
+    summary = client.describe_stream_summary
+    until(lambda: summary(StreamName=name)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active")
+    return name
+
+
+def url(endpoint: str, stream: str) -> str:
+    """The stream as a URL."""
+    return f"kinesis://{stream}?region=eu-west-1&endpoint={endpoint}"
+
+
+def rows_of(client: "KinesisClient", stream: str) -> list[bytes]:
+    """All that a stream of one shard holds."""
+    (shard,) = client.list_shards(StreamName=stream)["Shards"]
+    begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
+    return [row["Data"] for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]]
+
+
+def all_but_poison() -> list[str]:
+    """In order."""
+    return [str(number) for number in range(COUNT) if number not in POISON]
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_poison_becomes_letters_which_a_replay_hands_over(
+    kinesis_url: str, moto_url: str, stream: str, tmp_path: Path, kind: str
+) -> None:
+    """Without it the parts could each be right, and a record vanish between them."""
+    letters = "file://box"
+    if kind == "s3":
+        boto3.client("s3", endpoint_url=moto_url).create_bucket(
+            Bucket=stream, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+        )
+        letters = f"s3://{stream}/orders/dead?region=eu-west-1&endpoint={moto_url}"
+    said = consumed(tmp_path, url(kinesis_url, stream), letters)
+    assert noted(tmp_path, "handled") == all_but_poison()
+    assert said.count("went to the dead letter: ValueError") == len(POISON)
+    assert replayed(tmp_path, letters, "--handler", "app:handle") == {"done": 0, "failed": 2, "strange": 0}
+    assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 2, "failed": 0, "strange": 0}
+    assert noted(tmp_path, "replayed") == ["7", "23"]
+    assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 0, "failed": 0, "strange": 0}
+
+
+def test_letters_may_go_to_a_stream_and_back_into_one(
+    kinesis_url: str, kinesis_client: "KinesisClient", stream: str, tmp_path: Path
+) -> None:
+    """Without it those who watch their dead letters by a consumer would have none."""
+    other = made(kinesis_client)
+    consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, other))
+    (tmp_path / "box").mkdir()
+    told = [json.loads(row) for row in rows_of(kinesis_client, other)]
+    assert [(each["data"], each["text"], each["stream"]) for each in told] == [
+        ("Nw==", "poison 7", stream),
+        ("MjM=", "poison 23", stream),
+    ]
+    again = (url(kinesis_url, other), "--store", "sqlite://replay.db", "--handler")
+    assert replayed(tmp_path, *again, "app:handle") == {"done": 0, "failed": 2, "strange": 0}
+    assert replayed(tmp_path, *again, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
+    assert noted(tmp_path, "replayed") == ["7", "23"]
+    assert replayed(tmp_path, *again, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
+    # Each is what a folder would hold; from there it goes back into a stream.
+    assert len(rows_of(kinesis_client, other)) == 4  # two were put back
+    for row in rows_of(kinesis_client, other)[2:]:
+        (tmp_path / "box" / letter_of(row).name).write_bytes(row)
+    back = made(kinesis_client)
+    verdict = replayed(tmp_path, "file://box", "--to", url(kinesis_url, back))
+    assert verdict == {"done": 2, "failed": 0, "strange": 0}
+    assert (rows_of(kinesis_client, back), list((tmp_path / "box").iterdir())) == ([b"7", b"23"], [])
+
+
+def test_there_must_be_such_a_place(kinesis_url: str, moto_url: str, tmp_path: Path) -> None:
+    """Without it the first record that fails would find out that its bucket was misspelt."""
+    for letters, says in (
+        (f"s3://no-such-bucket/x?region=eu-west-1&endpoint={moto_url}", "there is no bucket 'no-such-bucket'"),
+        (url(kinesis_url, "no-such-stream"), "there is no stream 'no-such-stream'"),
+    ):
+        options = ["--store", "memory://x", "--events", "--dead-letter", letters]
+        command = [*LEASEHOLD, "consume", url(kinesis_url, "orders"), *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False)
+        assert (done.returncode, says in done.stderr) == (1, True), done.stderr

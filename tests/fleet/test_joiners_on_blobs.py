@@ -1,0 +1,46 @@
+"""Workers that join over a container of blobs, where a row says nothing of its owner's plans."""
+
+from pathlib import Path
+
+import pytest
+from hub_stage import Feed, Group, HubStream, a_container, a_group, flights
+
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.balancer.rules.groups import least_moves
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
+
+PARTITIONS, ROWS = 24, 4000
+
+
+def owners(group: Group) -> dict[str, str | None]:
+    """By partition, the worker that alone reads it."""
+    return {partition: readers[0] for partition, readers in group.readers().items() if len(readers) == 1}
+
+
+def moves_since(group: Group, begin: float) -> int:
+    """How often a partition has got another reader since then."""
+    return sum(tenure.begin > begin for tenure in group.stage.reading.tenures)
+
+
+def test_workers_that_join_together_cost_the_least_moves(hubs: LocalHubs, tmp_path: Path) -> None:
+    """Without it each joiner would level the group for itself, and the next move some of it again: 22 moves."""
+    with a_container() as container:
+        store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/joined&group=$Default"
+        feed = Feed(HubStream(hubs, "joined", PARTITIONS), flights(ROWS), 20)
+        with a_group(feed, tmp_path, store, container) as group:
+            stage = group.stage
+            stage.join("ours-1")
+            stage.join("ours-2")
+            assert group.settle() == [12, 12]
+            before = owners(group)
+            begin = max(tenure.begin for tenure in stage.reading.tenures)
+            for number in range(3, 7):
+                stage.join(f"ours-{number}")
+            assert group.settle() == [4] * 6
+            least = least_moves(before, stage.living())
+            # A process that begins later than the others gather for may cost a partition of its own.
+            assert least == 16 <= moves_since(group, begin) <= 18
+            verdict = group.finish()
+            assert (verdict.faults, verdict.lost) == ((), 0)

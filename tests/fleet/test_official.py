@@ -1,0 +1,54 @@
+"""The event processors of other languages: nothing but what was tested is run, and what is missing is named."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from official import MAKES, check_digests
+
+from leasehold.adapters.local.process import ServiceError
+
+LISTED = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}.jar\n" for name in ("one", "two"))
+
+
+@pytest.mark.parametrize(
+    ("jars", "wrong"),
+    [
+        ({"one": "one", "two": "another"}, "two.jar"),
+        ({"one": "one"}, "two.jar"),
+        ({"one": "one", "two": "two", "three": "three"}, "three.jar"),
+    ],
+)
+def test_other_jars_than_those_listed_are_refused(jars: dict[str, str], wrong: str, tmp_path: Path) -> None:
+    """Without it a repository could hand out something other than what was tested."""
+    for name, content in jars.items():
+        (tmp_path / f"{name}.jar").write_text(content)
+    with pytest.raises(ServiceError, match=f"not what was tested: {wrong}$"):
+        check_digests(tmp_path, LISTED)
+
+
+def test_the_jars_that_are_listed_will_do(tmp_path: Path) -> None:
+    """Without it nothing would ever be run."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jar").write_text(name)
+    check_digests(tmp_path, LISTED)
+
+
+@pytest.mark.parametrize(
+    ("language", "tools"), [("java", "no java, no javac, no mvn on the PATH"), ("go", "no go on the PATH")]
+)
+def test_what_a_machine_lacks_is_named(language: str, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a skipped test would not say how to have it run."""
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServiceError, match=tools):
+        MAKES[language].start()
+
+
+def test_an_old_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an old Go would fail over a file that it cannot read."""
+    go = tmp_path / "go"
+    go.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ServiceError, match=r"Go 1\.24 or later is needed, and this is go version go1\.19\.8"):
+        MAKES["go"].start()

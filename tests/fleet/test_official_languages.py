@@ -1,0 +1,110 @@
+"""Workers of ours beside Azure's event processors of other languages, in one consumer group over one container."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hub_stage import CYCLE_SECONDS, OURS, SETTLE_SECONDS, Feed, Group, HubStream, a_container, a_group, flights
+from official import MAKES
+
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
+
+PARTITIONS, EVENTS, A_TICK = 12, 8000, 20
+PYTHON = ("python", "asyncio")
+LANGUAGES = ("javascript", "java", "go")
+
+
+def had(make: str) -> None:
+    """Fetch and build a processor; skip with the true reason where it cannot be had."""
+    try:
+        MAKES[make].start()
+    except ServiceError as missing:
+        pytest.skip(f"OURS ARE NOT TESTED BESIDE THE EVENT PROCESSOR FOR {make.upper()}: {missing}")
+
+
+@contextmanager
+def a_fleet(hubs: LocalHubs, hub: str, makes: tuple[str, ...], folder: Path) -> Iterator[Group]:
+    """One of ours that reads everything, then one of each make beside it."""
+    with a_container() as container:
+        store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
+        with a_group(
+            Feed(HubStream(hubs, hub, PARTITIONS), flights(EVENTS), A_TICK), folder, store, container
+        ) as group:
+            join(group, OURS, 1)
+            assert group.stage.until(group.balanced, SETTLE_SECONDS)
+            for make in makes:
+                join(group, make, 1)
+            evenly(group, 1 + len(makes))
+            yield group
+
+
+def join(group: Group, make: str, number: int) -> None:
+    """Start a worker."""
+    if make == OURS:
+        group.stage.join(f"{make}-{number}")
+    else:
+        group.join_official(f"{make}-{number}", make, interval=CYCLE_SECONDS / 2)
+
+
+def evenly(group: Group, workers: int) -> None:
+    """Wait until every partition has one reader, and each worker its share."""
+    least, more = divmod(PARTITIONS, workers)
+    assert group.settle() == [least + 1] * more + [least] * (workers - more)
+
+
+def replaced(group: Group, makes: tuple[str, ...]) -> None:
+    """Kill the worker of each make, one after the other; once others read its partitions, another of its make comes.
+
+    So all that the dead one had is resumed by other makes, and all that its successor gets comes from them.
+    """
+    for make in makes:
+        group.stage.kill(f"{make}-1")
+        assert group.stage.until(lambda: sum(group.shares()) == PARTITIONS, SETTLE_SECONDS), group.readers()
+        join(group, make, 2)
+        assert group.stage.until(group.balanced, SETTLE_SECONDS), group.readers()
+    evenly(group, len(group.stage.living()))
+
+
+def judged(group: Group, makes: tuple[str, ...]) -> None:
+    """Finish; nothing is lost, and each make resumed others' checkpoints and had its own resumed by others."""
+    verdict = group.finish()
+    took = {
+        deed.subject: round(group.takeover_seconds(deed.subject), 1)
+        for deed in group.stage.history.incidents
+        if deed.what == "crash"
+    }
+    print(f"taken over after {took} s; read twice for {group.doubled_seconds():.1f} s: {verdict}")  # noqa: T201  a measurement
+    assert (verdict.faults, verdict.produced, verdict.lost) == ((), EVENTS, 0)
+    assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
+    passed = group.passed(verdict)
+    for make in makes:
+        assert {before for before, after in passed if after == make} - {make}, (make, passed)
+        assert {after for before, after in passed if before == make} - {make}, (make, passed)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_ours_share_a_group_with_the_processors_of_python_and_another_language(
+    language: str, meeting_hubs: LocalHubs, tmp_path: Path
+) -> None:
+    """Without it each side could be right by its own tests, and both together read twice or lose."""
+    had(language)
+    others = (*PYTHON, language)
+    with a_fleet(meeting_hubs, f"with-{language}", others, tmp_path) as group:
+        replaced(group, (language, OURS, *PYTHON))
+        judged(group, (OURS, *others))
+
+
+@pytest.mark.timeout(600)
+def test_four_languages_are_one_group(meeting_hubs: LocalHubs, tmp_path: Path) -> None:
+    """Without it two languages that agree with ours might still not agree with each other beside us."""
+    for language in LANGUAGES:
+        had(language)
+    makes = (*PYTHON, *LANGUAGES)
+    with a_fleet(meeting_hubs, "four-languages", makes, tmp_path) as group:
+        replaced(group, (OURS, *makes))
+        judged(group, (OURS, *makes))

@@ -1,0 +1,105 @@
+"""`leasehold consume --processes` over a stream and SQLite: ids, a killed worker, a killed supervisor, one drain."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from children import child
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.consume import app
+from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+WAIT = 60.0
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
+    """Its URL; each shard has a few records."""
+    kinesis_client.create_stream(StreamName="processes", ShardCount=SHARDS)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName="processes", WaiterConfig={"Delay": 1})
+    for number in range(40):
+        kinesis_client.put_record(StreamName="processes", Data=b"x", PartitionKey=str(number))
+    return f"kinesis://processes?region=eu-west-1&endpoint={kinesis_url}"
+
+
+@contextmanager
+def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
+    """Two workers under one supervisor."""
+    words = ("consume", stream, "--store", store, "--events", "--worker", "shop", "--processes", "2")
+    call = [sys.executable, "-m", "leasehold.adapters.cli.main", *words, "--from", "TRIM_HORIZON"]
+    with child(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        yield process
+
+
+def until_reading(process: "subprocess.Popen[str]", *among: str, since: float = 0.0) -> None:
+    """Read events until each of these workers has begun to read a shard, after this many seconds since 1970."""
+    assert process.stdout is not None
+    missing = set(among)
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] == "initialize" and event["t"] > since * 1000:
+            missing.discard(event["worker"])
+        if not missing:
+            return
+    raise AssertionError(f"it ended before {missing} began")
+
+
+def workers_of(process: "subprocess.Popen[str]") -> list[int]:
+    """The processes that it runs."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def test_workers_share_the_shards_come_back_and_release_together(stream: str, tmp_path: Path) -> None:
+    """A crash would cost a worker for good, or a deployment would leave leases to expire."""
+    url = f"sqlite:///{tmp_path}/leases.db"
+    with consuming(stream, url) as process:
+        until_reading(process, "shop-0", "shop-1")
+        killed = workers_of(process)[0]
+        name = Path(f"/proc/{killed}/cmdline").read_text().split("\0--worker\0")[-1].partition("\0")[0]
+        os.kill(killed, signal.SIGKILL)
+        assert process.stderr is not None
+        assert f"{name} ended with status 137: it starts again in 1 s" in process.stderr.readline()
+        until_reading(process, name, since=time.time())
+        process.terminate()
+        rest, _ = process.communicate(timeout=WAIT)
+        assert process.returncode == 0
+    assert {json.loads(line)["worker"] for line in rest.splitlines()} <= {"shop-0", "shop-1"}
+    assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
+
+
+def test_workers_whose_supervisor_is_killed_release_and_end(stream: str, tmp_path: Path) -> None:
+    """They would go on beside the workers of the next start, which have the same ids."""
+    url = f"sqlite:///{tmp_path}/leases.db"
+    with consuming(stream, url) as process:
+        until_reading(process, "shop-0", "shop-1")
+        watched = [os.pidfd_open(pid) for pid in workers_of(process)]
+        process.kill()
+        assert [bool(select.select([each], [], [], WAIT)[0]) for each in watched] == [True, True]
+    for each in watched:
+        os.close(each)
+    assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
+
+
+@pytest.mark.parametrize("given", [("--lease-seconds", "0"), ("--store", "memory://none"), ("--processes", "0")])
+def test_bad_usage_is_told_and_nothing_starts(given: tuple[str, ...]) -> None:
+    """Each of the workers would say it, and a supervisor might try them again."""
+    arguments = ["kinesis://orders", "--store", "sqlite://none.db", "--events", "--processes", "3"]
+    arguments += given
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stdout) == (2, "")

@@ -1,0 +1,144 @@
+"""A rolling restart of every Java worker beside one of ours: what ours read well goes on being read."""
+
+import time
+from itertools import pairwise
+
+import java_kcl
+import pytest
+from mixed import LEASE_SECONDS, Mixed, mixed
+from types_boto3_dynamodb import DynamoDBClient
+
+from leasehold.balancer.looking.kcl3_leader import REPORT_SECONDS, SILENT_SECONDS
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
+
+POLL_SECONDS = LEASE_SECONDS
+"""A worker of KCL 3.x looks for leases that it was given every `failoverTimeMillis`."""
+UNREAD_SECONDS = 2 * LEASE_SECONDS + POLL_SECONDS
+DOWN_SECONDS = 8.0
+"""Between the end of a worker and the start of the next, as a scheduler of containers has it."""
+
+
+def built(version: str) -> None:
+    """Skip with the true reason where Java cannot be run."""
+    if absent := java_kcl.missing():
+        pytest.skip(f"the Java KCL is not run: no {absent}")
+    java_kcl.built(version)
+
+
+def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
+    """A Java worker stops in good order, and another comes, which ours give its share, or never do.
+
+    They wait until the old one is forgotten and the new one has reported once more; longer where that one was the
+    leader and did not end in time to give its lock up.
+    """
+    leaving = fleet.stage.leave(old)
+    fleet.stage.pause(DOWN_SECONDS)
+    fleet.join_java(new)
+    known = SILENT_SECONDS + REPORT_SECONDS
+    assert fleet.stage.until(lambda: fleet.stage.held()[new] == 2, 1.5 * known if given else known) == given
+    fleet.stage.pause(5 * LEASE_SECONDS)
+    leaving.wait()
+
+
+def reported(fleet: Mixed, worker: str) -> str:
+    """What changes with each report of a Java worker; nothing before the first."""
+    return dict(fleet.stage.store.list().reports.stamps).get(worker, "")
+
+
+def unread_seconds(fleet: Mixed, since: float) -> float:
+    """The longest time since then between two records of one shard, which come several times a second."""
+    longest = 0.0
+    readings = fleet.stage.history.events
+    for shard in {event.shard for event in readings}:
+        told = [each.t for each in readings if each.shard == shard and each.event == "record"]
+        times = [since, *sorted(t for t in told if t >= since)]
+        longest = max([longest, *(after - before for before, after in pairwise(times))])
+    return longest
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("version", "given"), [("3.5.1", True), ("3.0.3", False)])
+def test_a_rolling_restart_of_java_leaves_nothing_unread(
+    version: str, given: bool, kinesis_url: str, dynamodb_local_url: str
+) -> None:
+    """Without it the new leader gives what ours let go to the worker that stopped, and nobody reads it for 20 s (M14).
+
+    Workers of 3.0.3 report in a table of their own, so that ours do not know of them and keep what they hold.
+    """
+    built(version)
+    with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
+        fleet.join_java("java-1")
+        fleet.balanced()
+        fleet.stage.join("ours-1")
+        fleet.balanced()
+        since = time.time()
+        replaced(fleet, "java-1", "java-2", given=given)
+        replaced(fleet, "java-2", "java-3", given=given)
+        unread, gifts = unread_seconds(fleet, since), fleet.gifts()
+        print(f"unread for {unread:.1f} s at most; from ours to Java: {gifts}")  # noqa: T201  a measurement
+        verdict = fleet.finish()
+        assert (verdict.faults, verdict.lost) == ((), 0), verdict
+        assert unread <= UNREAD_SECONDS
+        assert bool(gifts) == given
+        assert all(read for _, _, read in gifts)
+
+
+@pytest.mark.timeout(400)
+def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
+    kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
+) -> None:
+    """Without it a lease of ours goes to a worker that is dead, and is unread until it expires (M14).
+
+    One report is all that such a worker leaves. It comes when ours have a lease to give, but wait for another's end to
+    be forgotten; when that is, the report is younger than those of a living worker may be.
+    """
+    built("3.5.1")
+    with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
+        fleet.join_java("java-1")
+        fleet.balanced()
+        # Four workers have a lease each: what java-2 leaves is one too many with ours, and never with the leader.
+        for worker in ("ours-1", "ours-2"):
+            fleet.stage.join(worker)
+        fleet.balanced()
+        fleet.join_java("java-2")
+        fleet.balanced()
+        before = reported(fleet, "java-2")
+        assert fleet.stage.until(lambda: reported(fleet, "java-2") != before, REPORT_SECONDS)
+        fleet.stage.kill("java-2")
+        since = time.time()
+        # As late as may be: the leader, too, takes that worker for alive, and may move a lease of its own to it.
+        fleet.stage.pause(SILENT_SECONDS - 2 * LEASE_SECONDS)
+        row = {"leaseKey": {"S": "java-3"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "wid": {"S": "java-3"}}
+        dynamodb_local_client.put_item(TableName=fleet.table, Item=row | {"lut": {"N": str(int(time.time()))}})
+        fleet.stage.pause(SILENT_SECONDS)
+        unread, gifts = unread_seconds(fleet, since), fleet.gifts()
+        print(f"unread for {unread:.1f} s at most; from ours to Java: {gifts}")  # noqa: T201  likewise
+        verdict = fleet.finish()
+        assert (verdict.faults, verdict.lost) == ((), 0), verdict
+        assert all(worker != "java-3" for _, worker, _ in gifts)
+
+
+@pytest.mark.parametrize("version", ["2.7.2", "3.5.1"])
+def test_a_rolling_restart_of_ours_beside_java_leaves_nothing_unread(
+    version: str, kinesis_url: str, dynamodb_local_url: str
+) -> None:
+    """Without it what ours give up in good order waits for workers, or a leader, that look every two failover times."""
+    built(version)
+    with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
+        fleet.join_java("java-1")
+        fleet.balanced()
+        for worker in ("ours-1", "ours-2"):
+            fleet.stage.join(worker)
+        fleet.balanced()
+        since = time.time()
+        for old, new in (("ours-1", "ours-3"), ("ours-2", "ours-4")):
+            leaving = fleet.stage.leave(old)
+            fleet.stage.pause(DOWN_SECONDS)
+            fleet.stage.join(new)
+            fleet.balanced()
+            assert leaving.wait() == 0
+        unread = unread_seconds(fleet, since)
+        verdict = fleet.finish()
+        assert (verdict.faults, verdict.lost) == ((), 0), verdict
+        assert unread <= UNREAD_SECONDS

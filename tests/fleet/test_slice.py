@@ -1,0 +1,103 @@
+"""Worker processes read a slice of a real stream with a split in it; one is killed, the others end by themselves."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from test_consume_kinesis import WAIT, until
+
+from leasehold.stores.urls import open_store
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+pytestmark = pytest.mark.services
+
+
+def put(client: "KinesisClient", stream: str, first: int, count: int) -> None:
+    """Put numbered records, each under a key of its own."""
+    numbers = range(first, first + count)
+    client.put_records(StreamName=stream, Records=[{"Data": b"%d" % n, "PartitionKey": f"k-{n}"} for n in numbers])
+
+
+def active(client: "KinesisClient", stream: str) -> None:
+    """Wait until the stream has changed."""
+    summary = client.describe_stream_summary
+    until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active")
+
+
+def arrivals(client: "KinesisClient", stream: str) -> dict[str, float]:
+    """When each record arrived, in milliseconds, by the digest of its data."""
+    found: dict[str, float] = {}
+    for shard in client.list_shards(StreamName=stream)["Shards"]:
+        begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
+        for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
+            digest = hashlib.sha1(row["Data"], usedforsecurity=False).hexdigest()
+            found[digest] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
+    return found
+
+
+def digest_of(number: int) -> str:
+    """As event lines name it."""
+    return hashlib.sha1(b"%d" % number, usedforsecurity=False).hexdigest()
+
+
+def seen(path: Path) -> set[str]:
+    """The digests of the records whose lines are there; the last line may be cut."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    return {line["sha1"] for line in lines if line["event"] == "record"}
+
+
+def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
+    kinesis_url: str, dynalite_url: str, kinesis_client: "KinesisClient", tmp_path: Path
+) -> None:
+    """Without it a repair of yesterday's records would miss some, reach into today's, or never end."""
+    stream = f"slice-{uuid4().hex}"
+    kinesis_client.create_stream(StreamName=stream, ShardCount=2)
+    active(kinesis_client, stream)
+    put(kinesis_client, stream, 0, 60)
+    shard = kinesis_client.list_shards(StreamName=stream)["Shards"][0]
+    kinesis_client.split_shard(
+        StreamName=stream,
+        ShardToSplit=shard["ShardId"],
+        NewStartingHashKey=str(int(shard["HashKeyRange"]["EndingHashKey"]) // 2),
+    )
+    active(kinesis_client, stream)
+    for first in (60, 120):
+        put(kinesis_client, stream, first, 60)
+    arrived = arrivals(kinesis_client, stream)
+    since, end = int(arrived[digest_of(5)]), int(arrived[digest_of(130)])
+    wanted = {digest for digest, ms in arrived.items() if since <= ms < end}
+    assert wanted
+    store = f"dynamodb://{stream}?region=eu-west-1&endpoint={dynalite_url}"
+    command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume"]
+    command += [f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}", "--store", store, "--events"]
+    command += ["--lease-seconds", "3", "--from", str(since), "--until", str(end)]
+
+    def started(name: str) -> "subprocess.Popen[str]":
+        with (tmp_path / name).open("wb") as out:
+            return subprocess.Popen([*command, "--worker", name], stdout=out, stderr=subprocess.PIPE, text=True)
+
+    killed = started("a-1")
+    until(lambda: len(seen(tmp_path / "a-1")) > 0, "something is read")
+    killed.kill()
+    killed.communicate()
+    workers = [started("b-1"), started("c-1")]
+    try:
+        told = [worker.communicate(timeout=WAIT)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], told
+    assert all("the slice is read; " in said for said in told)
+    assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == wanted
+    opened = open_store(store)
+    leases = opened.list().leases
+    opened.close()
+    assert leases
+    assert all(lease.ended for lease in leases)

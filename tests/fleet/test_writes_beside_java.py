@@ -1,0 +1,42 @@
+"""The writes of ours and of the real Java worker, on one table and in the same seconds."""
+
+import time
+
+import java_kcl
+import pytest
+from faulty_line import line
+from mixed import mixed
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
+
+SECONDS = 20.0
+MOST = 2.5
+"""Writes of ours for a lease and second."""
+
+
+def test_ours_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
+    """Without it who changes from Java would pay four times as much for the table."""
+    if absent := java_kcl.missing():
+        pytest.skip(f"the Java KCL is not run: no {absent}")
+    java_kcl.built("2.7.2")
+    with (
+        line(dynamodb_local_url) as of_ours,
+        line(dynamodb_local_url) as of_java,
+        mixed(kinesis_url, of_ours.url, "2.7.2", "own") as fleet,
+    ):
+        fleet.dynamodb = of_java.url
+        fleet.join_java("java-1")
+        fleet.balanced()
+        fleet.stage.join("ours-1")
+        fleet.balanced()
+        begun = time.monotonic()
+        before = of_ours.asked["UpdateItem"], of_java.asked["UpdateItem"]
+        fleet.stage.pause(SECONDS)
+        seconds = time.monotonic() - begun
+        ours, java = of_ours.asked["UpdateItem"] - before[0], of_java.asked["UpdateItem"] - before[1]
+        print(f"in {seconds:.0f} s, two leases each: ours {ours} writes, Java {java}")  # noqa: T201  shown if it fails
+        assert fleet.stage.held() == {"java-1": 2, "ours-1": 2}
+        # A checkpoint a second, a renewal each half of the lease, and the lookout's counts.
+        assert 2 <= ours <= min(java, 2 * MOST * seconds)
+        verdict = fleet.finish()
+        assert (verdict.faults, verdict.lost) == ((), 0), verdict

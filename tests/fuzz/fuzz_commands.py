@@ -1,0 +1,186 @@
+"""What users, their files and Spark say: documents in JSON, options, times, lines; offsets of micro-batches."""
+
+import io
+import json
+import os
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from fuzzing import FuzzTarget, in_json, unsaid
+
+from leasehold.adapters.cli import deaggregate, produce, simulate
+from leasehold.adapters.cli.common.checkpoint_moves import said
+from leasehold.adapters.cli.common.positions import start
+from leasehold.adapters.cli.common.reset_plan import read_plan
+from leasehold.adapters.cli.common.settings import configuration, settings
+from leasehold.adapters.cli.common.times import duration, moment, said_moment, shift
+from leasehold.adapters.history.events import event_of
+from leasehold.adapters.json_form.answer import answer
+from leasehold.adapters.json_form.fields import BadJsonField
+from leasehold.adapters.reading.letters import boxes
+from leasehold.adapters.reading.letters.letter import BadLetter, letter_of, place_of
+from leasehold.adapters.report.snapshots import saved
+from leasehold.adapters.report.templates import TEMPLATES
+from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
+from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.lease_table.data_source import LeaseTable
+from leasehold.adapters.spark.offsets import decode, encode
+from leasehold.adapters.spark.readers.messages import from_planner, from_reader, line_of
+from leasehold.balancer.config import Config
+from leasehold.stores.schemes import read_url
+
+NOW = 1.8e9
+SECRET = "hush0hush1"  # noqa: S105  nobody's
+
+
+def _planned(body: bytes) -> None:
+    json.dumps(answer(body))
+
+
+def _listed(body: bytes) -> None:
+    json.dumps(answer(body, "me"))
+
+
+def _reset(body: bytes) -> None:
+    for each in read_plan(body):
+        said(each.was)
+        said(each.wanted)
+
+
+def _snapshots(body: bytes) -> None:
+    for snapshot in saved("file", io.BytesIO(body)):
+        TEMPLATES.filters["clock"](snapshot.at)
+
+
+def _duration(text: str) -> None:
+    assert duration(text) >= 0
+
+
+def _moment(text: str) -> None:
+    said(start(text, None, NOW, "--to"))
+    assert text.strip()[:1].isalpha() or said_moment(moment(text, NOW)).endswith("Z")
+
+
+def _options(text: str) -> None:
+    assert isinstance(configuration(settings({}, [text])), Config)
+
+
+def _record(line: str) -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        deaggregate._print(1, line, None, strict=False)
+    assert [json.loads(row) for row in out.getvalue().encode().splitlines()] or True
+
+
+def _lines(body: bytes) -> None:
+    for how in ("line", "field:2", "json:customer", "fixed:a"):
+        produce._key(how, ",")(body).encode()
+
+
+def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
+    offset = decode(stored)
+    assert decode(json.loads(json.dumps(encode(offset)))) == offset
+
+
+def _message(parse: Callable[[bytes], Any], line: bytes) -> None:
+    assert parse(line_of(parse(line))) == parse(line)
+
+
+def _texts(told: object) -> dict[str, str]:
+    return {name: value for name, value in told.items() if isinstance(value, str)} if isinstance(told, dict) else {}
+
+
+def _of_event_hubs(told: object) -> None:
+    secret = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
+    with patch.dict(os.environ, {CONNECTION_STRING: secret}), unsaid(SECRET):
+        assert SECRET not in repr(event_hubs_options(_texts(told)))
+
+
+def _letter(line: bytes) -> None:
+    letter = letter_of(line)
+    assert letter_of(letter.line) == letter
+    assert place_of(letter.name) is not None
+
+
+def _letter_place(url: str) -> None:
+    read_url(url, "letters", boxes._SCHEMES)
+
+
+COMMANDS = (
+    FuzzTarget("dead-letters", ("adapters/reading/letters/letter.py",), _letter, (BadLetter,), pack=in_json),
+    FuzzTarget("letter-urls", ("adapters/reading/letters/boxes.py",), _letter_place, (ValueError,), "letters URL: "),
+    FuzzTarget(
+        "plan-documents",
+        ("adapters/json_form/fields.py", "adapters/json_form/question.py"),
+        _planned,
+        (BadJsonField,),
+        pack=in_json,
+    ),
+    FuzzTarget("listings-to-plan", ("adapters/json_form/question.py",), _listed, (BadJsonField,), pack=in_json),
+    FuzzTarget("reset-plans", ("adapters/cli/common/reset_plan.py",), _reset, (ValueError,), "--plan: ", pack=in_json),
+    FuzzTarget(
+        "snapshots",
+        ("adapters/report/snapshots.py", "adapters/report/templates.py"),
+        _snapshots,
+        (BadJsonField,),
+        "file, line ",
+        pack=in_json,
+    ),
+    FuzzTarget("durations", ("adapters/cli/common/times.py",), _duration, (ValueError,), "'|\""),
+    FuzzTarget("moments", ("adapters/cli/common/positions.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
+    FuzzTarget("shifts", ("adapters/cli/common/times.py",), shift, (ValueError,), "--shift-by: |'|\""),
+    FuzzTarget("settings", ("adapters/cli/common/settings.py",), _options, (ValueError, BadJsonField), "--set: |"),
+    FuzzTarget("kinesis-lines", ("adapters/cli/deaggregate.py",), _record, (ValueError,), "line 1: "),
+    FuzzTarget(
+        "produced-lines", ("adapters/cli/produce.py",), _lines, (ValueError, UnicodeDecodeError), "--key |'utf-8' codec"
+    ),
+    FuzzTarget(
+        "keys-of-lines", ("adapters/cli/produce.py",), partial(produce._key, delimiter=","), (ValueError,), "--key: "
+    ),
+    FuzzTarget("produce-urls", ("adapters/cli/produce.py",), produce._place, (ValueError,), "SOURCE URL: "),
+    FuzzTarget("fleet-sizes", ("adapters/cli/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
+    FuzzTarget("event-lines", ("adapters/history/events.py",), event_of, (ValueError,), "it is no event: "),
+    FuzzTarget(
+        "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/packing.py"), _offset, (ValueError,), "offset: "
+    ),
+    FuzzTarget(
+        "reader-messages",
+        ("adapters/spark/readers/messages.py",),
+        partial(_message, from_reader),
+        (BadJsonField,),
+        "input|message|Hello|ShardReport|ShardFailure|BatchKept|Alive",
+        in_json,
+    ),
+    FuzzTarget(
+        "planner-messages",
+        ("adapters/spark/readers/messages.py",),
+        partial(_message, from_planner),
+        (BadJsonField,),
+        "input|message|Open|Close|Keep|Discard",
+        in_json,
+    ),
+    FuzzTarget(
+        "kinesis-options",
+        ("adapters/spark/options.py", "adapters/spark/kinesis/options.py"),
+        lambda told: kinesis_options(_texts(told)),
+        (ValueError,),
+        "option ",
+    ),
+    FuzzTarget(
+        "hub-options",
+        ("adapters/spark/options.py", "adapters/spark/event_hubs/options.py"),
+        _of_event_hubs,
+        (ValueError,),
+        "option |EVENTHUBS_CONNECTION_STRING: ",
+    ),
+    FuzzTarget(
+        "lease-table-options",
+        ("adapters/spark/lease_table/data_source.py",),
+        lambda told: LeaseTable(_texts(told)),
+        (ValueError,),
+        "option ",
+    ),
+)

@@ -1,0 +1,267 @@
+"""What streams and their services say: aggregates, answers, events, listings; and the URLs that name the streams."""
+
+import hashlib
+import os
+from functools import cache
+from struct import pack
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
+from zlib import crc32
+
+import boto3
+import cbor2
+from azure.eventhub import EventData
+from azure.eventhub.amqp import AmqpAnnotatedMessage
+from botocore.eventstream import ParserError
+from botocore.exceptions import EventStreamError
+from botocore.parsers import ResponseParserError
+from fuzzing import FuzzTarget, in_json, unsaid
+from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
+
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
+from leasehold.adapters.sources.event_hubs.partitions import starting
+from leasehold.adapters.sources.event_hubs.records import record
+from leasehold.adapters.sources.kinesis import clients
+from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, deaggregate
+from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
+from leasehold.adapters.sources.kinesis.marks import EPOCHS, marked, unmarked
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.kinesis.wire import forms
+from leasehold.adapters.sources.kinesis.wire.events import Subscription
+from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.balancer.model import HASH_KEYS, Position
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+START = Position("1", 1)
+SECRET = "hush0hush1"  # noqa: S105  nobody's
+
+
+def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
+    return bytes(MAGIC + body + hashlib.md5(body, usedforsecurity=False).digest())
+
+
+def _aggregate(data: bytes) -> None:
+    found = deaggregate(data, "k", None, HASH_KEYS)
+    rows = user_record_batch([data], ["k"], HASH_KEYS)
+    told = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
+    assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in told) == found.rows
+    deaggregate(data, "k", None, None, strict=True)
+
+
+def _mark(data: bytes) -> None:
+    mark, rest = unmarked(data)
+    assert data == (rest if mark is None else marked(rest, mark))
+    assert mark is None or mark.epoch < EPOCHS
+
+
+# Answers of Kinesis
+
+
+@cache
+def _client() -> "tuple[KinesisClient, Spoken]":
+    spoken = Spoken([])
+    made = clients.reading_client("eu-west-1", None)
+    for operation in ("GetRecords", "ListShards", "DescribeStreamSummary", "GetShardIterator"):
+        spoken.attach(made, operation)
+    return made, spoken
+
+
+def _answered(body: bytes, form: str) -> None:
+    client, spoken = _client()
+    for kind in (Poller, ArrowPoller):
+        reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
+        reader._iterator = "i-1"
+        spoken.answers[:] = [Answer(body, form)] * 4
+        with patch.object(forms, "COMPILED", new=True):  # as in a wheel; what columns decline, cbor2 reads
+            _batch(reader.read())
+
+
+def _batch(batch: Batch) -> None:
+    """All that its readers take of it."""
+    assert batch.count == 0 or batch.end is not None
+    assert {type(record.sequence_number) for record in batch.records} <= {str}
+    assert batch.wait_seconds >= 0
+    if batch.records and batch.in_columns is not None:
+        batch.in_columns(batch.records)
+
+
+def _sent(event: object) -> None:
+    """An event of a subscription, as botocore hands it over."""
+    if not isinstance(event, dict):
+        return
+
+    class Consumer:
+        name = "fleet"
+
+        def arn(self) -> str:
+            return "arn"
+
+    class Feed:
+        over, began = False, 0.0
+
+        def take(self) -> dict[str, Any]:
+            return cast("dict[str, Any]", event)
+
+        def close(self) -> None:
+            pass
+
+    reader = FanOut(cast("Any", None), "orders", "shardId-0", START, HASH_KEYS, consumer=cast("Any", Consumer()))
+    reader._feed = cast("Any", Feed())
+    _batch(reader.read())
+
+
+def _listed(body: bytes) -> None:
+    client, spoken = _client()
+    source = KinesisSource(client, "orders")
+    for ask in (source.shards, source.identity):
+        spoken.answers[:] = [Answer(body)] * 2
+        ask()
+
+
+def _streamed(told: Any) -> bytes:  # noqa: ANN401  messages as (headers, payload), the prelude perhaps another
+    """Messages of an event stream, each with the digests that its bytes have."""
+    body = b""
+    for message in told if isinstance(told, list) else ():
+        if isinstance(message, dict):
+            headers, payload = (_bytes(message.get(part)) for part in ("headers", "payload"))
+            total, head = message.get("total", 16 + len(headers) + len(payload)), message.get("head", len(headers))
+            prelude = pack(">II", *(_least_32(size) for size in (total, head)))
+            framed = prelude + pack(">I", crc32(prelude)) + headers + payload
+            body += framed + pack(">I", crc32(framed))
+    return body
+
+
+def _bytes(found: object) -> bytes:
+    return found if isinstance(found, bytes) else str(found).encode(errors="replace")
+
+
+def _least_32(size: object) -> int:
+    return size & 0xFFFF_FFFF if isinstance(size, int) else 0
+
+
+def _subscription(body: bytes) -> None:
+    for event in Subscription(Raw(body), lambda _why: None):
+        assert event.keys() == {"SubscribeToShardEvent"}
+
+
+# Event Hubs
+
+
+def _event(told: object) -> None:
+    if not isinstance(told, dict) or not isinstance(annotations := told.get("annotations"), dict):
+        return
+    noted = {name.encode(errors="replace"): value for name, value in annotations.items()}
+    kind = told.get("kind") if told.get("kind") in ["data", "value", "sequence"] else "value"
+    body = told.get("body")
+    if kind == "data":
+        body = [part for part in body if isinstance(part, bytes)] if isinstance(body, list) else [_bytes(body)]
+    if kind == "sequence" and not isinstance(body, list):
+        body = [body]
+    message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=noted)
+    made = EventData._from_message(cast("Any", None), message)
+    found = record(made)
+    assert isinstance(found.data, bytes)
+    found.position.order  # noqa: B018  it can be compared
+
+
+def _connection(text: str) -> None:
+    with unsaid(SECRET):
+        by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
+
+
+# Where to begin, and where a source is
+
+
+def _start(told: object) -> None:
+    match told:
+        case [str(sequence), int(sub), str(token)]:
+            pass
+        case _:
+            return
+    try:
+        position = Position(sequence, sub, token)
+    except ValueError:
+        return  # rows say so themselves
+    Poller(cast("Any", None), "orders", "shardId-0", position, None)._place()
+    if position.sequence not in {"LATEST", "SHARD_END"}:  # pinned, or read no more
+        starting(position)
+
+
+def _url(url: str) -> None:
+    connection = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
+    with patch.dict(os.environ, {CONNECTION_STRING: connection}), patch.object(boto3.session.Session, "client"):
+        open_source(url).close()
+
+
+ANSWERS = (
+    "adapters/sources/kinesis/wire/forms.py",
+    "adapters/sources/kinesis/wire/columns.py",
+    "adapters/sources/kinesis/unpacking.py",
+    "adapters/sources/kinesis/clients.py",
+    "adapters/spark/kinesis/poller.py",
+)
+
+SOURCES = (
+    FuzzTarget(
+        "aggregates",
+        (
+            "adapters/sources/kinesis/aggregation/decode.py",
+            "adapters/sources/kinesis/aggregation/wire.py",
+            "adapters/sources/kinesis/aggregation/arrow.py",
+        ),
+        _aggregate,
+        (MalformedAggregate,),
+        pack=_sealed,
+    ),
+    FuzzTarget("marks", ("adapters/sources/kinesis/marks.py",), _mark),
+    FuzzTarget("cbor-answers", ANSWERS, lambda body: _answered(body, CBOR), (SourceError,), pack=cbor2.dumps),
+    FuzzTarget(
+        "json-answers",
+        ANSWERS,
+        lambda body: _answered(body, JSON),
+        (SourceError,),
+        pack=in_json,
+    ),
+    FuzzTarget(
+        "event-streams",
+        ("adapters/sources/kinesis/wire/events.py",),
+        _subscription,
+        (ResponseParserError, EventStreamError, ParserError),
+        pack=_streamed,
+    ),
+    FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out/reader.py",), _sent, (SourceError,)),
+    FuzzTarget(
+        "shard-listings",
+        ("adapters/sources/kinesis/shards.py", "adapters/sources/kinesis/source.py"),
+        _listed,
+        (SourceError,),
+        pack=in_json,
+    ),
+    FuzzTarget("hub-events", ("adapters/sources/event_hubs/records.py",), _event, (SourceError,)),
+    FuzzTarget(
+        "hub-connections",
+        ("adapters/sources/event_hubs/access.py",),
+        _connection,
+        (ValueError,),
+        f"{CONNECTION_STRING}: |eventhubs URL: ",
+    ),
+    FuzzTarget(
+        "starts",
+        (
+            "adapters/sources/clock.py",
+            "adapters/sources/kinesis/poller.py",
+            "adapters/sources/event_hubs/partitions.py",
+        ),
+        _start,
+        (SourceError,),
+    ),
+    FuzzTarget(
+        "source-urls", ("adapters/sources/urls.py",), _url, (ValueError, SourceError), "source URL: |eventhubs URL: |"
+    ),
+)

@@ -1,0 +1,169 @@
+"""What stands in lease tables, in every layout: rows, blobs, objects and notes; and the URLs that name the tables."""
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from attrs import evolve
+from fuzzing import FuzzTarget, in_json
+from odd_values import assert_said, token_of
+from standins.wire_service import Answer, Spoken
+
+from leasehold.adapters.cli.common.checkpoint_moves import said
+from leasehold.adapters.json_form.answer import answer
+from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.reading.lag import lag_of
+from leasehold.adapters.worker.reach import reach_of
+from leasehold.balancer.looking.bulletin import bulletin_of
+from leasehold.balancer.looking.kcl3_leader import Reports
+from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.model import Bulletin, Lease
+from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.embedded.rows import COLUMNS, to_row
+from leasehold.stores.embedded.rows import to_lease as row_to_lease
+from leasehold.stores.endpoints import date_of, endpoint_of
+from leasehold.stores.fields import readable
+from leasehold.stores.objects import blob, s3
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.layout import Layout, Parts
+from leasehold.stores.objects.requests import Stored
+from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.urls import store_address
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+
+HUB = EventHubLayout("ns.servicebus.windows.net", "Orders", "$Default")
+FLEET = ObjectLayout("fleet/one")
+
+
+def _read(found: Lease | Malformed | None) -> Lease | None:
+    """The lease, which commands must be able to show, and `plan` to take back."""
+    assert_said(found)
+    if not isinstance(found, Lease):
+        return None
+    said(found.checkpoint)
+    answer(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
+    return found
+
+
+def _item(item: object) -> None:
+    if isinstance(item, dict) and (read := _read(to_lease(item))):
+        told = evolve(read, heir=None, leaving=False, yields=read.owner is not None)
+        assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(told)
+
+
+def _reports(items: object) -> None:
+    if isinstance(items, list) and all(isinstance(item, dict) for item in items):
+        reports = to_reports(items)
+        assert isinstance(reports, Reports)
+        assert all(isinstance(word, str) for stamp in reports.stamps for word in stamp)
+
+
+@cache
+def _table() -> tuple[DynamoStore, Spoken]:
+    """A store whose service answers as it is told; making a client takes longer than a hundred scans."""
+    import boto3  # noqa: PLC0415  only this target needs it
+
+    spoken = Spoken([])
+    keys = [{"AttributeName": "leaseKey", "KeyType": "HASH"}]
+    kinds = [{"AttributeName": "leaseKey", "AttributeType": "S"}]
+    described = {"Table": {"TableStatus": "ACTIVE", "KeySchema": keys, "AttributeDefinitions": kinds}}
+    spoken.answers[:] = [Answer(json.dumps(described).encode())] * 2
+
+    class Attached(boto3.Session):
+        def client(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  boto3's own signature
+            made = super().client(*args, **options)
+            made.meta.events.register("before-send.dynamodb", spoken)
+            return made
+
+    return DynamoStore("leases", session=cast("Session", Attached(region_name="eu-west-1"))), spoken
+
+
+def _scan(body: bytes) -> None:
+    store, spoken = _table()
+    spoken.answers[:] = [Answer(body)] * 3
+    listing = store.list()
+    assert all(isinstance(lease, Lease) for lease in listing.leases)
+
+
+def _row(cells: object) -> None:
+    if not isinstance(cells, dict):
+        return
+    cell = {
+        name: value if isinstance(value, str | bytes | float | int | None) else None for name, value in cells.items()
+    }
+    row: Any = {**to_row(Lease("s-0")), **{name: cell[name] for name in COLUMNS if name in cell}}
+    if read := _read(row_to_lease(row)):
+        assert token_of(cast("Lease", row_to_lease(cast("Any", to_row(read))))) == token_of(read)
+
+
+def _objects(layout: Layout, found: object) -> None:
+    parts: dict[str, dict[str, object]] = found if isinstance(found, dict) else {}
+    stored = {
+        part: Stored(part, "e", {name: word for name, word in parts[part].items() if isinstance(word, str)})
+        for part in ("ownership", "checkpoint", "notes")
+        if isinstance(parts.get(part), dict)
+    }
+    _read(readable("0", lambda: layout.lease("0", Parts(**stored))))
+
+
+def _object_name(name: str) -> None:
+    for layout in (FLEET, HUB):
+        for part in layout.parts:
+            named = layout.prefix(part) + name
+            key = layout.key(named, part)
+            assert key is None or layout.name(key, part) == named
+
+
+def _content(body: bytes) -> None:
+    assert {type(word) for pair in s3._fields(body).items() for word in pair} <= {str}
+
+
+def _notes(found: object) -> None:
+    pairs = found.items() if isinstance(found, dict) else ()
+    notes = tuple(sorted((name, text) for name, text in pairs if isinstance(text, str)))
+    lease = Lease("s-0", owner="ann", notes=notes)
+    assert isinstance(bulletin_of(lease), Bulletin)
+    Watch().look((lease,), 1.0, 2.0)
+    reach_of(lease)
+    json.dumps(lag_of(lease, 1.8e9, 10.0).as_json())
+
+
+def _url(url: str) -> None:
+    scheme, _, options = store_address(url)
+    endpoint_of(options.get("endpoint"))
+    if scheme == "azblob":
+        blob._layout(options)
+
+
+STORES = (
+    FuzzTarget("dynamodb-rows", ("stores/dynamodb/rows.py", "stores/fields.py"), _item),
+    FuzzTarget("dynamodb-reports", ("stores/dynamodb/rows.py",), _reports),
+    FuzzTarget(
+        "dynamodb-listings",
+        ("stores/dynamodb/listings.py", "stores/dynamodb/store.py"),
+        _scan,
+        (OutcomeUnknown, StoreError),
+        "leases: |lease ",
+        pack=in_json,
+    ),
+    FuzzTarget("sqlite-rows", ("stores/embedded/rows.py", "stores/fields.py"), _row),
+    FuzzTarget("generic-objects", ("stores/objects/generic_layout.py",), lambda found: _objects(FLEET, found)),
+    FuzzTarget("event-hub-blobs", ("stores/objects/event_hubs_layout.py",), lambda found: _objects(HUB, found)),
+    FuzzTarget(
+        "object-names", ("stores/objects/generic_layout.py", "stores/objects/event_hubs_layout.py"), _object_name
+    ),
+    FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),
+    FuzzTarget("date-headers", ("stores/endpoints.py",), date_of),
+    FuzzTarget("lease-notes", ("balancer/looking/bulletin.py", "adapters/worker/reach.py"), _notes),
+    FuzzTarget(
+        "store-urls",
+        ("stores/urls.py", "stores/schemes.py", "stores/endpoints.py", "stores/objects/blob.py"),
+        _url,
+        (ValueError,),
+        "store URL: ",
+    ),
+)

@@ -1,0 +1,25 @@
+"""The one list of parsers that are fuzzed, and those that need not be."""
+
+from fuzz_commands import COMMANDS
+from fuzz_sources import SOURCES
+from fuzz_stores import STORES
+
+TARGETS = (*STORES, *SOURCES, *COMMANDS)
+
+_OWN = "it reads what this project wrote, in the same run"
+_STAND_IN = "a stand-in on this machine, which answers this machine alone"
+
+TRUSTED = {
+    "adapters/demo/producer.py": _OWN,
+    "adapters/local/hubs/answers.py": _STAND_IN,
+    "adapters/local/hubs/control.py": _STAND_IN,
+    "adapters/local/hubs/event_hubs.py": _STAND_IN,
+    "adapters/local/hubs/links.py": _STAND_IN,
+    "adapters/proving/simulator/sweep.py": _OWN,
+    "adapters/reading/json_logs.py": "the time is the logging library's",
+    "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
+    "adapters/spark/runner_process.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
+    "adapters/spark/readers/process.py": "it unpickles what its parent writes into its standard input",
+    "adapters/report/progress.py": "Spark tells it of its own batches, in the same process",
+}
+"""Modules, below leasehold/, that call a decoder and are not fuzzed; and why."""

@@ -1,0 +1,237 @@
+"""A fuzz target: a parser, kept samples of what it is given, and values near them that nobody has thought of.
+
+Samples stand in `corpus/NAME.jsonl`, one a line. Bytes are written `{"base64": "…"}`, wherever they stand.
+"""
+
+import base64
+import json
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Never
+
+from attrs import frozen
+from hypothesis import strategies as st
+from odd_values import LONG, ODD_TEXTS, odd_texts
+
+CORPUS = Path(__file__).parent / "corpus"
+
+CPU_SECONDS = 5.0
+"""The most that one value of some kilobytes may cost; a thousandth of it is usual."""
+
+Accepted = Callable[[Any], object]
+
+
+@frozen
+class FuzzTarget:
+    """A parser and its law: for whatever it is given, it answers, or raises one of the errors that it documents.
+
+    name     of its corpus
+    covers   the modules, below leasehold/, whose parsing it reaches
+    parse    takes a value like the samples, or the bytes that `pack` made of it, and asserts what must be true of
+             the answer
+    refuses  the errors that are documented; a ValueError must be just that, since those of Python's own functions
+             are ValueErrors too, and name no field
+    says     what the text of a refusal must match, so that it names what is wrong
+    pack     makes bytes of a sample
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    parse: Accepted
+    refuses: tuple[type[Exception], ...] = ()
+    says: str = ""
+    pack: Callable[[Any], bytes] | None = None
+
+    @property
+    def samples(self) -> list[Any]:
+        """The kept values."""
+        return _read(self.corpus)
+
+    @property
+    def corpus(self) -> Path:
+        """The file with them."""
+        return CORPUS / f"{self.name}.jsonl"
+
+    @property
+    def values(self) -> st.SearchStrategy[Any]:
+        """Samples changed in a few places; packed, some of them changed again, digests and all."""
+        values = near(self.samples)
+        if self.pack is None:
+            return values
+        packed = values.map(self._packed_or_none).filter(lambda body: body is not None)
+        return packed | near([self._packed(sample) for sample in self.samples])
+
+    def replay(self) -> Iterator[Any]:
+        """Every sample as it is."""
+        return iter([sample if self.pack is None else self._packed(sample) for sample in self.samples])
+
+    def keep(self, value: Any) -> None:  # noqa: ANN401  of any kind
+        """Add a value that broke the law, so that it is tried ever after."""
+        with self.corpus.open("a", encoding="utf-8") as corpus:
+            corpus.write(json.dumps(value, default=_said) + "\n")
+
+    def _packed_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
+        """Nothing of what no form can say, such as halves of characters in CBOR."""
+        with suppress(ArithmeticError, TypeError, ValueError):
+            return self._packed(value)
+        return None
+
+    def _packed(self, value: Any) -> bytes:  # noqa: ANN401  of any kind
+        # What broke the law as bytes is kept as bytes.
+        assert self.pack is not None
+        return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
+
+
+def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
+    """Parse it; whether it was taken. Raises whatever the target does not document."""
+    try:
+        with at_most(CPU_SECONDS):
+            target.parse(value)
+    except Exception as refusal:
+        if not _documented(refusal, target.refuses):
+            raise
+        told = str(refusal)
+        told.encode()  # fit for any screen and file
+        assert told.startswith(tuple(target.says.split("|"))), f"it names no field: {told[:200]!r}"
+        return False
+    return True
+
+
+def _documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> bool:
+    return type(refusal) in refuses or (isinstance(refusal, refuses) and not isinstance(refusal, ValueError))
+
+
+@contextmanager
+def unsaid(secret: str) -> Iterator[None]:
+    """Raise AssertionError for a refusal that repeats the secret."""
+    try:
+        yield
+    except ValueError as refusal:
+        if secret in str(refusal):
+            raise AssertionError("the refusal repeats a secret") from refusal
+        raise
+
+
+class TooSlow(BaseException):
+    """A value cost more time of the processor than any may."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TooSlow after so much time of the processor, however busy the machine is; in the main thread only."""
+    before = signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _too_slow(_signal: int, _frame: FrameType | None) -> Never:
+    raise TooSlow(f"more than {CPU_SECONDS:g} s of the processor")
+
+
+def in_json(told: object) -> bytes:
+    """A document; bytes stand in base64, as services and users write them."""
+    return json.dumps(told, default=lambda data: base64.b64encode(data).decode()).encode()
+
+
+@cache
+def _read(corpus: Path) -> list[Any]:
+    return [json.loads(line, object_hook=_heard) for line in corpus.read_text(encoding="utf-8").splitlines()]
+
+
+def _heard(pairs: dict[str, Any]) -> Any:  # noqa: ANN401  bytes, or the object
+    return base64.b64decode(pairs["base64"]) if pairs.keys() == {"base64"} else pairs
+
+
+def _said(value: object) -> dict[str, str]:
+    assert isinstance(value, bytes)
+    return {"base64": base64.b64encode(value).decode()}
+
+
+# Values near samples
+
+_NUMBERS = (0, 1, -1, 127, 128, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 2**128, 10**30, -(2**63))
+_TOKENS = (b"\0", b"\xff" * 9, b"\x80" * 10, b"[" * 40, b'{"', b"\xed\xa0\x80", b"1e999", b"NaN", b"-", LONG.encode())
+
+_odd: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(_NUMBERS),
+    st.integers(),
+    st.sampled_from((0.0, -0.5, 1e400, -math.inf, math.nan, 1e18)) | st.floats(),
+    odd_texts,
+    st.binary(max_size=8),
+    st.builds(list),
+    st.builds(dict),
+    st.builds(lambda: [[], {}]),
+)
+
+
+def near(samples: list[Any]) -> st.SearchStrategy[Any]:
+    """Values like these: with parts cut, repeated, replaced, or put in."""
+    if isinstance(samples[0], bytes):
+        return st.binary(max_size=40) | _spoilt(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
+    if isinstance(samples[0], str):
+        return odd_texts | _spoilt(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+    return _changed(samples)
+
+
+@st.composite
+def _spoilt(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
+    body = draw(st.sampled_from(samples))
+    for _ in range(draw(st.integers(1, 3))):
+        begin = draw(st.integers(0, len(body)))
+        end = min(len(body), begin + draw(st.integers(0, 16)))
+        match draw(st.sampled_from(("put in", "replace", "remove", "repeat", "cut"))):
+            case "put in":
+                body = body[:begin] + draw(pieces) + body[begin:]
+            case "replace":
+                body = body[:begin] + draw(pieces) + body[end:]
+            case "remove":
+                body = body[:begin] + body[end:]
+            case "repeat":
+                body = body[:end] + body[begin:end] * draw(st.integers(1, 3)) + body[end:]
+            case "cut":
+                body = body[:begin]
+    return body
+
+
+@st.composite
+def _changed(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of any kind
+    value = deepcopy(draw(st.sampled_from(samples)))
+    for _ in range(draw(st.integers(1, 3))):
+        value = _with_a_change(draw, value)
+    return value
+
+
+def _with_a_change(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any kind
+    """The value with one place of it changed, mostly deep inside."""
+    places = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    if not places or draw(st.integers(0, 9)) == 0:
+        return draw(_text_near(value) | _odd if isinstance(value, str) else _odd)
+    place = draw(st.sampled_from(places))
+    match draw(st.sampled_from(("go on", "go on", "go on", "remove", "repeat", "wrap"))):
+        case "remove":
+            del value[place]
+        case "repeat" if isinstance(value, list):
+            value.insert(place, deepcopy(value[place]))
+        case "repeat":
+            value[draw(odd_texts)] = deepcopy(value[place])
+        case "wrap":
+            value[place] = [value[place]]
+        case _:
+            value[place] = _with_a_change(draw, value[place])
+    return value
+
+
+def _text_near(value: str) -> st.SearchStrategy[str]:
+    return _spoilt([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))

@@ -1,0 +1,84 @@
+"""What is read out of a history: who owned what, for how long nobody did, and the least moves."""
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.history.events import Incident, RunHistory, WriteEvent
+from leasehold.adapters.history.ownership import OwnerChange, refused, settled, unowned
+from leasehold.balancer.model import Lease
+from leasehold.balancer.rules.groups import least_moves
+
+
+def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
+    """All ways to give each worker its share: the floor of the mean or one more."""
+    floor, extras = divmod(leases, workers)
+    return [
+        tuple(floor + more for more in chosen) for chosen in product((0, 1), repeat=workers) if sum(chosen) == extras
+    ]
+
+
+def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
+    """Whether every group has the floor of its share or one more."""
+    total = sum(division)
+    for group in set(groups):
+        held = sum(count for count, name in zip(division, groups, strict=True) if name == group)
+        share = total * groups.count(group) / len(groups)
+        if abs(held - share) >= 1:
+            return False
+    return True
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(0, 3), st.data())
+def test_no_division_needs_fewer_moves_than_the_least(counts: list[int], free: int, data: st.DataObject) -> None:
+    """Without it a rule set could be blamed for moves that had to be, or praised for too many."""
+    groups = tuple(data.draw(st.sampled_from("xy")) for _ in counts)
+    workers = [f"{group}-{place}" for place, group in enumerate(groups)]
+    held = [worker for worker, count in zip(workers, counts, strict=True) for _ in range(count)]
+    owners: dict[str, str | None] = {f"s-{place}": owner for place, owner in enumerate([*held, *[None] * free])}
+    needed = {
+        division: sum(max(count - share, 0) for count, share in zip(counts, division, strict=True))
+        for division in divisions(len(owners), len(workers))
+    }
+    assert least_moves(owners, workers) == min(needed.values())
+    grouped = [moves for division, moves in needed.items() if fair(division, groups)]
+    assert least_moves(owners, workers, "prefix") == min(grouped)
+
+
+def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
+    """Without it time lost to a crash or a release would not be seen."""
+    row = Lease("s-0", owner="a-0")
+    history = RunHistory(
+        first=(row,),
+        incidents=[Incident(0.0, "start", "a-0#0"), Incident(10.0, "crash", "a-0#0"), Incident(5.0, "start", "b-0#1")],
+        writes=[
+            WriteEvent(25.0, 24.9, "b-0", "b-0#1", "claim", "s-0", row, Lease("s-0", owner="b-0"), done=True),
+            WriteEvent(
+                30.0, 29.9, "b-0", "b-0#1", "release", "s-0", Lease("s-0", owner="b-0"), Lease("s-0"), done=True
+            ),
+        ],
+        end=50.0,
+    )
+    assert unowned(history, 29.0) == {"s-0": 15.0}
+    assert unowned(history, 50.0) == {"s-0": 20.0}
+    assert unowned(history, 50.0, since=40.0) == {"s-0": 10.0}
+
+
+def test_a_gift_that_was_taken_back_is_no_move() -> None:
+    """Without it an heir whose request stalled would make three moves of one, though nobody else ever read."""
+    first = OwnerChange(1.0, "s-0", "a", "b", "give")
+    back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
+    again = OwnerChange(5.0, "s-0", "a", "b", "give")
+    other = OwnerChange(2.0, "s-1", "a", "b", "give")
+    assert settled([first, other, back, again]) == (other, again)
+
+
+def test_only_what_somebody_else_had_done_before_is_refused() -> None:
+    """Without it a lost answer, which makes a worker write twice, would look like a race for the lease."""
+
+    def claim(owner: str) -> WriteEvent:
+        row = Lease("s-0", owner=owner)
+        return WriteEvent(1.0, 0.9, "a", "a#0", "claim", "s-0", row, row, done=False)
+
+    assert (refused([claim("a")]), refused([claim("b")])) == (0, 1)

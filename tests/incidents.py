@@ -1,0 +1,75 @@
+"""Incidents of a fleet that alarms are for, minute by minute, and a lease table as it stands in them."""
+
+from collections.abc import Callable
+
+from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.model import Lease
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Listing, OutcomeUnknown
+
+MINUTES = 40
+BEGAN = 1_700_000_000.0
+
+Incident = Callable[[int, int], tuple[float, float, int, float]]
+"""By minute and number of the lease: seconds behind, seconds since it was read, switches, KB/s."""
+
+
+def healthy(_minute: int, _number: int) -> tuple[float, float, int, float]:
+    """All is well."""
+    return 0.0, 0.0, 1, 10.0
+
+
+def overloaded(_minute: int, number: int) -> tuple[float, float, int, float]:
+    """Too few workers: every lease is behind, and steadily so."""
+    return 90.0 + number, 0.0, 1, 10.0
+
+
+def hot(_minute: int, number: int) -> tuple[float, float, int, float]:
+    """One partition key takes most of the stream."""
+    return (120.0, 0.0, 1, 900.0) if number == 3 else (0.0, 0.0, 1, 10.0)
+
+
+def hung(minute: int, number: int) -> tuple[float, float, int, float]:
+    """The handler of one lease never returns, while its owner renews."""
+    return (0.0, 60.0 * minute, 1, 10.0) if number == 2 else (0.0, 0.0, 1, 10.0)
+
+
+def slipping(minute: int, number: int) -> tuple[float, float, int, float]:
+    """One lease falls further behind every minute."""
+    return (30.0 * minute, 0.0, 1, 10.0) if number == 1 else (0.0, 0.0, 1, 10.0)
+
+
+def forgotten(_minute: int, number: int) -> tuple[float, float, int, float]:
+    """One lease is nearly as far behind as the stream keeps records."""
+    return (70_000.0, 0.0, 1, 10.0) if number == 4 else (0.0, 0.0, 1, 10.0)
+
+
+def flapping(minute: int, number: int) -> tuple[float, float, int, float]:
+    """A record that fails sends its lease from worker to worker."""
+    return (0.0, 0.0, minute, 10.0) if number == 5 else (0.0, 0.0, 1, 10.0)
+
+
+def down(minute: int, number: int) -> tuple[float, float, int, float]:
+    """The table cannot be read from the tenth minute on."""
+    if minute >= 10:
+        raise OutcomeUnknown("the line is down")
+    return healthy(minute, number)
+
+
+class ScriptedTable(MemoryStore):
+    """A table as it stands at a minute of an incident."""
+
+    def __init__(self, incident: Incident) -> None:
+        super().__init__()
+        self.incident, self.minute = incident, 0
+
+    def list(self) -> Listing:
+        """The rows now."""
+        return Listing(tuple(self._row(number) for number in range(6)))
+
+    def _row(self, number: int) -> Lease:
+        behind, silence, moves, kbps = self.incident(self.minute, number)
+        now = BEGAN + 60 * self.minute
+        reach = Reach(now, f"w-{number % 2}", "vm", moves, behind, not behind, now, now - silence)
+        notes = ((NOTE, reach.note),)
+        return Lease(f"s-{number}", owner=reach.owner, weight=round(kbps * 1024), notes=notes)

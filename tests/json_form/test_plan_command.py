@@ -1,0 +1,335 @@
+"""`leasehold plan`: the example of its help, and every way of asking wrongly."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import asdict, fields
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.cli.plan import EXAMPLE
+from leasehold.adapters.json_form.answer import action_json, answer
+from leasehold.adapters.json_form.fields import BadJsonField
+from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.json_form.question import FORMS, RULES, question
+from leasehold.balancer.actions import (
+    Action,
+    Claim,
+    Create,
+    Delete,
+    Look,
+    Release,
+    Renew,
+    RequestHandoff,
+    Steal,
+)
+from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.model import Bulletin, BulletinState, History, Hole, Lease, Me, Shard, at_timestamp
+from leasehold.testing import leases, workers
+
+ROOT = Path(__file__).parents[2]
+LEASE: dict[str, Any] = {"key": "s-0", "owner": "a-1", "idle": 2.5, "version": "17", "checkpoint": "17", "sub": 2}
+SHARD: dict[str, Any] = {"id": "s-0", "parents": [], "hash_range": ["0", "99"], "open": True}
+WHOLE: dict[str, Any] = {
+    "leases": [LEASE, {"key": "s-1", "owner": None, "idle": None, "version": "0"}],
+    "shards": [SHARD, SHARD | {"id": "s-1", "hash_range": ["100", "199"]}],
+    "me": {"worker": "b-1", "turn": 4},
+    "config": {"rules": "kcl", "lease_seconds": 10, "initial_position": "LATEST", "max_leases": 100, "max_steals": 1},
+}
+
+
+def asked(document: object) -> dict[str, Any]:
+    return answer(json.dumps(document).encode())
+
+
+def command(text: str) -> tuple[int, str, str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def test_the_example_of_the_help_is_true() -> None:
+    """Whoever copies the example must get what it shows."""
+    question, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
+    code, out, err = command(question)
+    assert (code, json.loads(out), err) == (0, json.loads(shown.partition("\n\n")[0]), "")
+
+
+def test_a_whole_question_is_answered() -> None:
+    """The published form must be understood with all its fields."""
+    assert asked(WHOLE) == {
+        "actions": [{"do": "claim", "key": "s-1", "rule": "K5"}],
+        "look_again_seconds": 20.05,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "input: not a JSON document"),
+        ("[]", "input: [] is not an object"),
+        (json.dumps(WHOLE | {"lease": []}), "lease: unknown field"),
+    ],
+)
+def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> None:
+    """A caller in another language has only the exit status and this line to go by."""
+    code, out, err = command(text)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"leasehold plan: {complaint}")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "complaint"),
+    [
+        ("leases", {}, "leases: {} is not a list"),
+        ("leases.0", 3, "leases[0]: 3 is not an object"),
+        ("leases.0.key", "", 'leases[0].key: "" is not a name'),
+        ("leases.0.key", None, "leases[0].key: null is not a string"),
+        ("leases.0.owner", 7, "leases[0].owner: 7 is not a string"),
+        ("leases.0.idle", "1", 'leases[0].idle: "1" is not a number'),
+        ("leases.0.idle", -1, "leases[0].idle: -1 is not between 0 and 1e+12"),
+        ("leases.0.idle", True, "leases[0].idle: true is not a number"),
+        ("leases.0.version", 17, "leases[0].version: 17 is not a string"),
+        ("leases.0.checkpoint", "HERE", 'leases[0].checkpoint: "HERE" is not one of'),
+        ("leases.0.sub", 1.5, "leases[0].sub: 1.5 is not a whole number"),
+        ("leases.0.parents", "s-9", 'leases[0].parents: "s-9" is not a list'),
+        ("leases.0.notes", {"a": 1}, "leases[0].notes.a: 1 is not a string"),
+        ("leases.0.colour", "red", "leases[0].colour: unknown field"),
+        ("leases.1.key", "s-0", "leases[1].key: 's-0' was given before"),
+        ("shards.0.hash_range", ["9", "1"], 'shards[0].hash_range: ["9", "1"] is not a first and a last'),
+        ("shards.0.hash_range", ["0", str(2**128)], "shards[0].hash_range[1]: "),
+        ("shards.0.open", "yes", 'shards[0].open: "yes" is not true or false'),
+        ("shards.1.id", "s-0", "shards[1].id: 's-0' was given before"),
+        ("me", {}, "me.worker: is missing"),
+        ("me.turn", -1, "me.turn: -1 is not between 0 and 1e+12"),
+        ("config.rules", "fair", 'config.rules: "fair" is not one of kcl, kcl-rust, event-hubs, minimal'),
+        ("config.max_leases", 0, "config.max_leases: 0 is not a whole number of at least 1"),
+        ("config.max_steals", None, "config.max_steals: None is not a whole number of at least 1"),
+        ("config.lease_seconds", 0, "config.lease_seconds: 0.0 is not a number above 0"),
+        ("config.patience", 3, "config.patience: unknown field"),
+        ("config.initial_position", "SHARD_END", 'config.initial_position: "SHARD_END" is not one of'),
+        ("config.initial_position", "AT_TIMESTAMP", "config.timestamp_ms: is missing"),
+        ("config.timestamp_ms", 5, "config.timestamp_ms: unknown field"),
+    ],
+)
+def test_a_complaint_names_the_field(where: str, value: object, complaint: str) -> None:
+    """A mere "bad input" sends the caller through hundreds of leases by hand."""
+    document = json.loads(json.dumps(WHOLE))
+    *path, last = where.split(".")
+    inner = document
+    for step in path:
+        inner = inner[int(step) if step.isdigit() else step]
+    inner[int(last) if last.isdigit() else last] = value
+    with pytest.raises(BadJsonField) as error:
+        asked(document)
+    assert str(error.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ({"rules": "kcl", "very_old_multiplier": 0, "max_leases": None}, "K7"),
+        ({"rules": "kcl-rust", "leases_to_acquire": 3, "max_leases": 4}, "R1"),
+        ({"rules": "event-hubs", "dialect": "gist", "mode": "greedy"}, "E6"),
+        ({"rules": "event-hubs", "dialect": "java"}, "E5"),
+        ({"rules": "event-hubs"}, "E4"),
+        (
+            {
+                "rules": "minimal",
+                "groups": ["/", "-"],
+                "expected_workers": 2,
+                "max_leases": 9,
+                "max_steals": 1,
+                "patience": 2,
+                "grace_seconds": 0,
+            },
+            "M5",
+        ),
+        ({"groups": "prefix", "renew_seconds": 5, "cycle_seconds": 9}, "M5"),
+    ],
+)
+def test_every_rule_set_and_option_can_be_asked_for(config: dict[str, Any], rule: str) -> None:
+    """An option that the form does not know cannot be used from another language."""
+    (action,) = asked(WHOLE | {"config": config})["actions"]
+    assert (action["do"], action["key"], action["rule"]) == ("claim", "s-1", rule)
+
+
+LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (
+            Create(LEASE_SEEN, "L3"),
+            {"do": "create", "checkpoint": "AT_TIMESTAMP", "timestamp_ms": 5, "parents": ["p"]},
+        ),
+        (Renew(LEASE_SEEN, "K10"), {"do": "renew"}),
+        (Claim(LEASE_SEEN, "K7"), {"do": "claim"}),
+        (
+            Steal(LEASE_SEEN, "v", "M5", alternates=(Claim(Lease("s-1"), "M5"),)),
+            {"do": "steal", "from": "v", "alternates": [{"do": "claim", "key": "s-1", "rule": "M5"}]},
+        ),
+        (RequestHandoff(LEASE_SEEN, "v", "H2"), {"do": "request-handoff", "from": "v"}),
+        (Release(LEASE_SEEN, "H3", heir="b"), {"do": "release", "to": "b"}),
+        (Delete(LEASE_SEEN, "L8"), {"do": "delete"}),
+    ],
+    ids=lambda each: each["do"] if isinstance(each, dict) else "",
+)
+def test_every_action_has_its_json(action: Action, said: dict[str, Any]) -> None:
+    """A caller cannot carry out an action whose victim or heir it is not told."""
+    assert action_json(action) == {"key": "s-0", "rule": action.rule} | said
+
+
+def test_who_is_led_is_let_have_its_part() -> None:
+    """A program that plans by the command line could not share with workers that take nothing themselves (M14)."""
+    leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
+    me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
+    answered = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
+    assert answered["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
+
+
+def test_what_stops_a_stream_is_said() -> None:
+    """Otherwise nobody would know why no lease is created for it."""
+    shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
+    (problem,) = asked(WHOLE | {"shards": shards, "leases": []})["problems"]
+    assert (problem["shard"], problem["what"][:20]) == ("s-0", "is open but has a ch")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just("s-0"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
+    """A traceback on standard error names no field, and its exit status is not 2."""
+    document = json.loads(json.dumps(WHOLE))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = document
+        while isinstance(place, dict | list) and place:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = data.draw(st.sampled_from(keys))
+            if not (isinstance(place[key], dict | list) and place[key]) or data.draw(st.booleans()):
+                place[key] = data.draw(json_values)
+                break
+            place = place[key]
+    _answered_or_refused(json.dumps(document).encode())
+
+
+def test_a_field_that_nobody_knows_is_named_in_one_line() -> None:
+    """A name with a line break, or what clears a screen, would forge or hide what is said of it."""
+    with pytest.raises(BadJsonField, match=r"^a\\nb\\x1b\[2J: unknown field$"):
+        asked(WHOLE | {"a\nb\x1b[2J": 1})
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
+    """Standard input may be anything."""
+    _answered_or_refused(text)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b'{"leases":' + b"9" * 5000 + b"}", b'{"me":1,"me":2}', b"\xff\xfe", b""]
+)
+def test_hostile_documents_are_refused(text: bytes) -> None:
+    """Deep nesting, endless numbers, doubled fields and no text at all are bad input, not bugs."""
+    with pytest.raises(BadJsonField):
+        answer(text)
+
+
+def _answered_or_refused(text: bytes) -> None:
+    try:
+        told = answer(text)
+    except BadJsonField as refused:
+        said = str(refused)
+    else:
+        said = f"{json.dumps(told, allow_nan=False)}"
+    assert ":" in said
+    assert "\n" not in said
+
+
+WRITTEN = {
+    Lease: {"checkpoint"},  # with `sub` and `token`
+    Config: {"rules", "initial_position"},  # with the options of the rule set, and `timestamp_ms`
+    Hole: {"stream"},  # may be left out
+}
+
+
+@pytest.mark.parametrize("kind", [*FORMS])
+def test_every_field_of_the_seam_has_a_form(kind: type) -> None:
+    """A field without a form cannot be said from another language, and the answer differs from that of Python."""
+    assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {each.name for each in fields(kind) if each.init}
+
+
+def test_every_rule_set_has_a_form() -> None:
+    """As for fields: a rule set that cannot be named cannot be asked for."""
+    assert {*RULES.values()} == {*RULE_SETS}
+    assert {*FORMS} == {Lease, Shard, Hole, Bulletin, BulletinState, History, Me, Config, *RULES.values()}
+
+
+@given(leases(), workers())
+def test_what_is_written_is_read_as_it_was(table: tuple[Lease, ...], me: Me) -> None:
+    """`leases --json` and another language's bindings write this form; a field lost on the way changes the plan."""
+    history = asdict(me.history) | {name: dict(getattr(me.history, name)) for name in ("gaps", "paces", "led")}
+    for hole in history["holes"]:
+        hole |= {"first": str(hole["first"]), "last": str(hole["last"])}
+    document = {
+        "leases": [lease_json(lease) for lease in table],
+        "me": {"worker": me.worker, "turn": me.turn, "history": _finite(history)},
+    }
+    asked = question(json.dumps(document).encode())
+    assert (asked.leases, asked.me) == (table, me)
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if value == math.inf else value
+
+
+def test_a_partial_reading_is_planned_as_in_python() -> None:
+    """On the word of a few rows nothing may be taken: the same rows gave steals in this form alone."""
+    rows = [{"key": f"s-{n}", "owner": "a", "idle": 0} for n in range(6)]
+    me = {"worker": "b", "history": {"full_still": 1, "paces": {"a": 3}, "hearing": None}}
+    assert [each["do"] for each in asked({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
+    assert asked({"leases": rows, "me": me})["actions"] == []
+
+
+def test_a_look_says_all_that_python_says() -> None:
+    """Who reads the bulletin needs to know what to write on its rows, and that a stale reading will do."""
+    rows = [{"key": f"s-{n}", "owner": w, "idle": 1, "notes": {"process": f"p/{w}"}} for n, w in enumerate("ab")]
+    looks = [
+        asked({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
+    ]
+    told = {name: value for look in looks for name, value in look.items()}
+    assert set(told) == {"actions"} | {f"look_again_{each.name}" for each in fields(Look)}
+
+
+def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
+    """The two commands stand side by side in a pipe; a field in the way would need a script between them."""
+    listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
+    text = json.dumps(listing).encode()
+    assert [each["do"] for each in answer(text, "b-1")["actions"]] == ["claim"]
+    for document, worker, complaint in (
+        (listing, None, "me: is missing"),
+        (listing | {"me": {"worker": "c"}}, "b-1", "me: the document says"),
+        (listing, "", '--worker: "" is not a name'),
+    ):
+        with pytest.raises(BadJsonField, match=complaint):
+            answer(json.dumps(document).encode(), worker)

@@ -1,0 +1,116 @@
+"""The local hub's bytes: frames completed, batches split, annotations added, filters understood."""
+
+import pytest
+
+# Built from C where it is installed; without it there is no local hub to test.
+pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
+
+from proton import Message
+
+from leasehold.adapters.local.hubs.frames import Padding, padded
+from leasehold.adapters.local.hubs.messages import annotated, events, partition_key
+from leasehold.adapters.local.hubs.partitions import Hub, HubRefusal, Partition
+
+DETACH = bytes.fromhex("00000010 02000001 005316 c0 03 01 5200".replace(" ", ""))
+TRANSFER = bytes.fromhex("00000017 02000000 005314 c0 06 03 43 52 05 a0 00".replace(" ", "")) + b"body"
+HEARTBEAT = bytes.fromhex("0000000802000000")
+
+
+def _message(body: bytes | str, **parts: object) -> bytes:
+    return bytes(Message(body=body, inferred=True, **parts).encode())
+
+
+def test_a_performative_gets_the_nulls_its_sender_left_out() -> None:
+    """Without them the Python SDK fails on the first frame, and no test could run against the hub."""
+    assert padded(DETACH).hex(" ", 1) == "00 00 00 18 02 00 00 01 00 53 16 d0 00 00 00 08 00 00 00 03 52 00 40 40"
+
+
+def test_a_payload_follows_the_completed_transfer_untouched() -> None:
+    """Nulls in the wrong place would be read as part of the event."""
+    result = padded(TRANSFER)
+    assert result.endswith(bytes.fromhex("435205a000") + b"\x40" * 8 + b"body")
+    assert int.from_bytes(result[:4]) == len(result)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 8, 21, 1000])
+def test_frames_may_leave_the_engine_in_any_pieces(piece: int) -> None:
+    """The engine's buffer ends where it ends; half a frame must wait for its other half."""
+    stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
+    padding = Padding()
+    sent = b"".join(padding.pad(stream[at : at + piece]) for at in range(0, len(stream), piece))
+    assert sent == stream[:16] + padded(DETACH) + padded(TRANSFER)
+
+
+def test_a_batch_is_split_into_its_events() -> None:
+    """A hub that stored a batch as one event would count, and hand out, too few."""
+    one, two = _message(b"one"), _message(b"two")
+    envelope = b"".join(b"\x00\x53\x75\xa0" + bytes((len(each),)) + each for each in (one, two))
+    assert events(envelope) == (one, two)
+
+
+@pytest.mark.parametrize("body", [b"", b"plain", b"\x00\x53", b"\x00\x53\x00\x00"])
+def test_a_single_event_is_no_batch(body: bytes) -> None:
+    """An event taken for a batch would lose its own annotations and properties."""
+    message = _message(body, properties={"kind": "single"})
+    assert events(message) == (message,)
+
+
+def test_an_event_keeps_what_its_sender_said_of_it() -> None:
+    """Users route by properties and keys; a hub that dropped them would prove nothing."""
+    sent = _message(b"body", annotations={"x-opt-partition-key": "key"}, properties={"kind": "flight"}, subject="s")
+    got = Message()
+    got.decode(annotated(sent, 7, "4096", 1_700_000_000_000))
+    assert got.annotations == {
+        "x-opt-partition-key": "key",
+        "x-opt-sequence-number": 7,
+        "x-opt-offset": "4096",
+        "x-opt-enqueued-time": 1_700_000_000_000,
+    }
+    kept: tuple[object, ...] = (got.body, got.properties, got.subject, partition_key(sent))
+    assert kept == (b"body", {"kind": "flight"}, "s", "key")
+
+
+@pytest.mark.parametrize(
+    ("selector", "first"),
+    [
+        (None, 0),
+        ("amqp.annotation.x-opt-offset > '-1'", 0),
+        ("amqp.annotation.x-opt-offset >= '-1'", 0),
+        ("amqp.annotation.x-opt-offset > '@latest'", 3),
+        ("amqp.annotation.x-opt-offset > '10'", 2),
+        ("amqp.annotation.x-opt-offset >= '10'", 1),
+        ("amqp.annotation.x-opt-sequence-number > '0'", 1),
+        ("amqp.annotation.x-opt-sequence-number >= '0'", 0),
+        ("amqp.annotation.x-opt-sequence-number > '-1'", 0),
+        ("amqp.annotation.x-opt-enqueued-time > '1000'", 1),
+        ("amqp.annotation.x-opt-enqueued-time >= '1000'", 0),
+        ("amqp.annotation.x-opt-enqueued-time > '3000'", 3),
+    ],
+)
+def test_where_a_reader_starts(selector: str | None, first: int) -> None:
+    """Off by one here, and no test of resuming could be believed."""
+    partition = Partition()
+    for number in range(3):
+        partition.append(_message(b"1234"), 1000 * (number + 1))
+    assert partition.offsets[1] != 1, "an offset that equals a sequence number hides confusions"
+    partition.offsets[1] = 10
+    partition.offsets[2] = 20
+    assert partition.start(selector) == first
+
+
+@pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])
+def test_a_filter_not_understood_is_refused(selector: str) -> None:
+    """A filter silently ignored would hand a partition out from its beginning."""
+    with pytest.raises(HubRefusal, match="filter"):
+        Partition().start(selector)
+
+
+def test_one_key_goes_to_one_partition_and_none_go_around() -> None:
+    """Order within a key is what keys are for."""
+    hub = Hub.of("hub", 4)
+    keyed = _message(b"body", annotations={"x-opt-partition-key": "key"})
+    assert len({id(hub.enqueue(keyed, None)) for _ in range(8)}) == 1
+    before = [len(partition.events) for partition in hub.partitions]
+    for _ in range(8):
+        hub.enqueue(_message(b"body"), None)
+    assert [len(partition.events) - count for partition, count in zip(hub.partitions, before, strict=True)] == [2] * 4

@@ -1,0 +1,291 @@
+"""Plants small faults into named modules, one at a time, and says which of them no test sees: `make mutants`.
+
+    python tests/mutation/mutants.py                                         all modules of modules.toml
+    python tests/mutation/mutants.py --only leasehold/balancer/census.py     one of them
+    python tests/mutation/mutants.py --write specs/mutants.md                and its table as a page
+
+mutmut plants them, in a copy under build/mutants, and stops a mutant's tests at the first that fails. It ends with 1
+where fewer than 95 % of a module's mutants are killed, or where equivalent.toml names what is no survivor any more.
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MUTMUT = Path(sys.executable).with_name("mutmut")
+GOAL = 0.95
+
+SETTINGS = """
+[tool.mutmut]
+source_paths = ["leasehold"]
+only_mutate = {modules}
+also_copy = ["specs"]
+# What conftest.py is for are services; these tests need none, and to import it takes longer than most of them.
+pytest_add_cli_args = [
+  "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "ci", "-m", "not (more or services or spark or slow)",
+  "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception",
+]
+pytest_add_cli_args_test_selection = {tests}
+# A message's words are for people: no test should repeat them.
+do_not_mutate_patterns = ['raise \\w+\\(', 'log\\.\\w+\\(', '\\.warning\\(', 'TypeVar\\(']
+# Generous, for a mutant that is only slow must not pass for a killed one.
+timeout_constant = 5.0
+timeout_multiplier = 6.0
+track_dependencies = false
+use_git_change_detection = false
+# Each mutant meets what the tests' first run had left in no process: a store by name, a thread.
+process_isolation = "forkserver"
+"""
+
+SHOW = """
+import json, sys
+from mutmut.mutation.diff_apply import get_diff_for_mutant
+print(json.dumps({name: get_diff_for_mutant(name, path=sys.argv[1]) for name in sys.argv[2:]}))
+"""
+"""What `mutmut show` does, for all of them at once: it takes seconds to start."""
+
+
+@frozen
+class Group:
+    """Modules, and the tests that are to kill their mutants.
+
+    parts  the last digits of the numbers of the mutants that are planted; "" for all
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    parts: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """It can be asked for by its own name, or in part by a module's."""
+        return (self.name, *self.modules)
+
+
+@frozen
+class Mutant:
+    """One planted fault that no test saw.
+
+    function  where it is, as Class.method
+    was, now  the lines that it changed, without their indentation
+    """
+
+    name: str
+    function: str
+    was: str
+    now: str
+
+
+@frozen
+class Excuse:
+    """Why the mutants of a function that change these lines so are none: nobody can tell them from the original."""
+
+    module: str
+    function: str
+    was: str
+    now: str
+    why: str
+
+    def fits(self, mutant: Mutant) -> bool:
+        """Whether this mutant is the one that is meant."""
+        return (mutant.function, mutant.was, mutant.now) == (self.function, self.was.strip(), self.now.strip())
+
+
+@frozen
+class Tally:
+    """What became of the mutants of one module.
+
+    late  those among the killed that ran into their time limit
+    """
+
+    module: str
+    parts: str
+    planted: int
+    survivors: tuple[Mutant, ...]
+    excused: int
+    late: int
+    idle: tuple[Excuse, ...]
+
+    @property
+    def killed(self) -> int:
+        """How many mutants a test, or its time limit, has seen."""
+        return self.planted - self.excused - len(self.survivors)
+
+    @property
+    def share(self) -> float:
+        """The killed ones among those that can be."""
+        return self.killed / max(1, self.planted - self.excused)
+
+    @property
+    def good(self) -> bool:
+        """Whether enough are killed, and each excuse is still needed."""
+        return self.share >= GOAL and not self.idle
+
+    @property
+    def row(self) -> str:
+        """Its line of the table."""
+        part = f" ({len(self.parts)} of 10)" if self.parts else ""
+        alive = f"{self.excused} | {len(self.survivors)} | {self.share:.1%}"
+        return f"| `{self.module}` | {self.planted}{part} | {self.killed} | {self.late} | {alive} |"
+
+
+HEAD = """| module | mutants | killed | of these by time | equivalent | survived | killed of those that can be |
+|---|--:|--:|--:|--:|--:|--:|"""
+
+
+def groups(only: str | None = None) -> tuple[Group, ...]:
+    """The groups of modules.toml, or one of them, or one module. Raises SystemExit where `only` is none of them."""
+    listed = tomllib.loads((HERE / "modules.toml").read_text())
+    every = (Group(name, tuple(x["modules"]), tuple(x["tests"]), x.get("parts", "")) for name, x in listed.items())
+    if only is None:
+        return tuple(every)
+    found = tuple(each if only == each.name else evolve(each, modules=(only,)) for each in every if only in each.names)
+    return found or sys.exit(f"{only}: modules.toml does not list it")
+
+
+def excuses(module: str | None) -> tuple[Excuse, ...]:
+    """The equivalent mutants of this module, or of all, as equivalent.toml lists them."""
+    listed = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
+    return tuple(Excuse(**each) for each in listed if module in (None, each["module"]))
+
+
+def copied(group: Group) -> Path:
+    """A folder with the modules, their tests and mutmut's settings: mutants are never planted where one works."""
+    place = ROOT / "build" / "mutants" / group.name
+    shutil.rmtree(place, ignore_errors=True)
+    unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
+    for name in ("leasehold", "tests", "specs"):
+        shutil.copytree(ROOT / name, place / name, ignore=unneeded)
+    settings = SETTINGS.format(modules=json.dumps(group.modules), tests=json.dumps(group.tests))
+    (place / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
+    return place
+
+
+def _mutmut(place: Path, *words: str) -> str:
+    command = [str(MUTMUT), *words]
+    ran = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if ran.returncode:
+        sys.exit(f"{' '.join(command)} failed in {place}:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
+    return ran.stdout
+
+
+def tallies(group: Group) -> list[Tally]:
+    """Plant the mutants of these modules, run the tests against each, and count by module."""
+    place = copied(group)
+    _mutmut(place, "run", "--max-children", "4", *(f"*__mutmut_*{digit}" for digit in group.parts))
+    lines = _mutmut(place, "results", "--all", "true").splitlines()
+    results = dict(line.strip().rsplit(": ", 1) for line in lines if "__mutmut_" in line)
+    planted = {name: result for name, result in results.items() if result != "not checked"}
+    return [_tally(place, group, module, planted) for module in group.modules]
+
+
+def _tally(place: Path, group: Group, module: str, planted: Mapping[str, str]) -> Tally:
+    dotted = module.removesuffix(".py").replace("/", ".")
+    ours = {name: result for name, result in planted.items() if name.rpartition(".")[0] == dotted}
+    # What no test ran is as alive as what every test let pass.
+    alive = _shown(place, module, [name for name, result in ours.items() if result in ("survived", "no tests")])
+    known = excuses(module)
+    survivors = tuple(mutant for mutant in alive if not any(each.fits(mutant) for each in known))
+    # In a part of the mutants an excused one need not be.
+    idle = () if group.parts else tuple(each for each in known if not any(map(each.fits, alive)))
+    late = sum(result == "timeout" for result in ours.values())
+    return Tally(module, group.parts, len(ours), survivors, len(alive) - len(survivors), late, idle)
+
+
+def _shown(place: Path, module: str, names: list[str]) -> list[Mutant]:
+    command = [sys.executable, "-c", SHOW, module, *names]
+    ran = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    diffs = json.loads(ran.stdout)
+    return [Mutant(name, _function(name), _changed(diffs[name], "-"), _changed(diffs[name], "+")) for name in names]
+
+
+def _function(name: str) -> str:
+    # mutmut spells `method` of Class as xǁClassǁmethod, and `function` as x_function.
+    return name.rsplit(".", 1)[1].partition("__mutmut_")[0].removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
+
+
+def _changed(diff: str, sign: str) -> str:
+    lines = diff.splitlines()
+    return "\n".join(line[1:].strip() for line in lines if line.startswith(sign) and not line.startswith(sign * 3))
+
+
+def told(found: Tally) -> None:
+    """Print what survived, and which excuses nobody needs."""
+    print(found.row, flush=True)
+    for each in found.survivors:
+        print(f"\n  {each.function} ({each.name})\n    - {each.was}\n    + {each.now}".replace("\n    - \n", "\n"))
+    for excuse in found.idle:
+        print(
+            f"\n  equivalent.toml names what is no survivor: {excuse.function}\n    - {excuse.was}\n    + {excuse.now}"
+        )
+
+
+def page(found: list[Tally]) -> str:
+    """The table as a page, with what is equivalent and why."""
+    listed = [(each.module, excuse) for each in found for excuse in excuses(each.module)]
+    lines = [f"- `{module}`, `{excuse.function}`: {excuse.why}" for module, excuse in listed]
+    alive = [
+        f"- `{each.module}`, `{mutant.function}`: `{mutant.was}` → `{mutant.now}`".replace("\n", " ")
+        for each in found
+        for mutant in each.survivors
+    ]
+    rows = "\n".join(each.row for each in found)
+    return PAGE.format(
+        table=f"{HEAD}\n{rows}",
+        equivalent="\n".join(dict.fromkeys(lines)) or "None.",
+        alive="\n".join(alive) or "None.",
+    )
+
+
+PAGE = """# Mutants
+
+Small faults planted into the code, and how many of them the tests see. `make mutants` plants them with mutmut and runs
+against each the tests that `tests/mutation/modules.toml` names, in-process ones that need no service. Functions with a
+decorator (properties among them) are not mutated by mutmut, nor is what stands outside of functions, nor the words of
+messages. Where "of 10" stands behind a number, that many tenths of the mutants were planted, chosen by their number.
+
+{table}
+
+## Equivalent
+
+Nobody can tell these from the original, for the reason given; `tests/mutation/equivalent.toml` has their lines.
+
+{equivalent}
+
+## Survived
+
+{alive}
+"""
+
+
+def main() -> int:
+    """Plant, count and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="one module by its path, or one group by its name")
+    parser.add_argument("--write", type=Path, help="the page to write")
+    asked = parser.parse_args()
+    print(HEAD, flush=True)
+    found: list[Tally] = []
+    for group in groups(asked.only):
+        for each in tallies(group):
+            told(each)
+            found.append(each)
+    if asked.write:
+        asked.write.write_text(page(found))
+    return 0 if all(each.good for each in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

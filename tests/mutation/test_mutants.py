@@ -1,0 +1,37 @@
+"""The list of modules and the counting of their mutants, on which `make mutants` stands."""
+
+from attrs import evolve
+from mutants import ROOT, Excuse, Mutant, Tally, excuses, groups
+
+
+def test_every_listed_module_and_test_exists() -> None:
+    """A file that was renamed would be left out, and its mutants with it."""
+    listed = groups()
+    paths = [path for each in listed for path in (*each.modules, *each.tests)]
+    assert len(listed) > 1
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_excuse_belongs_to_a_listed_module_and_gives_a_reason() -> None:
+    """An excuse for a module that nobody mutates any more would never be found idle."""
+    listed = {module for each in groups() for module in each.modules}
+    known = [each for module in listed for each in excuses(module)]
+    assert [each for each in known if not each.why.strip()] == []
+    assert len(known) == len(excuses(None))
+
+
+def test_an_excuse_covers_the_change_it_names_and_no_other() -> None:
+    """One equivalent mutant would hide another one of the same function that no test sees."""
+    excuse = Excuse("m.py", "f", was="a = 1\n", now="a = 2\n", why="a is never read")
+    assert excuse.fits(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
+    assert not excuse.fits(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
+    assert not excuse.fits(Mutant("m.x_g__mutmut_1", "g", was="a = 1", now="a = 2"))
+
+
+def test_equivalent_mutants_count_for_neither_side_and_idle_excuses_fail() -> None:
+    """The share could be raised by excuses, or an excuse stand long after the code it was for."""
+    survivor, excuse = Mutant("m.x_f__mutmut_1", "f", "a", "b"), Excuse("m.py", "f", "a", "c", "why")
+    good = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
+    assert (good.killed, good.share, good.good) == (95, 0.95, True)
+    assert not evolve(good, survivors=(survivor,) * 6).good
+    assert not evolve(good, idle=(excuse,)).good

@@ -1,0 +1,121 @@
+"""Values that no codec expects, and leases that every codec must keep: for tests of codecs both ways."""
+
+import json
+
+from attrs import evolve
+from hypothesis import strategies as st
+
+from leasehold.balancer.model import (
+    HASH_KEYS,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    WEIGHT_MAX,
+    Lease,
+    Notes,
+    Position,
+    at_timestamp,
+)
+from leasehold.stores.protocol import Malformed
+
+DEEP = "[" * 20_000
+"""Python's JSON gives up on it with a RecursionError."""
+
+LONG = "9" * 5_000
+"""Python makes no number of so many digits."""
+
+ODD_TEXTS = (
+    "",
+    " ",
+    "-1",
+    "1.5",
+    "1e400",
+    "nan",
+    "inf",
+    "-inf",
+    "-0.5",
+    "²",
+    "1_0",
+    "%FF",
+    "\ud800",
+    "\x1b[2J",
+    "1" * 130,
+    LONG,
+    str(2**63),
+    str(2**128),
+    DEEP,
+    "[" + LONG + "]",
+    '["\\ud800"]',
+    '{"a": "\\ud800"}',
+    '{"a": ["b", 1e999]}',
+    '{"a": ["b", true]}',
+    '{"a": [["b"], 1]}',
+    '{"a": ["\\udfff", 1]}',
+    json.dumps({"a": ["b", 2**70]}),
+    '{"a": null}',
+    "[null]",
+    "null",
+    "{}",
+    "[]",
+    "41",
+    "SHARD_END",
+    "AT_TIMESTAMP -5",
+    f"41 {LONG}",
+    "@latest",
+)
+
+texts = st.text(max_size=8)
+"""What can be written in UTF-8."""
+
+odd_texts = st.sampled_from(ODD_TEXTS) | st.text(st.characters(), max_size=6)
+
+names = st.text("abz09-:/%é", min_size=1, max_size=6)
+counts = st.integers(0, 10**18 - 1)
+numbers = st.integers(0, 10**128).map(str)
+starts = st.sampled_from((TRIM_HORIZON, LATEST, SHARD_END, at_timestamp(1_700_000_000_000)))
+positions = starts | st.builds(Position, numbers, counts, texts)
+hash_keys = st.integers(*HASH_KEYS)
+ranges = st.none() | st.tuples(hash_keys, hash_keys).map(lambda ends: (min(ends), max(ends)))
+weights = st.none() | st.integers(0, 10**9)
+"""In KB/s, with no more digits behind the point than every layout keeps."""
+
+
+def _notes(pairs: dict[str, str]) -> Notes:
+    return tuple(sorted(pairs.items()))
+
+
+leases = st.builds(
+    Lease,
+    key=names,
+    stream=st.just("") | names,
+    parents=st.sets(names, max_size=2).map(lambda parents: tuple(sorted(parents))),
+    checkpoint=positions,
+    hash_range=ranges,
+    weight=weights,
+    epoch=counts,
+    notes=st.dictionaries(texts, texts, max_size=2).map(_notes),
+)
+"""Leases that nobody owns, as any worker may have to write them down."""
+
+
+def assert_said(read: object) -> None:
+    """A lease, nothing, or a complaint short enough for a line and fit for any screen."""
+    assert read is None or isinstance(read, Lease | Malformed)
+    if isinstance(read, Malformed):
+        assert len(read.why) < 200
+        f"{read.key} {read.field} {read.why}".encode()
+    if isinstance(read, Lease):
+        json.dumps([read.key, read.owner, read.heir, read.notes], ensure_ascii=False).encode()
+        assert read.epoch >= 0
+        assert read.checkpoint.sub >= 0
+        assert read.weight is None or 0 <= read.weight <= WEIGHT_MAX
+
+
+def token_of(lease: Lease) -> tuple[Lease, str]:
+    """The lease and what its equality leaves out."""
+    return lease, lease.checkpoint.token
+
+
+def unowned(lease: Lease) -> Lease:
+    """The lease as a new row says it."""
+    return evolve(lease, owner=None, heir=None, yields=False, leaving=False)

@@ -1,0 +1,16 @@
+"""A digest of a whole history: two runs that differ in anything have different ones."""
+
+from hashlib import blake2b
+
+from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+
+
+def digest(history: SimulatedHistory) -> str:
+    """Of every write, event, incident and count, in order."""
+    told = blake2b(digest_size=16)
+    for each in (*history.first, *history.writes, *history.events, *history.incidents):
+        told.update(repr(each).encode())
+    counts = sorted(history.requests.items()), history.sent
+    rows = history.scanned, history.fetched, history.glimpsed
+    told.update(repr((counts, rows)).encode())
+    return told.hexdigest()

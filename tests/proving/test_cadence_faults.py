@@ -1,0 +1,127 @@
+"""Faults planted into the cadence: each shows in a simulated fleet, and a sound fleet stays within the bar."""
+
+import math
+import random
+import sys
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from attrs import evolve, frozen
+
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.judge import judge
+from leasehold.adapters.history.ownership import unowned
+from leasehold.adapters.proving.simulator.fleets import balanced, group_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Scenario
+from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.balancer.actions import Release
+from leasehold.balancer.census import Census
+from leasehold.balancer.config import Config
+from leasehold.balancer.looking import ranks
+from leasehold.balancer.looking import schedule as cadence
+from leasehold.balancer.looking.ranks import LookoutRanks, lookout_ranks
+from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me
+from leasehold.balancer.rules.minimal import Minimal
+
+CONFIG = Config(Minimal())
+WORKERS = group_of(0, 12)
+LOOKOUT, *OTHERS = lookout_ranks(
+    [Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in WORKERS], CONFIG
+).ranks
+ORDINARY = OTHERS[5]
+CRASH, END = 44.0, 90.0
+
+OWNED_AGAIN_SECONDS = 18.0
+"""lease_seconds and 8 s: how long a lease may have no living owner after a death."""
+
+
+@frozen
+class Story:
+    """Somebody dies at CRASH; `joins` came four seconds earlier, the others were there."""
+
+    dies: str
+    joins: str = ""
+
+
+STORIES = {
+    "an ordinary worker dies": Story(ORDINARY),
+    "the lookout dies": Story(LOOKOUT),
+    "a new lookout comes, and somebody dies": Story(ORDINARY, joins=LOOKOUT),
+}
+
+
+def lived(story: Story) -> SimulatedHistory:
+    """What became of 48 leases."""
+    draw = random.Random(1)  # noqa: S311  a seed is the point
+    present = tuple(name for name in WORKERS if name != story.joins)
+    members = [
+        Member(
+            name,
+            CONFIG,
+            starts=draw.uniform(0.0, 1.0),
+            ends=CRASH if name == story.dies else math.inf,
+            phase=draw.uniform(0.0, 20.0),
+        )
+        for name in present
+    ]
+    if story.joins:
+        members.append(Member(story.joins, CONFIG, starts=CRASH - 4.0))
+    return run(Scenario(1, balanced(48, present, draw), tuple(members), END, calm=END, full=True))
+
+
+def longest_unowned(history: SimulatedHistory) -> float:
+    return max(unowned(history, END, CRASH).values())
+
+
+@cache
+def sound(name: str) -> SimulatedHistory:
+    return lived(STORIES[name])
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
+    """Without it the planted faults would show nothing; and the bar is what users are told."""
+    assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
+    assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
+
+
+def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: its death would be noticed only by the listing that each makes for itself."""
+    monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
+    assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
+
+
+def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: what it freed would wait for C11."""
+    kept = cadence._kept  # noqa: SLF001  the fault is planted there
+
+    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Bulletin:
+        heard = me.history.hearing or BulletinState()
+        return evolve(kept(actions, leases, census, me, config), acts=heard.latest.acts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cadence, "_kept", mute)
+    assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
+
+
+def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: a lease freed before its time has been claimed while its owner still reads."""
+
+    def early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
+        return tuple(
+            Release(lease, "C6") for lease in leases if me.worker == LOOKOUT and lease.idle > 2.0 and not lease.ended
+        )
+
+    monkeypatch.setattr(sys.modules["leasehold.balancer.plan"], "free_expired", early)
+    history = lived(STORIES["an ordinary worker dies"])
+    said = judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END))
+    assert "two holders" in {breach.what for breach in said}
+
+
+def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3: if each took itself for the lookout all would be well but the bill."""
+    name = "an ordinary worker dies"
+    bill = sound(name).scanned  # before the fault is planted: it may be the first to ask
+    monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
+    assert lived(STORIES[name]).scanned > 3 * bill

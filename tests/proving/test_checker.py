@@ -1,0 +1,50 @@
+"""The exhaustive checker: what it must find, what it must not, and the table it left in specs/."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.proving.checker.cases import OURS, bounded
+from leasehold.adapters.proving.checker.fleet import FleetModel
+from leasehold.adapters.proving.checker.report import surprises, written
+from leasehold.adapters.proving.checker.verdict import Case, Fault, judge
+from leasehold.balancer.rules import shares
+from leasehold.balancer.rules.minimal import Minimal
+
+pytestmark = pytest.mark.slow
+
+PROOF = Path(__file__).parents[2] / "specs" / "proof.md"
+
+
+def faults_of(case: Case) -> set[Fault]:
+    return set(judge(case).faults)
+
+
+@pytest.mark.parametrize("case", bounded(), ids=lambda case: f"{case.name}, {case.fleet.leases}")
+def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
+    """A livelock, a lease nobody wants or an unbalanced rest would be found by users; so would a stale table."""
+    verdict = judge(case)
+    assert surprises((case,), (verdict,)) == []
+    row = written((verdict,), "").splitlines()[-1]
+    assert verdict.expanded == verdict.discovered
+    assert row in PROOF.read_text().splitlines(), "run `make prove`"
+
+
+def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: extras go to whoever holds least, so that each move changes who should have them."""
+
+    def fickle(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
+        return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
+
+    monkeypatch.setattr(shares, "favoured", fickle)
+    assert "livelock" in faults_of(Case("fickle", FleetModel(4, ("a", "b", "c"), (OURS,) * 3)))
+
+
+def test_missing_patience_is_caught() -> None:
+    """The planted fault: for ever waiting for a worker that renews and never plans (M9)."""
+    patient = evolve(OURS, rules=Minimal(patience=10**9))
+    assert faults_of(Case("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
+        "unowned",
+        "uneven",
+    }

@@ -1,0 +1,36 @@
+"""Every call of a worker meets every fault, one at a time: no lease, owner or record is lost, nothing stays unread."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from leasehold.adapters.proving.simulator.every_call import STORIES, mishaps, told, tried, unhurried
+
+pytestmark = pytest.mark.slow
+
+EACH = 5
+"""Here one mishap of so many is tried; `make soak` tries all of them."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> Iterator[None]:
+    with unhurried():
+        yield
+
+
+@pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
+def test_no_single_fault_does_harm(place: int) -> None:
+    """Without it a call that fails in a way that nobody thought of would lose a record, or a shard its reader."""
+    asked = [(place, mishap) for mishap in mishaps(STORIES[place])]
+    assert len(asked) > 40
+    asked = asked[place % EACH :: EACH]
+    assert [said for each in asked for said in tried(each)] == []
+
+
+def test_the_stories_make_every_call_there_is() -> None:
+    """Without it a fault of a call that no story makes would be tried by nobody."""
+    called = {call.what for story in STORIES for call in told(story).calls}
+    assert called >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
+    assert called >= {"handler", "dead letter", "observer", "measure"}
+    verbs = ("list", "get", "create", "claim", "renew", "checkpoint", "release", "request", "give", "annotate")
+    assert called >= {f"store.{verb}" for verb in verbs}

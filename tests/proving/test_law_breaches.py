@@ -1,0 +1,158 @@
+"""Every law of the seam finds the fault that is planted for it, and says what is wrong."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.proving.properties.laws import Law
+from leasehold.adapters.proving.properties.scenes import brief
+from leasehold.adapters.proving.properties.settling import Planner
+from leasehold.balancer.actions import Action, Claim, Release, Renew, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Shard
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.testing import LawBroken, Scene, SmallFleet, chaos, laws, simulate
+
+pytestmark = pytest.mark.slow
+
+Actions = tuple[Action, ...]
+
+
+def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Planner:
+    """A planner whose answer is changed."""
+
+    def planned(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
+        table = list(leases)
+        return tuple(change(plan(table, shards, me, config), table, me))
+
+    return planned
+
+
+def forgetful(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
+    """Takes a lease off the list that it was given."""
+    actions = plan(leases, shards, me, config)
+    if isinstance(leases, list) and leases:
+        leases.pop()
+    return actions
+
+
+PLANTED: dict[str, tuple[Law, Planner, str]] = {
+    "the first that is listed": (
+        laws.order_does_not_matter,
+        but(lambda actions, table, _me: (*actions, *(Renew(lease, "X") for lease in table[:1]))),
+        "the order of the listing matters",
+    ),
+    "a lease taken off the list": (laws.input_is_left_alone, forgetful, "the plan changed its input"),
+    "everything twice": (
+        laws.each_key_is_spoken_of_once,
+        but(lambda actions, _table, _me: (*actions, *actions)),
+        "more than one action",
+    ),
+    "a theft that is called a claim": (
+        laws.living_are_robbed_by_name,
+        but(
+            lambda actions, _table, _me: (
+                Claim(each.lease, "X") if isinstance(each, Steal) else each for each in actions
+            )
+        ),
+        "which its living owner",
+    ),
+    "no renewals": (
+        laws.renewals_are_those_of_the_plan,
+        but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Renew))),
+        "the plan renews other leases than are due",
+    ),
+    "a lease let go": (
+        laws.balance_is_left_alone,
+        but(lambda _actions, table, me: (Release(lease, "X") for lease in table if lease.owner == me.worker)),
+        "moves leases of a balanced fleet",
+    ),
+    "nothing claimed": (
+        laws.comes_to_rest,
+        but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Claim))),
+        "at rest, and nobody holds",
+    ),
+    "nothing stolen": (
+        laws.comes_to_rest,
+        but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Steal))),
+        "at rest, and uneven",
+    ),
+    "kcl as it is": (laws.equal_readings_make_disjoint_plans, plan, "more than one worker wants"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found_and_named(name: str) -> None:
+    """A law that nothing can break would hold whatever a user writes."""
+    law, planner, words = PLANTED[name]
+    with pytest.raises(LawBroken, match=words):
+        law.check(planner, Kcl())
+
+
+def test_a_planner_that_fails_on_one_row_is_found() -> None:
+    """Its workers would stop renewing all leases for the sake of one."""
+
+    def stumbling(actions: Actions, table: list[Lease], _me: Me) -> Actions:
+        return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))
+
+    with pytest.raises(ZeroDivisionError):
+        laws.plan_is_always_made.check(but(stumbling), Kcl())
+
+
+def test_every_law_has_a_planted_fault() -> None:
+    """A law that joins without one would be believed unseen."""
+    assert {law for law, *_ in PLANTED.values()} == {*laws.LAWS, laws.equal_readings_make_disjoint_plans} - {
+        laws.plan_is_always_made
+    }
+
+
+def test_a_case_is_told_as_python() -> None:
+    """What a failure prints is to be pasted into a test."""
+    lease = Lease("s-0", owner="b", checkpoint=SHARD_END, parents=("s-9",))
+    scene = Scene(
+        (lease, Lease("s-1", checkpoint=Position("7", 2), idle=float("inf"))), None, Me("a", 2), Config(Kcl())
+    )
+    assert brief(scene) == (
+        "Scene((Lease('s-0', parents=('s-9',), owner='b', checkpoint=Position('SHARD_END')), "
+        "Lease('s-1', idle=math.inf, checkpoint=Position('7', sub=2))), None, Me('a', turn=2), Config(rules=Kcl()))"
+    )
+
+
+def test_a_round_trip_is_no_rest() -> None:
+    """A lease that wanders through the whole fleet in each round stands where it stood, and has moved all the same."""
+    fleet = SmallFleet(("a", "b", "c"), ("c",), Config(Kcl()))
+    wander = but(lambda _actions, table, _me: (Steal(lease, lease.owner or "", "X") for lease in table))
+    with pytest.raises(LawBroken, match="leases still move"):
+        laws.comes_to_rest(wander, fleet)
+
+
+def test_a_handler_of_ones_own_is_given_every_record() -> None:
+    """A test of a handler would pass because nothing was handled."""
+    seen: set[tuple[str, str]] = set()
+
+    def handle(batch: object) -> None:
+        seen.update((batch.shard, record.sequence_number) for record in batch.records)  # type: ignore[attr-defined]
+
+    run = simulate(Minimal(), leases=3, workers=(2,), event="crash", cycles=3, handler=handle)
+    run.check()
+    assert seen == {(sent.key, str(sent.number)) for sent in run.history.sent}
+
+
+def test_a_handler_that_fails_for_ever_is_told_of() -> None:
+    """Records that nobody handles are lost, whatever the rules do."""
+
+    def refuse(_batch: object) -> None:
+        raise ValueError("no")
+
+    run = simulate(Minimal(), leases=1, workers=(1,), cycles=3, handler=refuse)
+    assert {breach.what for breach in run.breaches} & {"lost", "unfinished", "held unread", "action at balance"}
+
+
+def test_the_same_seed_gives_the_same_chaos() -> None:
+    """A failing seed could not be looked into."""
+    first, second = chaos(Minimal(), seed=3), chaos(Minimal(), seed=3)
+    assert first.history == second.history
+    assert evolve(first.scenario, seed=0) != first.scenario

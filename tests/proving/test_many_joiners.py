@@ -1,0 +1,35 @@
+"""Many workers join one that owns everything."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.proving.simulator.fleets import group_of, scale_out
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, answer
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Network
+from leasehold.balancer.config import Config
+
+pytestmark = pytest.mark.slow
+
+DATED = SimulationQuestion(80, (4, 20), kind="scale-out", pace="own", dated=True, cycles=4.0)
+SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
+
+
+def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
+    """Without it one that gives lease by lease renews nothing meanwhile, and loses what nobody had asked it for."""
+    fleet = scale_out(120, ("a-000",), group_of(1, 40), Config(), seed=1, start="together", cycles=2.0)
+    history = run(evolve(fleet.scenario, network=SLOW))
+    lost = [
+        (write.verb, write.key)
+        for write in history.writes
+        if write.done and write.before is not None and write.before.owner == "a-000"
+        if write.verb in {"claim", "release"} and write.worker != "a-000"
+    ]
+    assert lost == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_joiners_wait_for_each_other_where_notes_are_not_free(seed: int) -> None:
+    """Without it the first of those that trickle in take what the later ones need, and a third of the moves is vain."""
+    found = answer(evolve(DATED, seed=seed))
+    assert (found.moves, found.spread) == (found.moves_minimum, 1)

@@ -1,0 +1,103 @@
+"""Two laws, whatever the callables of users raise or answer: nothing is checkpointed unfinished, or held unread."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEvent
+from leasehold.adapters.history.judge import judge
+from leasehold.adapters.proving.simulator.misdeeds import HARMLESS, POISON, Deviation, Misdeed, Whose, poisonous
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Scenario
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+
+pytestmark = pytest.mark.slow
+
+WORKERS = ("a-0", "a-1")
+CONFIG = Config(initial_position=TRIM_HORIZON)
+SECONDS, SETTLED = 260.0, 230.0
+LIMITS = Limits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, misdeeds=True)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """That things go wrong is the point."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def told(whose: Whose, what: Deviation, seconds: float = 25.0) -> RunHistory:
+    """A worker of four shards whose callable does this for a while, and one that does its work."""
+    members = tuple(Member(worker, CONFIG) for worker in WORKERS)
+    owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
+    misdeeds = (Misdeed(WORKERS[0], whose, what, 20.0, seconds),)
+    return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, misdeeds=misdeeds))
+
+
+@pytest.mark.parametrize("whose", ["handler", "observer", "measure"])
+@pytest.mark.parametrize("what", HARMLESS)
+def test_both_laws_hold_whatever_a_callable_does(whose: Whose, what: Deviation) -> None:
+    """Records would be lost, or a shard held and read by nobody."""
+    assert judge(told(whose, what), LIMITS) == ()
+
+
+def poisoned(*more: Misdeed) -> RunHistory:
+    """A fleet whose handlers fail on poisonous records for a while, and what else is done meanwhile.
+
+    At first they hang, so that batches are long and hold poison between other records.
+    """
+    members = tuple(Member(worker, CONFIG) for worker in WORKERS)
+    owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
+    hang = tuple(Misdeed(worker, "handler", "hang", 20.0, 20.0) for worker in WORKERS)
+    poison = tuple(Misdeed(worker, "handler", "poison", 40.0, 60.0) for worker in WORKERS)
+    misdeeds = (*more, *hang, *poison)
+    return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, misdeeds=misdeeds))
+
+
+def test_poison_is_buried_and_nothing_else_is() -> None:
+    """Records beside a poisoned one would go to the dead letters, or a poisoned one would be passed over."""
+    history = poisoned()
+    assert judge(history, LIMITS) == ()
+    buried = {(event.shard, event.place) for event in history.told("buried")}
+    finished = {(event.shard, event.place) for event in history.told("finished")}
+    taken = {(event.shard, event.place) for event in history.told("record")}
+    assert buried
+    assert all(poisonous(str(number)) for _, (number, _) in buried)
+    assert buried | finished == taken
+    together = Counter((event.t, event.shard) for event in history.told("record"))
+    assert max(together.values()) > 3 * POISON, "long batches were searched"
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
+    """A record that nobody took would be behind a checkpoint."""
+    history = poisoned(Misdeed(WORKERS[0], "dead letter", what, 40.0, 30.0))
+    assert judge(history, LIMITS) == ()
+    assert {event.process.partition("#")[0] for event in history.told("buried")} == set(WORKERS)
+
+
+def test_a_handler_that_hangs_for_long_is_told_as_unread() -> None:
+    """The judge would not see a shard that stands still while its lease is renewed."""
+    said = judge(told("handler", "hang", 100.0), LIMITS)
+    assert {each.what for each in said} == {"held unread"}
+
+
+def test_a_checkpoint_past_what_is_finished_is_told() -> None:
+    """A lost record would be noticed only where nobody reads it again."""
+    before = Lease("s-0", owner="a-0", checkpoint=Position("100"))
+    after = evolve(before, checkpoint=Position("102"))
+    history = RunHistory()
+    for number in (100, 101, 102):
+        history.events.append(ReadingEvent(1.0, "a-0#0", "record", "s-0", (number, 0)))
+    for number in (100, 101):
+        history.events.append(ReadingEvent(1.0, "a-0#0", "finished", "s-0", (number, 0)))
+    history.writes.append(WriteEvent(2.0, 2.0, "a-0", "a-0#0", "checkpoint", "s-0", before, after, done=True))
+    assert [str(breach) for breach in judge(history, Limits()) if breach.what == "unfinished"] == [
+        "unfinished at 2.000 s: a-0#0 checkpointed 102 of s-0, and no handler has finished 102",
+    ]

@@ -1,0 +1,74 @@
+"""A run is told by its scenario alone."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from history_digest import digest
+
+from leasehold.adapters.proving.simulator.chaos import trial
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.world.process import Process
+
+pytestmark = pytest.mark.slow
+
+SEEDS = (3, 5, 17)
+CODE = f"""
+import logging, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+logging.disable(logging.CRITICAL)
+from leasehold.adapters.proving.simulator.chaos import trial
+from history_digest import digest
+from leasehold.adapters.proving.simulator.run import run
+print(*(digest(run(trial(seed).scenario)) for seed in {SEEDS}))
+"""
+
+
+def digests(hash_seed: str) -> list[str]:
+    """The same runs in a process of their own."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
+    """Without it a failure found under a seed could not be looked at again."""
+    here = [digest(run(trial(seed).scenario)) for seed in SEEDS]
+    assert digests("1") == here
+    assert digests("2") == here
+
+
+def test_another_seed_leaves_another_trace() -> None:
+    """Without it the seed would not be what chooses."""
+    scenario = trial(SEEDS[0]).scenario
+    assert digest(run(scenario)) != digest(run(evolve(scenario, seed=12345)))
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
+    """Left off, it would fill the memory of whoever simulates and does something else as well."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        run(trial(SEEDS[0]).scenario)
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_a_run_frees_what_the_one_before_left() -> None:
+    """Without it ten thousand fleets, during none of which anything is collected, would fill memory."""
+    # What goes wrong is logged, and a log under test keeps whom it went wrong for.
+    calm = evolve(fleet_of(SimulationQuestion(leases=4, workers=(3,), cycles=2.0)).scenario, calm=0.0)
+
+    def processes() -> int:
+        run(calm)
+        return sum(type(each) is Process for each in gc.get_objects())
+
+    gc.collect()
+    assert [processes() for _ in range(3)] == [3, 3, 3]

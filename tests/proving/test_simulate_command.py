@@ -1,0 +1,73 @@
+"""`leasehold simulate`: one fleet, many seeds, and the same many on Spark."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SMALL = ("--leases", "20", "--workers", "4+2", "--cycles", "6")
+AT_LEAST = {
+    "cycles",
+    "moves",
+    "moves_minimum",
+    "claims",
+    "failed_writes",
+    "spread",
+    "groups",
+    "unowned_lease_cycles_max",
+    "quiet_after",
+}
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, in a process of its own."""
+    command = [sys.executable, "-m", "leasehold.adapters.cli.main", "simulate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def answered(*arguments: str) -> Any:  # noqa: ANN401  JSON
+    """Its JSON."""
+    done = simulate(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
+    """Without it the figures that others read could be missing, or not those of this fleet."""
+    told = answered(*SMALL, "--seed", "7")
+    assert told.keys() >= AT_LEAST
+    # Of 20 leases on four workers six workers should have three or four each.
+    figures = [told[name] for name in ("moves", "moves_minimum", "claims", "spread", "groups")]
+    assert figures == [6, 6, 0, 1, {"a": 14, "b": 6}]
+
+
+@pytest.mark.slow
+def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
+    """Without it a pool could mix up seeds and answers."""
+    swept = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
+    assert [told.pop("seed") for told in swept] == [7, 8, 9]
+    assert swept == [answered(*SMALL, "--seed", str(seed)) for seed in (7, 8, 9)]
+
+
+@pytest.mark.spark
+def test_spark_answers_as_this_machine_does() -> None:
+    """Without it a sweep scaled out could be about other fleets than one at home."""
+    sweep = (*SMALL, "--seed", "7", "--sweep", "5")
+    assert answered(*sweep, "--master", "local[2]") == answered(*sweep, "--jobs", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--leases", "9", "--workers", "2+x"), "workers: '2+x' is not"),
+        (("--leases", "9", "--workers", "2", "--rules", "best"), "rules: 'best' is none of"),
+        (("--leases", "9", "--workers", "2", "--peer", "best"), "peer: 'best' is none of"),
+    ],
+)
+def test_a_bad_question_is_refused_by_name(arguments: tuple[str, ...], message: str) -> None:
+    """Without it a slip of the pen would end in a traceback."""
+    done = simulate(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr

@@ -1,0 +1,193 @@
+"""Every breach, planted once into the history of a good run, is found and named."""
+
+import functools
+import re
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.history.breach import Breach, Limits
+from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEvent, WriteVerb
+from leasehold.adapters.history.judge import judge
+from leasehold.adapters.proving.simulator.fleets import cold, group_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Position, Version
+
+CONFIG = Config()
+A, B = group_of(0, 2)
+SETTLED = 80.0
+LIMITS = Limits(lease_seconds={A: 10.0, B: 10.0}, settled=SETTLED, moves=(SETTLED, 0))
+
+
+@functools.cache
+def good() -> RunHistory:
+    """Two workers start together, share four leases, and read."""
+    fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
+    scenario = evolve(fleet.scenario, reading=True, full=True, calm=60.0, scan_per_cycle=True)
+    return run(scenario)
+
+
+def planted(*writes: WriteEvent, told: tuple[ReadingEvent, ...] = ()) -> RunHistory:
+    """The good history with this in it."""
+    history = good()
+    return evolve(
+        history,
+        writes=sorted([*history.writes, *writes], key=lambda write: write.t),
+        events=sorted([*history.events, *told], key=lambda event: event.t),
+    )
+
+
+def last(key: str, t: float, verbs: tuple[WriteVerb, ...] = ("renew", "checkpoint", "claim")) -> WriteEvent:
+    """The last write of a lease before then."""
+    return [write for write in good().writes if write.key == key and write.t < t and write.verb in verbs][-1]
+
+
+def other(write: WriteEvent) -> str:
+    """The worker that did not write it."""
+    return B if write.worker == A else A
+
+
+def wrote(before: Lease | None, after: Lease | None, t: float, who: str, verb: WriteVerb) -> WriteEvent:
+    """A write of a second process."""
+    return WriteEvent(t, t - 0.01, who, f"{who}#9", verb, after.key if after else "s-0", before, after, done=True)
+
+
+def taken(verb: WriteVerb, t: float, epoch: int = 1) -> WriteEvent:
+    """The other worker takes a lease."""
+    held = last("s-0", t)
+    row = held.after
+    assert row is not None
+    after = evolve(row, owner=other(held), epoch=row.epoch + epoch, version=Version(str(row.epoch + epoch)))
+    return wrote(row, after, t, other(held), verb)
+
+
+def two_holders() -> RunHistory:
+    """A claim of what was renewed a moment ago."""
+    return planted(taken("claim", 50.0))
+
+
+def counter() -> RunHistory:
+    """A change of owner that the former owner may not notice."""
+    return planted(taken("steal", 50.0, epoch=0))
+
+
+def checkpoint_went_back() -> RunHistory:
+    """A checkpoint below the one before."""
+    row = last("s-0", 50.0).after
+    assert row is not None
+    return planted(wrote(row, evolve(row, checkpoint=Position("100")), 50.0, row.owner or "", "checkpoint"))
+
+
+def held_by_nobody() -> RunHistory:
+    """A lease let go, and never taken again."""
+    row = good().writes[-1].after
+    assert row is not None
+    return planted(wrote(row, evolve(row, owner=None, epoch=row.epoch + 1), 90.0, row.owner or "", "release"))
+
+
+def action_at_balance() -> RunHistory:
+    """A refused theft among balanced workers."""
+    return planted(evolve(taken("steal", 90.0), done=False))
+
+
+def needless_move() -> RunHistory:
+    """A theft among balanced workers that succeeds."""
+    return planted(taken("steal", 90.0))
+
+
+def uneven() -> RunHistory:
+    """The same, and nothing after it."""
+    return planted(taken("steal", good().end))
+
+
+def lost() -> RunHistory:
+    """A record that is left out."""
+    history = good()
+    return evolve(history, events=[event for event in history.events if (event.key, event.digest) != ("s-0", "105")])
+
+
+def never_read() -> RunHistory:
+    """Records that nobody hands over at the end."""
+    history = good()
+    return evolve(history, events=[event for event in history.events if event.t < 55.0])
+
+
+def out_of_order() -> RunHistory:
+    """A child read before its parent was read to the end."""
+    return evolve(good(), parents={**good().parents, "s-1": ("s-0",)})
+
+
+def handed_over_again() -> RunHistory:
+    """A record at or before the checkpoint its reader started from."""
+    theft = taken("steal", 50.0)
+    return planted(theft, told=(*begun(theft), record(theft, 100)))
+
+
+def handed_over_unheld() -> RunHistory:
+    """A record handed over by a process that never held its shard."""
+    theft = taken("steal", 50.0)
+    return planted(told=(*begun(theft), record(theft, 101)))
+
+
+def token() -> RunHistory:
+    """Two processes given one token."""
+    theft = taken("steal", 50.0)
+    token = next(event.token for event in good().events if (event.event, event.shard) == ("record", "s-0"))
+    return planted(theft, told=(*begun(theft), evolve(record(theft, 101), token=token)))
+
+
+def begun(taking: WriteEvent) -> tuple[ReadingEvent, ...]:
+    """The taker begins to read, a moment after it wrote."""
+    return (ReadingEvent(taking.t + 0.05, taking.process, "initialize", taking.key),)
+
+
+def record(taking: WriteEvent, number: int) -> ReadingEvent:
+    """It hands over this record."""
+    return ReadingEvent(taking.t + 0.1, taking.process, "record", taking.key, (number, 0), taking.key, str(number))
+
+
+PLANTED: dict[str, Callable[[], RunHistory]] = {
+    "two holders": two_holders,
+    "counter": counter,
+    "checkpoint went back": checkpoint_went_back,
+    "held by nobody": held_by_nobody,
+    "action at balance": action_at_balance,
+    "needless move": needless_move,
+    "uneven": uneven,
+    "lost": lost,
+    "out of order": out_of_order,
+    "handed over again": handed_over_again,
+    "handed over unheld": handed_over_unheld,
+    "token": token,
+}
+
+
+def test_a_good_run_has_no_breach() -> None:
+    """Without it the planted ones would show nothing."""
+    assert judge(good(), LIMITS) == ()
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_breach_is_named(what: str) -> None:
+    """Without it the judge could be silent because it is blind."""
+    named = [breach for breach in judge(PLANTED[what](), LIMITS) if breach.what == what]
+    assert named
+    for breach in named:  # what and when, and of which lease or worker
+        assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
+        assert re.search(r"\b(s-\d|a-00\d)", breach.why)
+
+
+def test_records_nobody_reads_at_the_end_are_lost() -> None:
+    """Without it a shard whose reader stopped would look as good as any."""
+    assert any(breach.what == "lost" and "never handed over" in breach.why for breach in judge(never_read(), LIMITS))
+
+
+def test_a_breach_says_who_and_why() -> None:
+    """Without it whoever reads "two holders" would have to find the two."""
+    (breach,) = [each for each in judge(two_holders(), LIMITS) if each.what == "two holders"]
+    held = last("s-0", 50.0)
+    until = held.sent + 0.999 * 10
+    right = f"{held.process} held until {until:.3f} by its {held.verb} of {held.sent:.3f}"
+    assert breach == Breach("two holders", 50.0, f"{other(held)}#9 claimed s-0, which {right}")

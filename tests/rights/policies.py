@@ -1,0 +1,31 @@
+"""The files under docs/rights, with their placeholders filled in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from standins.iam import ACCOUNT, REGION, Document
+
+FOLDER = Path(__file__).parents[2] / "docs" / "rights"
+
+
+def policy(name: str, *, without: str = "", **places: str) -> Document:
+    """The policy of this file for these places (STREAM, TABLE, CONSUMER), perhaps without one action."""
+    text = (FOLDER / f"aws-{name}.json").read_text()
+    for placeholder, value in {"REGION": REGION, "ACCOUNT": ACCOUNT, **places}.items():
+        text = text.replace(placeholder, value)
+    found: dict[str, Any] = json.loads(text)
+    assert not without or without in actions(name)
+    for statement in found["Statement"]:
+        statement["Action"] = [action for action in _listed(statement["Action"]) if action != without]
+    return found | {"Statement": [statement for statement in found["Statement"] if statement["Action"]]}
+
+
+def actions(*names: str) -> list[str]:
+    """Every action of these files."""
+    files = [json.loads((FOLDER / f"aws-{name}.json").read_text()) for name in names]
+    return [action for file in files for statement in file["Statement"] for action in _listed(statement["Action"])]
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

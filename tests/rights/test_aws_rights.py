@@ -1,0 +1,265 @@
+"""The policies under docs/rights are enough for what they are for, and no right of theirs is too many."""
+
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import boto3
+import pytest
+from attrs import evolve, frozen
+from policies import actions, policy
+from standins.iam import REGION, Account, Document
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.leases import app as leases
+from leasehold.adapters.cli.produce import app as produce
+from leasehold.adapters.cli.report import app as report
+from leasehold.adapters.cli.steer.asking import opened
+from leasehold.adapters.cli.steer.explain import app as explain
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.steering.serving.record import FleetRecord
+from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+
+pytestmark = pytest.mark.services
+
+WAIT = 30.0
+SHARD = "shardId-000000000001"
+SUBSCRIBING = [action for action in actions("fan-out-consumer") if action not in actions("consumer")]
+
+_numbers = count()
+
+
+def _mostly_later(rights: list[str], *now: str) -> list[Any]:
+    """Each as a parameter; but those to be tried `now`, all wait for `make test-more`: each takes a second or two."""
+    return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
+
+
+@frozen
+class Place:
+    """A stream and a table of one application in an account, as users name them."""
+
+    aws: Account
+    name: str
+    monkeypatch: pytest.MonkeyPatch
+    earlier: int = 0
+
+    @property
+    def stream(self) -> str:
+        """In JSON at once, for moto refuses CBOR."""
+        return f"kinesis://{self.name}?region={REGION}&endpoint={self.aws.service.url}&wire=json"
+
+    @property
+    def table(self) -> str:
+        """Where the leases are."""
+        return f"dynamodb://{self.name}?region={REGION}&endpoint={self.aws.service.url}"
+
+    def policy(self, name: str, without: str = "") -> Document:
+        """This file, for this place."""
+        return policy(name, without=without, STREAM=self.name, TABLE=self.name, CONSUMER=self.name)
+
+    def become(self, *policies: Document) -> None:
+        """From here on this process has these rights and no other."""
+        self.sign_in(*self.aws.user(*policies))
+
+    def sign_in(self, key: str, secret: str) -> None:
+        """Use this access key."""
+        self.monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        self.monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+
+    def asked(self) -> dict[str, bool]:
+        """The rights asked for at this place since it was made, and whether each was granted every time."""
+        told: dict[str, bool] = {}
+        for action, resource, granted in self.aws.asked()[self.earlier :]:
+            if self.name in resource.split("/"):
+                told[action] = granted and told.get(action, True)
+        return told
+
+
+@pytest.fixture
+def place(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A new stream, and a new table with one lease that has a parent, made by somebody with every right."""
+    return _made(aws, f"orders-{next(_numbers)}", monkeypatch)
+
+
+@pytest.fixture
+def lasting(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A place as others have left it, for those who need no new one."""
+    if "lasting" in aws.client("kinesis").list_streams(Limit=1000)["StreamNames"]:
+        return Place(aws, "lasting", monkeypatch, earlier=len(aws.asked()))
+    return _made(aws, "lasting", monkeypatch)
+
+
+def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place(aws, name, monkeypatch)
+    kinesis, admin = aws.client("kinesis"), aws.admin.get_credentials()
+    kinesis.create_stream(StreamName=made.name, ShardCount=2)
+    kinesis.put_records(StreamName=made.name, Records=[{"Data": b"x", "PartitionKey": str(key)} for key in range(9)])
+    assert admin is not None
+    made.sign_in(admin.access_key, admin.secret_key)
+    store = open_store(made.table)
+    placed(store, Lease(SHARD, parents=("shardId-gone",), checkpoint=TRIM_HORIZON))
+    store.close()
+    return evolve(made, earlier=len(aws.asked()))
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    """Wait for it."""
+    end = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
+    """Run a real worker until `enough` is read or said; all that went wrong."""
+    read: list[bytes] = []
+    said: list[str] = []
+    try:
+        store, source = open_store(place.table), open_source(stream)
+        worker = Worker(store=store, source=source, me="ann", config=Config(initial_position=TRIM_HORIZON))
+    except StoreError as fault:
+        return str(fault)
+    runner = Runner(worker, lambda batch: read.extend(record.data for record in batch.records))
+
+    def run() -> None:
+        try:
+            runner.run()
+        except (StoreError, SourceError) as fault:
+            said.append(str(fault))
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: said or enough(read, "".join(said)), "nothing read, and nothing said")
+    finally:
+        runner.stop()
+        thread.join(WAIT)
+        store.close()
+    return "".join(said)
+
+
+def test_a_consumer_reads_and_keeps_its_leases_with_the_rights_of_its_file(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever copied the file would find out in production what is missing."""
+    place.become(place.policy("consumer"))
+    said = consumed(place, place.stream, lambda read, _: len(read) == 9)
+    assert (said, [line for line in caplog.messages if "may not" in line]) == ("", [])
+    assert place.asked() == dict.fromkeys(actions("consumer"), True)
+
+
+@pytest.mark.parametrize("right", _mostly_later(actions("consumer"), "dynamodb:UpdateItem", "kinesis:GetRecords"))
+def test_a_consumer_without_one_of_its_rights_says_which(
+    place: Place, right: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A right that nobody misses does not belong in the file; one that is missed and not named costs an afternoon."""
+    place.become(place.policy("consumer", without=right))
+    said = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
+    assert right in said + caplog.text
+    assert place.asked()[right] is False
+
+
+def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Place) -> None:
+    """The right that a table from Terraform saves would be handed out for nothing."""
+    place.aws.client("dynamodb").delete_table(TableName=place.name)
+    place.become(place.policy("consumer"))
+    with pytest.raises(
+        StoreError, match=r"AccessDeniedException: these credentials may not .*\(dynamodb:CreateTable\)"
+    ):
+        open_store(place.table)
+    place.become(place.policy("consumer"), place.policy("make-table"))
+    open_store(place.table).close()
+
+
+@pytest.mark.parametrize("other", ["STREAM", "TABLE"])
+def test_the_rights_are_for_one_stream_and_one_table(
+    place: Place, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A policy for every stream of an account is not the least."""
+    places = {"STREAM": place.name, "TABLE": place.name, other: "another"}
+    place.become(policy("consumer", **places))
+    said = consumed(place, place.stream, lambda read, _: read)
+    assert "these credentials may not" in said + caplog.text
+
+
+def test_a_consumer_by_fan_out_registers_and_subscribes_with_the_rights_of_its_file(place: Place) -> None:
+    """All that is seen is that the request is granted: moto has no subscriptions to give."""
+    place.become(place.policy("fan-out-consumer"))
+    consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
+    asked = place.asked()
+    assert all(asked.values())
+    assert set(SUBSCRIBING) <= set(asked)
+
+
+@pytest.mark.parametrize("right", _mostly_later(SUBSCRIBING, "kinesis:SubscribeToShard"))
+def test_a_consumer_by_fan_out_without_one_of_its_rights_says_which(
+    place: Place, right: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for one that polls."""
+    place.become(place.policy("fan-out-consumer", without=right))
+    said = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
+    assert f"may not read stream '{place.name}', for want of {right}" in said + caplog.text
+
+
+@pytest.mark.parametrize("right", _mostly_later(["", *actions("producer")], "", "kinesis:PutRecords"))
+def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
+    lasting: Place, right: str, tmp_path: Path
+) -> None:
+    """As for a consumer."""
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\n")
+    lasting.become(lasting.policy("producer", without=right))
+    written = CliRunner().invoke(produce, [lasting.stream.removesuffix("&wire=json"), str(lines), "--linger-ms", "0"])
+    assert (written.exit_code, right in written.stderr) == (1 if right else 0, True)
+    if not right:
+        assert lasting.asked() == dict.fromkeys(actions("producer"), True)
+
+
+@pytest.mark.parametrize("right", _mostly_later(["", *actions("read-only")], ""))
+@pytest.mark.parametrize("tool", ["leases", "report", "explain", "serve"])
+def test_tools_that_only_look_want_the_rights_of_their_file_and_say_which_is_missing(
+    lasting: Place, tool: str, right: str, tmp_path: Path
+) -> None:
+    """A screen on the wall would be given the right to delete checkpoints."""
+    lasting.become(lasting.policy("read-only", without=right))
+    status, said = _looked(tool, lasting.table, tmp_path)
+    assert (status, right in said) == (1 if right else 0, True)
+    if not right:
+        assert lasting.asked() == dict.fromkeys(actions("read-only"), True)
+
+
+def _looked(tool: str, table: str, folder: Path) -> tuple[int, str]:
+    if tool == "serve":
+        return _served(table)
+    app, more = {
+        "leases": (leases, ["--json"]),
+        "report": (report, ["-o", str(folder / "report.html")]),
+        "explain": (explain, ["--for", "0"]),
+    }[tool]
+    done = CliRunner().invoke(app, [table, *more])
+    return done.exit_code, done.stderr
+
+
+def _served(table: str) -> tuple[int, str]:
+    """Do what `serve` does for each reading of a table."""
+    record = FleetRecord(None)
+    try:
+        watcher = TableWatcher("orders", opened(table), Config(), record, every=1.0)
+        watcher.look()
+    except StoreError as fault:
+        return 1, str(fault)
+    finally:
+        record.close()
+    return (0, "") if watcher.fresh else (1, str(watcher.state()))

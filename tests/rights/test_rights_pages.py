@@ -1,0 +1,107 @@
+"""What docs/rights and the code say of rights is one and the same."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import boto3
+import hcl2
+import pytest
+from policies import FOLDER, actions
+from standins.iam import REGION
+
+from leasehold.adapters.sources.event_hubs import faults
+from leasehold.stores.dynamodb import calls
+from leasehold.stores.dynamodb.rows import KEY
+from leasehold.stores.objects import blob
+from leasehold.stores.urls import open_store
+
+PAGE = FOLDER.with_name("rights.md").read_text()
+FILES = sorted(path.name for path in FOLDER.iterdir())
+ROLES = {
+    "Storage Blob Data Contributor": "ba92f5b4-2d11-453d-a403-e96b0029c9fe",
+    "Storage Blob Data Reader": "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1",
+    "Azure Event Hubs Data Receiver": "a638d3c7-ab3a-418d-83e6-5f17a39d4fde",
+}
+"""The built-in roles, with the ids that are the same in every tenant."""
+
+
+def test_the_sentence_of_a_refusal_names_the_rights_of_the_files() -> None:
+    """Whoever goes by the one would lack what the other says."""
+    worker, rest = calls.ADVICE["AccessDeniedException"].split("; ")[1:]
+    names = re.findall(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*\b", worker)
+    assert sorted(f"dynamodb:{name}" for name in names) == sorted(
+        action for action in actions("consumer", "make-table") if action.startswith("dynamodb:")
+    )
+    assert rest == "tools that only read need the first two"
+    assert sorted(f"dynamodb:{name}" for name in names[:2]) == actions("read-only")
+
+
+def test_a_consumer_by_fan_out_has_all_the_rights_of_one_that_polls() -> None:
+    """Where a stream has no room for the consumer its shards are polled."""
+    assert set(actions("consumer")) < set(actions("fan-out-consumer"))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
+def test_no_file_gives_a_right_to_everything(name: str) -> None:
+    """A star would be copied with the rest."""
+    for statement in json.loads((FOLDER / name).read_text())["Statement"]:
+        told = json.dumps([statement["Action"], statement["Resource"]])
+        assert "*" not in told.replace("consumer/CONSUMER:*", ""), name
+        assert set(re.findall(r"\b[A-Z]{4,}\b", told)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
+
+
+def test_the_page_names_every_file_and_every_file_is_there() -> None:
+    """A file that no page names is never found."""
+    assert sorted(set(re.findall(r"\(rights/([\w.-]+)\)", PAGE))) == FILES
+
+
+def test_the_roles_of_azure_are_those_that_the_errors_name() -> None:
+    """A role by another name, or an id with a slip, is refused only when somebody tries it."""
+    script = (FOLDER / "azure-roles.sh").read_text()
+    bicep = (FOLDER / "azure-roles.bicep").read_text()
+    for role, known in ROLES.items():
+        assert f'--role "{role}"' in script
+        assert known in bicep
+        assert role in bicep
+        assert role in PAGE
+    assert "Storage Blob Data Contributor" in Path(blob.__file__).read_text()
+    assert "Azure Event Hubs Data Receiver" in Path(faults.__file__).read_text()
+
+
+@pytest.mark.services
+def test_the_table_of_terraform_is_one_that_a_worker_uses(moto_url: str) -> None:
+    """A key of another name would be found out by the first worker.
+
+    This reads the file's syntax and its values. Whether the provider takes them, only `terraform validate` can say.
+    """
+    table = _block(hcl2.loads((FOLDER / "lease-table.tf").read_text()), "resource", "aws_dynamodb_table", "leases")
+    (attribute,), (recovery,) = table["attribute"], table["point_in_time_recovery"]
+    assert (_text(table["name"]), recovery["enabled"], "merge(" in table["tags"]) == ("${var.table}", True, True)
+    client = boto3.client("dynamodb", endpoint_url=moto_url, region_name=REGION)
+    client.create_table(
+        TableName="from-terraform",
+        KeySchema=[{"AttributeName": _text(table["hash_key"]), "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": _text(attribute["name"]), "AttributeType": _text(attribute["type"])}],
+        BillingMode=_text(table["billing_mode"]),
+        DeletionProtectionEnabled=table["deletion_protection_enabled"],
+    )
+    assert _text(attribute["name"]) == KEY
+    store = open_store(f"dynamodb://from-terraform?region={REGION}&endpoint={moto_url}", create=False)
+    assert store.list().leases == ()
+    store.close()
+    client.close()
+
+
+def _block(found: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
+    """The block of this kind and these labels, which the parser leaves in their quotes."""
+    kind, *names = labels
+    (inner,) = found[kind]
+    for name in names:
+        inner = inner.get(name) or inner[f'"{name}"']
+    return inner
+
+
+def _text(value: str) -> Any:  # noqa: ANN401  typed as the caller needs it
+    return value.strip('"')

@@ -1,0 +1,32 @@
+"""A runner in a thread of its own, for as long as a test needs it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread, Timer
+
+from leasehold.adapters.reading.runner import Runner
+
+WAIT = 30.0
+
+
+@contextmanager
+def running(runner: Runner) -> Iterator[Thread]:
+    """Run it meanwhile, and see it end; a test that fails leaves no worker behind."""
+    thread = Thread(target=runner.run, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        runner.stop()
+        thread.join(WAIT)
+    assert not thread.is_alive()
+
+
+def run_to_its_end(runner: Runner) -> None:
+    """Run it here until it ends by itself; one that does not is stopped, so that its test fails and does not hang."""
+    late = Timer(WAIT, runner.stop)
+    late.start()
+    try:
+        runner.run()
+    finally:
+        late.cancel()

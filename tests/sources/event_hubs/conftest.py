@@ -1,0 +1,39 @@
+"""One process of local event hubs for these tests, and a hub of its own for each of them."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import pytest
+from hub_steps import Here
+
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
+from leasehold.adapters.sources.event_hubs.source import EventHubsSource
+
+
+@pytest.fixture(scope="session")
+def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+    """The process."""
+    with event_hubs({}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def closing() -> Iterator[Executor]:
+    """Closes sources while the next tests run: the client takes a second for each."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def here(
+    hubs: LocalHubs, closing: Executor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Here]:
+    """A hub with two partitions and consumer groups `$Default`, `second` and `third`, its key in the environment."""
+    name = re.sub(r"\W+", "-", request.node.name)
+    hubs.create(name, 2, ("$Default", "second", "third"))
+    monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())
+    place = Here(hubs, name)
+    yield place
+    closing.map(EventHubsSource.close, place.opened)

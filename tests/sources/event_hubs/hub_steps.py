@@ -1,0 +1,99 @@
+"""What the tests do with a hub: send, receive by the official client, read by our reader."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from attrs import Factory, define
+from azure.eventhub import EventData, EventHubConsumerClient
+
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MOST, PartitionReader
+from leasehold.adapters.sources.event_hubs.source import EventHubsSource, open_url
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+
+PATIENCE_SECONDS = 20.0
+
+
+@define(slots=False)
+class Here:
+    """One hub, and what was opened on it."""
+
+    hubs: LocalHubs
+    hub: str
+    opened: list[EventHubsSource] = Factory(list)
+
+    def source(self, **options: str) -> EventHubsSource:
+        """A source of this hub."""
+        source = open_url(f"{self.hubs.namespace}/{self.hub}", options)
+        self.opened.append(source)
+        return source
+
+    @cached_property
+    def plain(self) -> EventHubsSource:
+        """A source of this hub without options, one for all readers of a test: closing one takes a second."""
+        return self.source()
+
+    def reader(self, start: Position = TRIM_HORIZON, partition: str = "0", epoch: int = 0) -> PartitionReader:
+        """Our reader of one partition."""
+        return self.plain.open(Lease(partition, epoch=epoch), start)
+
+    def send(self, texts: Iterable[str], partition: str = "0") -> None:
+        """Events for one partition."""
+        self.hubs.put(self.hub, partition, texts)
+
+    def received(self, wanted: int, at: str | int | datetime, *, inclusive: bool = False) -> list[EventData]:
+        """The first events of partition 0 that the official client receives from there."""
+        found: list[EventData] = []
+        client = EventHubConsumerClient.from_connection_string(self.hubs.connection_string(self.hub), "$Default")
+
+        def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may hand over None
+            found.extend([event] if event else [])
+            if len(found) >= wanted:
+                client.close()
+
+        limit = threading.Timer(PATIENCE_SECONDS, client.close)
+        limit.start()
+        client.receive(arrived, partition_id="0", starting_position=at, starting_position_inclusive=inclusive)
+        limit.cancel()
+        return found
+
+    def readers(self, partition: int = 0) -> list[dict[str, Any]]:
+        """Who reads this partition, as the hub sees it."""
+        return list(self.hubs.look(self.hub)[partition]["readers"])
+
+
+def until(look: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever is looked for
+    """The first thing found; fails if nothing is in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.01)
+    raise AssertionError("nothing came in time")
+
+
+def collected(reader: PartitionReader, wanted: int) -> list[Record]:
+    """So many records, and whatever came with the last of them."""
+    records: list[Record] = []
+
+    def enough() -> bool:
+        records.extend(reader.read().records)
+        return len(records) >= wanted
+
+    until(enough)
+    return records
+
+
+def fault(reader: PartitionReader) -> Batch:
+    """The empty batch by which a reader says that something passing went wrong."""
+    return until(lambda: (batch := reader.read()).wait_seconds > IDLE_SECONDS_MOST and not batch.records and batch)  # type: ignore[no-any-return]
+
+
+def texts(records: Iterable[Record]) -> list[str]:
+    """What they carry."""
+    return [record.data.decode() for record in records]

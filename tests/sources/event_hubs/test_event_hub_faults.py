@@ -1,0 +1,193 @@
+"""What users are told when a hub cannot be used as asked, and that no secret is in it."""
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
+from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
+from hub_steps import Here, fault, until
+
+from leasehold.adapters.sources.event_hubs.access import (
+    CONNECTION_STRING,
+    Access,
+    AsyncCredential,
+    by_connection_string,
+)
+from leasehold.adapters.sources.event_hubs.faults import explained
+from leasehold.adapters.sources.event_hubs.partitions import EventPosition, starting
+from leasehold.adapters.sources.event_hubs.source import open_url
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
+
+SECRET = "Endpoint=sb://place.servicebus.windows.net;SharedAccessKeyName=name;SharedAccessKey=hidden;EntityPath=hub"  # noqa: S105  made up
+EXPIRES = 2_000_000_000
+ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "said"),
+    [
+        ("place", {}, "write eventhubs://namespace/hub"),
+        ("place/hub/more", {}, "write eventhubs://namespace/hub"),
+        ("place/hub", {"group": ""}, "single quotes"),
+        ("place/hub", {"transport": "udp"}, "transport is one of amqp, websockets"),
+        ("place/hub", {"prefetch": "0"}, "prefetch is a number from 1 to 10000"),
+        ("other/hub", {}, "is for namespace 'place.servicebus.windows.net'"),
+        ("place/another", {}, "is for event hub 'hub', not 'another'"),
+    ],
+)
+def test_a_url_that_cannot_be_used_names_the_field(
+    place: str, options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`$Default` in double quotes reaches us as nothing; reading another group than meant would be worse."""
+    monkeypatch.setenv(CONNECTION_STRING, SECRET)
+    with pytest.raises(ValueError, match=said) as raised:
+        open_url(place, options)
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
+    """`"…?group=$Default"` arrives as `group=`, and nobody sees why from "wants one value" alone."""
+    with pytest.raises(ValueError, match="single quotes around the URL"):
+        open_source("eventhubs://place/hub?group=")
+
+
+def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that the table of schemes does not know could not be given at all."""
+    monkeypatch.setenv(CONNECTION_STRING, SECRET)
+    source = open_source("eventhubs://Place/hub?group=$Default&transport=websockets&prefetch=7")
+    assert source.stream == "place.servicebus.windows.net/hub/$default"
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "Endpoint=sb://place;SharedAccessKey=hidden",
+        "Endpoint=sb://me:hidden@place.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=b",
+    ],
+)
+def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
+    """Errors end up in logs, and a mistyped key is still mostly the key."""
+    with pytest.raises(ValueError, match="no Event Hubs connection string") as raised:
+        by_connection_string(secret, "place", "hub", "$Default")
+    assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
+
+
+@pytest.mark.parametrize(
+    ("position", "start"),
+    [
+        (TRIM_HORIZON, EventPosition("-1")),
+        (Position("7", 0, "4096"), EventPosition("4096")),
+        (Position("7", 0, "@geo:1:4096"), EventPosition("@geo:1:4096")),
+        (Position("7"), EventPosition(7)),
+        (Position("7", 0, "no offset"), EventPosition(7)),
+    ],
+)
+def test_the_offset_is_preferred_where_there_is_one(position: Position, start: EventPosition) -> None:
+    """Some SDKs have written `no offset` into checkpoints; asked for as an offset it reads nothing."""
+    assert starting(position) == start
+
+
+@pytest.mark.parametrize("position", [LATEST, SHARD_END])
+def test_a_reader_never_starts_at_a_moving_place(position: Position) -> None:
+    """LATEST is pinned first; opened as it is, a restart would skip what arrived in between."""
+    with pytest.raises(ValueError, match=position.sequence):
+        starting(position)
+
+
+class _Said(EventHubError):
+    def __init__(self, condition: str) -> None:
+        super().__init__("what the service said")
+        self.error = condition
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (_Said("resource-limit-exceeded"), SourceUnavailable, "give this fleet a consumer group of its own"),
+        (_Said("server-busy"), SourceUnavailable, "what the service said"),
+        (ConnectionLostError("gone"), SourceUnavailable, "gone"),
+        (_Said("link:stolen"), SourceUnavailable, "lease lost, or contended"),
+        (_Said("not-found"), SourceError, "no such hub or consumer group '\\$Default'"),
+        (_Said("argument-error"), SourceError, "leasehold reset"),
+        (_Said("unauthorized-access"), SourceError, "check the key"),
+        (AuthenticationError("no"), SourceError, "check the key in EVENTHUBS_CONNECTION_STRING"),
+        (ImportError("aiohttp"), SourceError, "websockets need aiohttp; install leasehold\\[azure\\]"),
+    ],
+)
+def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
+    """A fault that may pass must not stop a shard, nor one that cannot be retried for ever."""
+    told = explained(error, ACCESS, "3")
+    assert isinstance(told, SourceUnavailable) == (kind is SourceUnavailable)
+    with pytest.raises(SourceError, match=said):
+        raise told
+    assert "partition 3" in str(told)
+    assert "hidden" not in str(told)
+
+
+class _Credential:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: tuple[str, ...] = ()
+
+    def get_token(self, *scopes: str, **_options: Any) -> AccessToken:  # noqa: ANN401  the SDK's own signature
+        self.asked = scopes
+        if self.error:
+            raise self.error
+        return AccessToken("token", EXPIRES)
+
+
+def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() -> None:
+    """A refused identity taken for a passing fault would be tried again for ever."""
+    credential = _Credential()
+    assert asyncio.run(AsyncCredential(credential).get_token("scope")).expires_on == EXPIRES
+    assert credential.asked == ("scope",)
+    refused = _Credential(ClientAuthenticationError("no such identity"))
+    with pytest.raises(AuthenticationError, match="no such identity") as raised:
+        asyncio.run(AsyncCredential(refused).get_token("scope"))
+    told = explained(raised.value, Access("place", "hub", "$Default"))
+    assert "role 'Azure Event Hubs Data Receiver'" in str(told)
+
+
+@pytest.mark.services
+def test_what_is_not_there_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped hub or group must stop at once with the name in the message."""
+    missing = open_url(f"{here.hubs.namespace}/nowhere", {})
+    with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
+        missing.shards()
+    assert not isinstance(raised.value, SourceUnavailable)
+    missing.close()
+    strangers = here.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
+    with pytest.raises(SourceError, match="consumer group 'fourth'"):
+        until(lambda: strangers.read().records)
+    monkeypatch.setenv(CONNECTION_STRING, here.hubs.connection_string().replace(here.hubs.key, "wrong"))
+    with pytest.raises(SourceError, match="check the key"):
+        here.source().shards()
+
+
+@pytest.mark.services
+def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotas and outages pass; a shard that gave up would need somebody to start it again."""
+    reader = here.reader()
+    until(here.readers)
+    here.hubs.detach(here.hub, "0", "amqp:resource-limit-exceeded")
+    assert fault(reader).wait_seconds < 10
+    nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={here.hubs.key}"
+    monkeypatch.setenv(CONNECTION_STRING, f"{nobody};UseDevelopmentEmulator=true")
+    silent = open_url("localhost:1/hub", {})
+    with pytest.raises(SourceUnavailable, match="event hub 'hub' in localhost:1"):
+        silent.shards()
+    silent.close()
+
+
+@pytest.mark.services
+def test_websockets_without_their_package_say_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client takes it for a passing fault, and would try for ever."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(SourceError, match="aiohttp"):
+        here.source(transport="websockets").shards()

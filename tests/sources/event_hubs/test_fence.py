@@ -1,0 +1,141 @@
+"""A rising owner level keeps former owners out, and a place that a hub does not know is refused."""
+
+import logging
+from uuid import uuid4
+
+import pytest
+from azure.eventhub import EventHubConsumerClient
+from hub_steps import Here, collected, fault, texts, until
+
+from leasehold.adapters.sources.event_hubs.poller import PartitionReader
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.steering.checkpoints.copying import copied, planned
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.contract.actors import done
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import ClaimLease, CreateLease, StealLease
+
+pytestmark = pytest.mark.services
+
+
+def opened(here: Here, lease: Lease) -> PartitionReader:
+    """The reader of whoever holds the lease."""
+    return here.plain.open(lease, lease.checkpoint)
+
+
+def levels(here: Here) -> list[int | None]:
+    """The owner levels that read partition 0."""
+    return [reader["epoch"] for reader in here.readers()]
+
+
+def kept_out(here: Here, reader: PartitionReader, level: int) -> None:
+    """It is told so at each try, gets nothing, and disturbs nobody."""
+    here.send(["more"])
+    for _ in range(2):
+        said = fault(reader)
+        assert (said.records, said.wait_seconds) == ((), 10.0)
+    assert levels(here) == [level]
+
+
+def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
+    """A worker that slept through the loss of its lease would take the link back, and both read for ever."""
+    here.send(["a"])
+    store = MemoryStore()
+    first = done(store.write(ClaimLease(done(store.write(CreateLease(Lease("0", stream=here.plain.stream)))), "ann")))
+    loser = opened(here, first)
+    assert texts(collected(loser, 1)) == ["a"]
+    second = done(store.write(StealLease(first, "bob")))
+    winner = opened(here, second)
+    assert texts(collected(winner, 1)) == ["a"]
+    kept_out(here, loser, second.epoch)
+    assert texts(collected(winner, 1)) == ["more"]
+
+
+def test_the_fence_holds_after_a_copy_into_another_layout(
+    here: Here, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old fleet's last worker would win every link back from the new fleet, whose numbers begin again."""
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    here.send(["a"])
+    source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
+    old = done(
+        source.write(
+            ClaimLease(done(source.write(CreateLease(Lease("0", stream=here.plain.stream, epoch=501)))), "ann")
+        )
+    )
+    loser = opened(here, old)
+    collected(loser, 1)
+    (move,) = planned((old,), (), ())
+    assert copied(target, move) == move
+    new = done(target.write(ClaimLease(target.get(["0"])[0], "bob")))
+    assert (old.epoch, new.epoch) == (502, 503)
+    winner = opened(here, new)
+    collected(winner, 1)
+    kept_out(here, loser, 503)
+    target.close()
+
+
+def test_a_level_that_began_again_waits_until_the_old_fleet_is_gone(here: Here) -> None:
+    """Into the blobs of the Azure SDKs no number can be copied: whoever is shut out must say so, and then read."""
+    here.send(["a"])
+    old = here.reader(epoch=502)
+    collected(old, 1)
+    new = here.reader()
+    kept_out(here, new, 502)
+    old.close()
+    until(lambda: not here.readers())
+    assert texts(collected(new, 2)) == ["a", "more"]
+
+
+def test_a_reader_without_a_level_is_turned_away_beside_an_owner(here: Here) -> None:
+    """The stand-in would let a stranger read along, which the service does not."""
+    collected_by_owner = here.reader(epoch=3)
+    here.send(["a"])
+    collected(collected_by_owner, 1)
+    told: list[Exception] = []
+    client = EventHubConsumerClient.from_connection_string(
+        here.hubs.connection_string(here.hub), "$Default", retry_total=0
+    )
+
+    def failed(_context: object, error: Exception) -> None:
+        told.append(error)
+        client.close()
+
+    with client:
+        client.receive(lambda _context, _event: None, partition_id="0", on_error=failed, starting_position="-1")
+    assert "non-epoch receiver is not allowed" in str(told[0])
+    assert levels(here) == [3]
+
+
+@pytest.fixture(params=[Position("7"), Position("7", 0, "4520")], ids=["number", "offset"])
+def beyond(request: pytest.FixtureRequest) -> Position:
+    """A place behind the end of a partition of two events."""
+    position: Position = request.param
+    return position
+
+
+def test_a_checkpoint_behind_the_partitions_end_stops_with_advice(here: Here, beyond: Position) -> None:
+    """Of a hub that was made anew everything up to the old checkpoint would be skipped without a word."""
+    here.send(["a", "b"])
+    reader = here.reader(beyond)
+    with pytest.raises(SourceError, match=r"starting position is refused.*leasehold reset"):
+        until(lambda: reader.read().records)
+
+
+def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+    """The service begins at the oldest that it kept, and nobody would learn what was lost."""
+    caplog.set_level(logging.ERROR, "leasehold.event_hubs")
+    here.send(["a", "b", "c", "d"])
+    first = collected(here.reader(), 4)[0]
+    assert here.hubs.trim(here.hub, "0", 3) == 3
+    assert texts(collected(here.reader(TRIM_HORIZON), 1)) == ["d"]
+    assert caplog.messages == []
+    assert texts(collected(here.reader(first.position), 1)) == ["d"]
+    assert caplog.messages == [
+        f"event hub {here.hub!r}, partition 0: 2 events behind number 0 are gone, past retention"
+    ]
+    with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
+        told = client.get_partition_properties("0")
+    assert (told["beginning_sequence_number"], told["last_enqueued_sequence_number"], told["is_empty"]) == (3, 3, False)

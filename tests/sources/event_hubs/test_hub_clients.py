@@ -1,0 +1,80 @@
+"""The local hub against the real `azure-eventhub` client: what every other test here stands on."""
+
+import pytest
+from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
+from azure.eventhub.exceptions import AuthenticationError
+from hub_steps import Here, collected, until
+
+from leasehold.adapters.local.process import ServiceError
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+pytestmark = pytest.mark.services
+
+
+def test_properties_tell_of_hub_and_partitions(here: Here) -> None:
+    """LATEST is pinned from these properties, and partitions are listed from them."""
+    here.send(["a", "bc"])
+    with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
+        assert client.get_eventhub_properties()["partition_ids"] == ["0", "1"]
+        full, empty = client.get_partition_properties("0"), client.get_partition_properties("1")
+    stored = collected(here.reader(), 2)
+    last = stored[1].event
+    assert full["last_enqueued_sequence_number"] == last.sequence_number == 1
+    assert full["last_enqueued_offset"] == last.offset
+    assert full["last_enqueued_time_utc"] == last.enqueued_time
+    assert (full["is_empty"], empty["is_empty"]) == (False, True)
+    assert (empty["last_enqueued_sequence_number"], empty["last_enqueued_offset"]) == (-1, "-1")
+
+
+def test_producers_reach_partitions_by_number_by_key_and_in_turn(here: Here) -> None:
+    """A batch stored as one event, or in the wrong place, would make every count a lie."""
+    with EventHubProducerClient.from_connection_string(here.hubs.connection_string(here.hub)) as producer:
+        producer.send_batch([EventData(str(number)) for number in range(5)], partition_id="1")
+        producer.send_batch([EventData("k1"), EventData("k2")], partition_key="key")
+        producer.send_batch([EventData("k3")], partition_key="key")
+        before = [partition["events"] for partition in here.hubs.look(here.hub)]
+        for _ in range(4):
+            producer.send_event(EventData("turn"))
+    after = [partition["events"] for partition in here.hubs.look(here.hub)]
+    assert before in ([3, 5], [0, 8])
+    assert [new - old for old, new in zip(before, after, strict=True)] == [2, 2]
+
+
+def test_the_client_starts_where_it_asks_to(here: Here) -> None:
+    """Resuming is built on it; our own reader's tests start at offsets, after numbers and at times."""
+    here.send(["a", "b", "c", "d"])
+    third = collected(here.source(group="second").open(Lease("0"), TRIM_HORIZON), 4)[2].event
+    assert third.offset != str(third.sequence_number)
+    found = here.received(2, third.sequence_number, inclusive=True)
+    assert (found[0].body_as_str(), found[0].offset) == ("c", third.offset)
+
+
+def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here) -> None:
+    """Going from 20 partitions to 25 at run time is a case of its own for every processor."""
+    reader = here.reader()
+    until(here.readers)
+    here.hubs.add_partitions(here.hub, 5)
+    with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
+        assert client.get_partition_ids() == [str(number) for number in range(7)]
+    here.send(["new"], partition="6")
+    here.send(["old"], partition="0")
+    assert until(lambda: reader.read().records)[0].data == b"old"
+    assert [partition["events"] for partition in here.hubs.look(here.hub)] == [1, 0, 0, 0, 0, 0, 1]
+
+
+def test_a_key_that_is_not_the_hubs_is_turned_away(here: Here) -> None:
+    """Without this no test could tell what a user with a wrong key is told."""
+    wrong = here.hubs.connection_string(here.hub).replace(here.hubs.key, "another")
+    with (
+        EventHubConsumerClient.from_connection_string(wrong, "$Default", retry_total=0) as client,
+        pytest.raises(AuthenticationError, match="InvalidSignature"),
+    ):
+        client.get_partition_ids()
+
+
+def test_orders_that_cannot_be_carried_out_are_errors(here: Here) -> None:
+    """A test that detaches nobody by a slip of the pen would pass for the wrong reason."""
+    with pytest.raises(ServiceError, match="partition 9"):
+        here.hubs.detach(here.hub, "9")
+    with pytest.raises(ServiceError, match="KeyError"):
+        here.hubs.add_partitions("another", 1)

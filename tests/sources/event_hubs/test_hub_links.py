@@ -1,0 +1,133 @@
+"""The local hub's side of a connection, asked by an AMQP engine in place of an SDK."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from typing import cast
+from urllib.parse import quote
+
+import pytest
+
+# Built from C where it is installed; without it there is no local hub to test.
+pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
+
+from proton import Connection, Link, Message, Transport
+
+from leasehold.adapters.local.hubs.answers import authorised, of_hub
+from leasehold.adapters.local.hubs.partitions import Hub
+from leasehold.adapters.local.hubs.server import HubConnection
+
+KEY = "local-key"
+IDLE_SECONDS, WAIT_SECONDS = 0.2, 10.0
+HEARTBEAT = bytes.fromhex("0000000802000000")
+
+
+class Wire:
+    """The socket of a hub's connection: keeps what is written, and tells of heartbeats."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.beaten = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.written += data
+        if data.endswith(HEARTBEAT):
+            self.beaten.set()
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Client:
+    """An AMQP engine that speaks with a hub."""
+
+    def __init__(self, wire: Wire, idle_seconds: float | None = None) -> None:
+        self._wire, self._read = wire, 0
+        self._hub = HubConnection({"hub": Hub.of("hub", 1)}, KEY)
+        self._hub.connection_made(cast("asyncio.Transport", wire))
+        self._engine = Transport()
+        if idle_seconds is not None:
+            self._engine.idle_timeout = idle_seconds
+        self.connection = Connection()
+        self._engine.bind(self.connection)
+        self.connection.open()
+
+    def talk(self) -> None:
+        """Carry bytes to and fro until neither side has more to say."""
+        while (pending := self._engine.pending()) > 0:
+            data = self._engine.peek(pending) or b""
+            self._engine.pop(len(data))
+            self._hub.data_received(data)
+            self._engine.push(self._wire.written[self._read :])
+            self._read = len(self._wire.written)
+
+    def leave(self) -> None:
+        """Be gone."""
+        self._hub.connection_lost(None)
+
+
+def _token(resource: str, key: str = KEY) -> Message:
+    signed = hmac.new(key.encode(), f"{resource}\n2000000000".encode(), hashlib.sha256).digest()
+    fields = f"sr={resource}&sig={quote(base64.b64encode(signed), safe='')}&se=2000000000&skn=local"
+    return Message(body=f"SharedAccessSignature {fields}", id="1")
+
+
+def _status(token: Message) -> int:
+    said = cast("dict[str, int]", authorised(token, KEY).properties)
+    return said["status-code"]
+
+
+@pytest.mark.parametrize("mode", [Link.SND_SETTLED, Link.SND_UNSETTLED, Link.SND_MIXED])
+def test_a_link_is_settled_as_its_client_asks(mode: int) -> None:
+    """Without it Go's client leaves: it asks the reply links of `$cbs` and `$management` to be settled."""
+
+    async def attached() -> tuple[int, int]:
+        client = Client(Wire())
+        session = client.connection.session()
+        session.open()
+        link = session.receiver("replies")
+        link.source.address, link.target.address = "$cbs", "replies"
+        link.snd_settle_mode, link.rcv_settle_mode = mode, Link.RCV_SECOND
+        link.open()
+        client.talk()
+        client.leave()
+        return link.remote_snd_settle_mode, link.remote_rcv_settle_mode
+
+    assert asyncio.run(attached()) == (mode, Link.RCV_SECOND)
+
+
+def test_a_silent_hub_sends_heartbeats() -> None:
+    """Without them the clients for Go, Java and JavaScript leave a hub that has had nothing to say for a while."""
+
+    async def beaten() -> bool:
+        wire = Wire()
+        client = Client(wire, IDLE_SECONDS)
+        client.talk()
+        wire.beaten.clear()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await wire.beaten.wait()
+            wire.beaten.clear()
+            await wire.beaten.wait()
+        client.leave()
+        return True
+
+    assert asyncio.run(beaten())
+
+
+@pytest.mark.parametrize("resource", ["amqp%3A%2F%2Flocalhost%2Fhub", "amqp%3a%2f%2flocalhost%2fhub"])
+def test_a_token_is_judged_by_its_resource_as_it_stands(resource: str) -> None:
+    """Without it Go's client, which escapes in lower case, is turned away with the right key."""
+    assert _status(_token(resource)) == 202
+    assert _status(_token(resource, "another")) == 401
+    assert _status(_token("amqp%3a%2f%2flocalhost%2fhub&sr=more")) == 401
+
+
+def test_a_hub_tells_what_clients_insist_on() -> None:
+    """Without the factor Go's client takes the answer for none."""
+    assert of_hub(Hub.of("hub", 1))["georeplication_factor"] == 1

@@ -1,0 +1,38 @@
+"""A slice of an event hub, on the real client: each partition ends where the slice does, an empty one at once."""
+
+import pytest
+from hub_steps import Here, collected, texts, until
+
+from leasehold.adapters.reading.slices.slice import Slice
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, at_timestamp
+
+pytestmark = pytest.mark.services
+
+
+def read(here: Here, cut: Slice, partition: str, start: Position) -> list[str]:
+    """The texts of a partition's part of the slice, once its reader says that it has ended."""
+    reader = cut.source(here.plain).open(Lease(partition), start)
+    found: list[str] = []
+
+    def ended() -> bool:
+        batch = reader.read()
+        found.extend(texts(batch.records))
+        return batch.ended
+
+    until(ended)
+    reader.close()
+    return found
+
+
+def test_a_partition_ends_where_the_slice_does(here: Here) -> None:
+    """Without it a worker would wait for ever at a partition to which nothing more is sent."""
+    here.send(["a", "b", "c"])
+    times = [int((each.arrived or 0) * 1000) for each in collected(here.reader(), 3)]
+    whole = Slice(TRIM_HORIZON, times[-1] + 1)
+    assert read(here, whole, "0", TRIM_HORIZON) == ["a", "b", "c"]
+    assert read(here, whole, "0", Position("1")) == ["c"]
+    assert read(here, whole, "0", Position("2")) == [], "started again behind its last event"
+    assert read(here, whole, "1", TRIM_HORIZON) == [], "an empty partition"
+    later = Slice(at_timestamp(times[-1] + 1), times[-1] + 2)
+    assert read(here, later, "0", later.since) == [], "nothing arrived since"
+    assert read(here, Slice(at_timestamp(times[0] - 1), times[0]), "0", at_timestamp(times[0] - 1)) == []

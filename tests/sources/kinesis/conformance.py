@@ -1,0 +1,53 @@
+"""Writes conformance.jsonl: every crafted case with what KCL's jar makes of it.
+
+Run it after a case was added: `python tests/sources/kinesis/conformance.py`.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kcl_jar
+from aggregates import text
+from crafted import Case, cases
+
+TABLE = Path(__file__).with_name("conformance.jsonl")
+
+
+def read() -> Iterator[tuple[Case, tuple[kcl_jar.Kept, ...]]]:
+    """Each stored case, and the records KCL keeps."""
+    for line in TABLE.read_text().splitlines():
+        row = json.loads(line)
+        kept = tuple(
+            (key, hash_key, base64.b64decode(data), sub, aggregated)
+            for key, hash_key, data, sub, aggregated in row.pop("kept")
+        )
+        data = base64.b64decode(row.pop("data"))
+        yield Case(data=data, first=int(row.pop("first")), last=int(row.pop("last")), **row), kept
+
+
+def _row(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> dict[str, Any]:
+    return {
+        "name": case.name,
+        "data": text(case.data),
+        "first": str(case.first),
+        "last": str(case.last),
+        "reason": case.reason,
+        "dropped": case.dropped,
+        "kept": [[key, hash_key, text(data), sub, aggregated] for key, hash_key, data, sub, aggregated in kept],
+    }
+
+
+def write() -> int:
+    """Ask the jar about every crafted case; says how many there are."""
+    crafted = tuple(cases())
+    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in crafted)
+    rows = [_row(case, kept) for case, kept in zip(crafted, answers, strict=True)]
+    TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return len(rows)
+
+
+if __name__ == "__main__":
+    print(write(), "cases")  # noqa: T201  a script says what it did

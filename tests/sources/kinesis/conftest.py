@@ -1,0 +1,26 @@
+"""A client of the local Kinesis, and a stream to write to."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.sources.kinesis.producer.client import client_of
+
+
+@pytest.fixture
+def client(kinesis_url: str) -> Iterator[KinesisClient]:
+    """A client that repeats nothing by itself."""
+    client = client_of("eu-west-1", kinesis_url, 8)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def stream(client: KinesisClient) -> str:
+    """A stream of two shards."""
+    name = f"produced-{uuid4().hex[:8]}"
+    client.create_stream(StreamName=name, ShardCount=2)
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    return name

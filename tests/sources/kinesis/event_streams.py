@@ -1,0 +1,218 @@
+"""A service that answers SubscribeToShard as scripted, byte for byte as Kinesis frames its events."""
+
+import base64
+import json
+from binascii import crc32
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from select import select
+from struct import pack
+from threading import Event, Thread
+from typing import Any
+
+from attrs import define, field, frozen
+
+
+@frozen
+class Told:
+    """An event with this body."""
+
+    body: dict[str, Any]
+
+
+@frozen
+class Fault:
+    """An event that says what went wrong; the subscription ends with it."""
+
+    code: str
+
+
+@frozen
+class Refusal:
+    """No subscription at all."""
+
+    code: str
+    message: str = ""
+    status: int = 400
+
+
+@frozen
+class Silence:
+    """A subscription that ends before it began."""
+
+
+@frozen
+class Cut:
+    """The connection breaks in the middle of an event."""
+
+
+@frozen
+class Garbled:
+    """An event whose bytes were damaged on their way."""
+
+
+@frozen
+class Held:
+    """Nothing comes until this is set, or the reader goes away."""
+
+    until: Event = field(factory=Event)
+
+
+Step = Told | Fault | Cut | Garbled | Held
+Script = Refusal | Silence | list[Step]
+
+
+@define
+class Service:
+    """Answers each operation from its list, in order, and keeps what was asked."""
+
+    scripts: list[Script]
+    others: dict[str, Callable[[dict[str, Any]], Any]]
+    asked: list[dict[str, Any]] = field(factory=list)
+    """What each SubscribeToShard said, but for the consumer and the shard."""
+    sent: int = 0
+    """Events written so far."""
+    left: Event = field(factory=Event)
+    """Set once a reader has gone away before its script was over."""
+
+
+def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> Told:
+    """Records of these numbers; the next subscription may begin at `then`."""
+    rows = [
+        {
+            "SequenceNumber": str(number),
+            "Data": base64.b64encode(data).decode(),
+            "PartitionKey": "k",
+            "ApproximateArrivalTimestamp": 1_767_312_000.0,
+        }
+        for number in numbers
+    ]
+    body: dict[str, Any] = {"Records": rows, "MillisBehindLatest": behind, **more}
+    if then is not None:
+        body["ContinuationSequenceNumber"] = str(then)
+    return Told(body)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers on a loopback port as the service of the moment would."""
+
+    daemon_threads = True
+    service: Service
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+def frame(kind: str, name: str, payload: bytes, content_type: str = "application/json") -> bytes:
+    """One message of an event stream."""
+    key = ":exception-type" if kind == "exception" else ":event-type"
+    fields = {":message-type": kind, key: name, ":content-type": content_type}
+    headers = b"".join(
+        pack(">B", len(each)) + each.encode() + pack(">BH", 7, len(text)) + text.encode()
+        for each, text in fields.items()
+    )
+    prelude = pack(">II", 16 + len(headers) + len(payload), len(headers))
+    message = prelude + pack(">I", crc32(prelude)) + headers + payload
+    return message + pack(">I", crc32(message))
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+    service: Service
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        """One request."""
+        self.service = self.server.service
+        operation = self.headers["X-Amz-Target"].partition(".")[2]
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if "cbor" in self.headers["Content-Type"]:
+            self._refuse(Refusal("SerializationException"))
+            return
+        question = json.loads(body)
+        if operation == "SubscribeToShard":
+            self.service.asked.append(question["StartingPosition"])
+            self._subscribe(self.service.scripts.pop(0))
+        else:
+            answer = self.service.others[operation](question)
+            if isinstance(answer, Refusal):
+                self._refuse(answer)
+            else:
+                self._plain(answer)
+
+    def _plain(self, answer: object, status: int = 200) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/x-amz-json-1.1")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._plain({"__type": refusal.code, "message": refusal.message}, refusal.status)
+
+    def _subscribe(self, script: Script) -> None:
+        if isinstance(script, Refusal):
+            self._refuse(script)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            if not isinstance(script, Silence):
+                self._chunk(frame("event", "initial-response", b"{}"))
+                for step in script:
+                    self._take(step)
+            self._chunk(b"")
+        except OSError:
+            self.service.left.set()
+            self.close_connection = True
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Told(body):
+                self._chunk(frame("event", "SubscribeToShardEvent", json.dumps(body).encode()))
+                self.service.sent += 1
+            case Fault(code):
+                self._chunk(frame("exception", code, b'{"message": "as scripted"}'))
+            case Garbled():
+                self._chunk(frame("event", "SubscribeToShardEvent", b"{}")[:-4] + b"oops")
+            case Cut():
+                self.wfile.write(b"400\r\nhalf an event")
+                self.wfile.flush()
+                raise ConnectionAbortedError
+            case Held(until):
+                while not until.is_set():
+                    self._see_whether_the_reader_left()
+
+    def _see_whether_the_reader_left(self) -> None:
+        # A reader says nothing more on this connection: what can be read of it is its end.
+        if select([self.connection], [], [], 0.01)[0]:
+            raise ConnectionAbortedError
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server until the block ends."""
+    server = Server(("127.0.0.1", 0), _Answers)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

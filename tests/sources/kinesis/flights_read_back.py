@@ -1,0 +1,147 @@
+"""A produced stream, read back by a worker of ours and by one of the Java KCL: what each of them hands over.
+
+`LEASEHOLD_DYNAMODB_LOCAL=1 python tests/sources/kinesis/flights_read_back.py` sends all flights of a year to eight
+shards, sixteen and eight again through requests that fail, and has both read everything.
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import frozen
+from produced_flights import Stored, flights, judged, produce, stored
+
+sys.path.extend(str(Path(__file__).parents[2] / folder) for folder in ("", "fleet"))
+
+import java_kcl
+from standins.dynamodb_local import dynamodb_local
+
+from leasehold.adapters.demo.child import ENVIRONMENT, Child
+from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.history.events import ReadingEvent, RecordPlace, event_of
+from leasehold.adapters.local.services import kinesis_local
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.producer.client import client_of
+from leasehold.adapters.sources.kinesis.source import open_url
+from leasehold.balancer.model import Lease
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+SILENCE_SECONDS = 240  # a busy machine takes its time for a KCL's first megabytes
+Content = dict[str, dict[RecordPlace, tuple[str, str]]]
+"""By shard, in the order in which they were first handed over: partition key and SHA-1 of each user record."""
+
+
+@frozen
+class Places:
+    """Where the services are: Kinesis, and DynamoDB for KCL's leases."""
+
+    kinesis: str
+    dynamodb: str
+
+
+def java_missing() -> str:
+    """What keeps a Java worker from being built here, or nothing."""
+    return java_kcl.missing()
+
+
+def lying(found: Iterable[Stored]) -> Content:
+    """What lies in the stream, less the aggregates that landed on a wrong shard."""
+    content: Content = {}
+    for each in found:
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
+            place = int(each.sequence_number), user.sub_sequence_number
+            digest = hashlib.sha1(user.data, usedforsecurity=False).hexdigest()
+            content.setdefault(each.shard, {})[place] = user.partition_key or "", digest
+    return content
+
+
+def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
+    """What a worker of ours hands over until it has handed over so many user records."""
+    source = f"kinesis://{stream}?region=eu-west-1&endpoint={at.kinesis}"
+    words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
+    settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
+    return _handed_over(Child("ours", (*words, *settings), folder), count)
+
+
+def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str) -> Content:
+    """Likewise by a worker of the Java KCL, polling, on a table of its own."""
+    place = (at.kinesis, at.dynamodb, stream, f"{stream}-kcl-{version}")
+    # Asked which shards were open at the horizon, kinesis-local names their children too; KCL refuses to begin.
+    store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={at.dynamodb}", create=True)
+    for shard in open_url(stream, {"region": "eu-west-1", "endpoint": at.kinesis}).shards():
+        if not shard.parents:
+            store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
+    worker = java_kcl.started(f"kcl-{version}", version, place, folder, properties=("-Dmax.records=20",))
+    return _handed_over(worker, count)
+
+
+def _handed_over(worker: Child, count: int) -> Content:
+    content: Content = {}
+    told = Tail(worker.out, event_of)
+    try:
+        silent = time.monotonic()
+        while (had := size(content)) < count:
+            assert worker.running, worker.said
+            assert time.monotonic() < silent + SILENCE_SECONDS, (
+                f"{worker.name}: {had} of {count} records, then silence\n{worker.said}"
+            )
+            _take(content, told.more())
+            silent = time.monotonic() if size(content) > had else silent
+            time.sleep(0.1)
+        worker.ask_to_end()
+        worker.wait()
+        _take(content, told.more())
+    finally:
+        worker.kill()
+    return content
+
+
+def _take(content: Content, events: Iterable[ReadingEvent]) -> None:
+    for event in events:
+        if event.event == "record":
+            content.setdefault(event.shard, {}).setdefault(event.place, (event.key, event.digest))
+
+
+def size(content: Content) -> int:
+    """User records."""
+    return sum(map(len, content.values()))
+
+
+def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
+    """Each shard's user records; two contents are equal in order too if these are."""
+    return {shard: [(place, *told) for place, told in rows.items()] for shard, rows in content.items()}
+
+
+def _main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--count", type=int, help="flights [all 336,776]")
+    asked.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
+    asked.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
+    options = asked.parse_args()
+    os.environ.update(ENVIRONMENT)
+    rows = list(flights(options.count))
+    with kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
+        client, at = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
+        stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
+        found = list(stored(client, stream))
+        print(judged(rows, found, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
+        there = lying(found)
+        print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(found)} Kinesis records")
+        for reader in (*options.kcl, "ours"):
+            began = time.monotonic()
+            where = at, stream, size(there), Path(folder)
+            content = read_by_ours(*where) if reader == "ours" else read_by_java(*where, reader)
+            said = "the same" if in_order(content) == in_order(there) else "OTHERS"
+            print(f"{reader}: {size(content)} user records, {said}, {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,161 @@
+"""Mutated aggregated records, to be read without a crash, a hang or a blow-up of memory.
+
+`python tests/sources/kinesis/fuzz_aggregation.py 1000000` reads a million of them;
+with `--jar`, KCL's jar reads them too and every answer is compared.
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import argparse
+import random
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import kcl_jar
+from aggregates import LAST, MAGIC, group, number, sealed, sized, varint
+from crafted import Case, cases
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+
+Chance = random.Random
+_NUMBERS = (0, 1, 127, 128, 2**31 - 1, 2**31, 2**32, 2**40, 2**63, 2**64 - 1)
+_LARGEST_SEED = 4096
+
+
+def _flip(body: bytes, chance: Chance) -> bytes:
+    at = chance.randrange(len(body) + 1)
+    return body[:at] + bytes([chance.randrange(256)]) + body[at + 1 :]
+
+
+def _cut(body: bytes, chance: Chance) -> bytes:
+    return body[: chance.randrange(len(body) + 1)]
+
+
+def _remove(body: bytes, chance: Chance) -> bytes:
+    at = chance.randrange(len(body) + 1)
+    return body[:at] + body[at + chance.randrange(1, 9) :]
+
+
+def _insert(body: bytes, chance: Chance) -> bytes:
+    at = chance.randrange(len(body) + 1)
+    value = chance.choice(_NUMBERS)
+    field = chance.randrange(1, 6)
+    grown = (
+        varint(value),
+        number(field, value),
+        sized(field, chance.randbytes(3)),
+        group(field, b""),
+        varint(field << 3 | 3),
+    )
+    return body[:at] + chance.choice(grown) + body[at:]
+
+
+def _repeat(body: bytes, chance: Chance) -> bytes:
+    begin = chance.randrange(len(body) + 1)
+    end = min(len(body), begin + chance.randrange(1, 40))
+    return body[:end] + body[begin:end] * chance.randrange(1, 4) + body[end:]
+
+
+_MUTATIONS: tuple[Callable[[bytes, Chance], bytes], ...] = (_flip, _cut, _remove, _insert, _repeat)
+
+
+def mutated(count: int, seed: int) -> Iterator[Case]:
+    """Crafted cases, changed in one to four places; nine in ten get a right digest, to reach the message."""
+    chance = random.Random(seed)  # noqa: S311  repeatable on purpose
+    grounds = [case for case in cases() if len(case.data) <= _LARGEST_SEED]
+    for _ in range(count):
+        ground = chance.choice(grounds)
+        body = ground.data[len(MAGIC) : -16]
+        for _ in range(chance.randrange(1, 4)):
+            body = chance.choice(_MUTATIONS)(body, chance)
+        data = sealed(body) if chance.random() < 0.9 else _flip(ground.data, chance)
+        yield Case(ground.name, data, "", first=ground.first, last=ground.last)
+
+
+def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
+    """What we make of a case: its reason, and what is kept."""
+    answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+    kept = tuple(
+        (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, answer.aggregated) for u in answer
+    )
+    return answer.reason, kept
+
+
+def differences(buffers: tuple[Case, ...]) -> list[Case]:
+    """The cases that KCL's jar reads otherwise."""
+    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in buffers)
+    return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
+
+
+def monsters() -> Iterator[Case]:
+    """Records of up to 10 MiB that invite a slow or greedy reader to die of them."""
+    yield Case("a length of 2**40", sealed(b"\x1a" + varint(2**40) + b"x"), "bad-proto")
+    yield Case(
+        "a million keys",
+        sealed(sized(1, b"k") * 1_000_000 + sized(3, number(1, 999_999) + sized(3, b""))),
+        "aggregated",
+    )
+    yield Case(
+        "a million empty records",
+        sealed(sized(1, b"k") + sized(3, number(1, 0) + sized(3, b"")) * 1_000_000),
+        "aggregated",
+    )
+    yield Case("five million groups", sealed(varint(9 << 3 | 3) * 5_000_000), "bad-proto")
+    yield Case(
+        "a hash key of 5 MiB, used 100000 times",
+        sealed(
+            sized(1, b"k")
+            + sized(2, b"0" * (5 << 20))
+            + sized(3, number(1, 0) + number(2, 0) + sized(3, b"")) * 100_000
+        ),
+        "aggregated",
+    )
+    yield Case(
+        "a hash key of 5 MiB, negative, used 100000 times",
+        sealed(
+            sized(1, b"k")
+            + sized(2, b"-" + b"9" * (5 << 20))
+            + sized(3, number(1, 0) + number(2, 0) + sized(3, b"")) * 100_000
+        ),
+        "out-of-range",
+        100_000,
+    )
+    yield Case(
+        "a key of 5 MiB that is no text",
+        sealed(sized(1, b"\xed\xa0\x80" * (5 << 18)) + sized(3, number(1, 0) + sized(3, b"")) * 1000),
+        "aggregated",
+        last=LAST,
+    )
+
+
+def _main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("count", type=int)
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--jar", action="store_true")
+    options = asked.parse_args()
+    if options.jar:
+        buffers = tuple(mutated(options.count, options.seed))
+        odd = differences(buffers)
+        print(f"{len(buffers)} buffers, {len(odd)} read otherwise by KCL", *odd[:5], sep="\n")
+        return
+    reasons: Counter[str] = Counter()
+    slowest = 0.0
+    for case in mutated(options.count, options.seed):
+        began = time.perf_counter()
+        reasons[read(case)[0]] += 1
+        slowest = max(slowest, time.perf_counter() - began)
+    for case in monsters():
+        began = time.perf_counter()
+        answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+        print(f"{case.name}: {answer.reason}, {time.perf_counter() - began:.2f} s")
+    print(
+        f"{options.count} buffers, {dict(reasons)}, slowest {slowest * 1000:.2f} ms, "
+        f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB"
+    )
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,46 @@
+"""KCL's own AggregatorUtil, run from its published jar, as the judge of what an aggregate holds."""
+
+import base64
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+Kept = tuple[str, str | None, bytes, int, bool]
+"""Partition key, explicit hash key, data, sub-sequence number, aggregated."""
+
+_HERE = Path(__file__).resolve()
+_PROGRAM = _HERE.parents[2] / "java" / "deaggregate"
+_JARS = _HERE.parents[3] / ".local" / "java" / "deaggregate"
+
+
+def missing() -> str:
+    """What keeps the jar from being run here, or nothing."""
+    return ", ".join(tool for tool in ("java", "mvn") if shutil.which(tool) is None)
+
+
+def jars() -> Path:
+    """Where the jars lie; the first call fetches them."""
+    if not (_JARS / "complete").exists():
+        fetch = ["mvn", "-q", "-B", "-f", str(_PROGRAM / "pom.xml"), "dependency:copy-dependencies"]
+        subprocess.run([*fetch, f"-DoutputDirectory={_JARS}"], check=True, timeout=280)
+        (_JARS / "complete").touch()
+    return _JARS
+
+
+def verdicts(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[Kept, ...]]:
+    """For each (data, first, last), the records that KCL hands over."""
+    lines = [f"{base64.b64encode(data).decode()} {first} {last}" for data, first, last in questions]
+    command = ["java", "-cp", f"{jars()}{os.sep}*", str(_PROGRAM / "Deaggregate.java")]
+    run = subprocess.run(
+        command, input="\n".join(lines), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+    )
+    answers = run.stdout.removesuffix("\n").split("\n")
+    return [tuple(_kept(word) for word in answer.split()) for answer in answers]
+
+
+def _kept(word: str) -> Kept:
+    aggregated, sub, key, hash_key, data = word.split(",")
+    shown = None if hash_key == "-" else base64.b64decode(hash_key).decode()
+    return base64.b64decode(key).decode(), shown, base64.b64decode(data), int(sub), aggregated == "true"

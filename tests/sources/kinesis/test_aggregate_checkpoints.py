@@ -1,0 +1,131 @@
+"""Workers on a stream of aggregates: one stops in the midst of one, the next goes on; strays are read past."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from time import monotonic, sleep
+
+import pytest
+from running import running
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.source import open_url
+from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+pytestmark = pytest.mark.services
+
+WAIT = 60.0
+HERE, ELSEWHERE = "key-0", "key-1"  # they fall into the second half of the hash keys, and into the first
+Told = tuple[str, int, bytes]
+
+
+def aggregate(key: str, count: int) -> bytes:
+    """So many user records of one key."""
+    packed = Aggregate(1 << 20)
+    assert all(packed.add(b"%d" % number, key) for number in range(count))
+    return packed.sealed()
+
+
+def put(client: KinesisClient, stream: str, *records: bytes) -> list[str]:
+    """Put these into the second of two shards, one after the other; their sequence numbers."""
+    rows = [
+        client.put_record(StreamName=stream, Data=data, PartitionKey="a", ExplicitHashKey=str(2**128 - 1))
+        for data in records
+    ]
+    return [row["SequenceNumber"] for row in rows]
+
+
+@pytest.fixture
+def source(kinesis_url: str, stream: str) -> Source:
+    """The stream, to read from."""
+    return open_url(stream, {"region": "eu-west-1", "endpoint": kinesis_url})
+
+
+@pytest.fixture
+def store(source: Source, tmp_path: Path) -> Store:
+    """A table with the lease of the second shard."""
+    store = open_store(f"sqlite:///{tmp_path}/leases.db", create=True)
+    shard = source.shards()[1]
+    store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
+    return store
+
+
+@contextmanager
+def at_work(store: Store, source: Source, me: str, handling: Handling) -> Iterator[None]:
+    """A worker, until it is no longer needed."""
+    worker = Worker(store=store, source=source, me=me, config=Config(initial_position=TRIM_HORIZON))
+    with running(Runner(worker, handling)):
+        yield
+
+
+def told(delivery: Delivery) -> list[Told]:
+    """Sequence number, sub-sequence number and data."""
+    return [(each.sequence_number, each.sub_sequence_number, each.data) for each in delivery.records]
+
+
+def checkpoint(store: Store) -> Position:
+    """Of the one lease with records."""
+    return next(lease.checkpoint for lease in store.list().leases if lease.shard.endswith("1"))
+
+
+def test_a_half_done_aggregate_is_finished_by_the_next_worker(
+    client: KinesisClient, stream: str, source: Source, store: Store
+) -> None:
+    """Without it a restart would repeat a part of an aggregate, or skip it."""
+    first, second = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
+    stopped, all_came, came = Event(), Event(), list[Told]()
+
+    def half(delivery: Delivery) -> None:
+        assert delivery.checkpoint(delivery.records[3])
+        stopped.set()
+        raise RuntimeError("in the midst of an aggregate")
+
+    def rest(delivery: Delivery) -> None:
+        came.extend(told(delivery))
+        if came[-1][:2] == (second, 2):
+            all_came.set()
+
+    with at_work(store, source, "a-1", Handling(half, attempts=1)):
+        assert stopped.wait(WAIT)
+    assert checkpoint(store) == Position(first, 3)
+    with at_work(store, source, "a-2", Handling(rest)):
+        assert all_came.wait(WAIT)
+    assert came == [(first, sub, b"%d" % sub) for sub in range(4, 10)] + [
+        (second, sub, b"%d" % sub) for sub in range(3)
+    ]
+    assert checkpoint(store) == Position(second, 2)
+
+
+def test_the_read_position_lies_behind_strays_and_can_be_checkpointed(
+    client: KinesisClient, stream: str, source: Source, store: Store
+) -> None:
+    """Without it a tail of misplaced aggregates would be read again at every start, and the backlog never fall."""
+    first, stray = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
+    came, checkpoints = list[Told](), list[Position]()
+    handled = Event()
+
+    def handler(delivery: Delivery) -> None:
+        came.extend(told(delivery))
+        assert delivery.checkpoint()
+        checkpoints.append(checkpoint(store))
+        handled.set()
+
+    with at_work(store, source, "a-1", Handling(handler)):
+        assert handled.wait(WAIT)
+        (later,) = put(client, stream, aggregate(ELSEWHERE, 4))
+        deadline = monotonic() + WAIT
+        while checkpoint(store) != Position(later, 3):
+            assert monotonic() < deadline, checkpoint(store)
+            sleep(0.05)
+    assert came == [(first, 0, b"0"), (first, 1, b"1")]
+    assert checkpoints == [Position(stray, 4)]

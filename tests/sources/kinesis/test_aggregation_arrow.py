@@ -1,0 +1,96 @@
+"""Arrow columns hold what the records hold, however they were read."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from crafted import Case, cases
+from fuzz_aggregation import mutated
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_aggregation import KEYS, Rows, packed
+
+from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
+from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.balancer.model import HASH_KEYS, HashRange
+
+COMMON = st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=300)), min_size=1, max_size=40)
+RANGES = st.none() | st.just(HASH_KEYS) | st.tuples(st.integers(0, 2**126), st.integers(2**127, HASH_KEYS[1]))
+Row = tuple[int, int, str | None, str | None, bytes]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def measuring() -> Iterator[None]:
+    """The measuring code, though it is not compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregation_arrow, "_MEASURING", True)
+        yield
+
+
+def one_by_one(records: list[bytes], keys: list[str], hash_range: HashRange | None) -> list[Row]:
+    """The rows as `deaggregate` gives them."""
+    answers = [deaggregate(data, key, None, hash_range).rows for data, key in zip(records, keys, strict=True)]
+    return [(place, sub, *row) for place, rows in enumerate(answers) for sub, row in enumerate(rows)]
+
+
+def together(records: list[bytes], keys: list[str], hash_range: HashRange | None) -> list[Row]:
+    """The rows of the batch."""
+    batch = user_record_batch(records, keys, hash_range)
+    batch.validate(full=True)
+    return [tuple(row.values()) for row in batch.to_pylist()]
+
+
+@settings(deadline=None)
+@given(st.lists(COMMON, max_size=4), RANGES)
+def test_the_columns_hold_the_same_rows(
+    aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None
+) -> None:
+    """Spark would see other records than a plain worker."""
+    records = [packed(list(rows))[0].sealed() for rows in aggregates]
+    keys = [f"outer-{place}" for place in range(len(records))]
+    assert together(records, keys, hash_range) == one_by_one(records, keys, hash_range)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_odd_records_among_common_ones_are_not_lost_or_moved(measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One odd record, or a machine without the measuring code, would change a whole batch."""
+    monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)
+    common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].sealed()
+    odd = [case for case in cases() if len(case.data) < 10_000]
+    for case in odd:
+        records, keys, whole = [common, case.data, common], ["a", "b", "c"], (case.first, case.last)
+        assert together(records, keys, whole) == one_by_one(records, keys, whole), case.name
+    records = [case.data for case in odd]
+    assert together(records, records_keys := [case.name for case in odd], None) == one_by_one(
+        records, records_keys, None
+    )
+
+
+def test_mutated_records_read_alike() -> None:
+    """A shortcut of the measuring code would misread what `deaggregate` reads rightly."""
+    buffers: list[Case] = list(mutated(2000, seed=8))
+    for one, two in pairwise(buffers):
+        records = [one.data, two.data]
+        assert together(records, ["a", "b"], None) == one_by_one(records, ["a", "b"], None)
+
+
+def test_every_small_size_reads_alike() -> None:
+    """Bytes are copied several at a time, and short data lies elsewhere than long: ends would be cut or filled."""
+    rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
+    record = packed(rows)[0].sealed()
+    assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
+
+
+def test_more_than_arrow_can_address_is_refused() -> None:
+    """Offsets would wrap around, and rows hold other rows' bytes."""
+    with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
+        user_record_batch([bytes(1 << 20)] * 2048)
+
+
+def test_keys_beyond_what_arrow_can_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long key of many small user records takes more bytes than the records do: its offsets would wrap around."""
+    record = packed([("k" * 100, None, b"")] * 50)[0].sealed()
+    monkeypatch.setattr(aggregation_arrow, "_LIMIT", 5000)
+    with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):
+        user_record_batch([record])

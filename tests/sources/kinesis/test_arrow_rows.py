@@ -1,0 +1,81 @@
+"""Batches of a stream as columns, beside the records that other handlers take."""
+
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from aggregates import keys, record, sealed
+from attrs import frozen
+
+from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.protocol import Batch, InColumns
+from leasehold.balancer.model import TRIM_HORIZON
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+AGGREGATE = sealed(keys("a") + record(0, b"x") + record(0, b"y"))
+ROWS: list[dict[str, Any]] = [
+    {"Data": b"p", "PartitionKey": "k", "SequenceNumber": "1", "ApproximateArrivalTimestamp": 1_767_312_000_123},
+    {"Data": AGGREGATE, "PartitionKey": "k", "SequenceNumber": "2"},
+]
+
+
+@frozen
+class Canned:
+    """A client that answers with these rows."""
+
+    rows: list[dict[str, Any]]
+
+    def get_shard_iterator(self, **_place: object) -> dict[str, str]:
+        """One for all places."""
+        return {"ShardIterator": "it"}
+
+    def get_records(self, **_asked: object) -> dict[str, Any]:
+        """All at once."""
+        return {"Records": [dict(row) for row in self.rows], "NextShardIterator": "it", "MillisBehindLatest": 0}
+
+
+def read(*rows: dict[str, Any]) -> tuple[Batch, InColumns]:
+    """The batch that a plain worker reads, and what makes columns of it."""
+    batch = Poller(cast("KinesisClient", Canned(list(rows))), "orders", "shard-0", TRIM_HORIZON, None).read()
+    assert batch.in_columns is not None
+    return batch, batch.in_columns
+
+
+def test_columns_say_what_records_say() -> None:
+    """Without it a handler that takes columns would see other records than one that takes objects."""
+    batch, in_columns = read(*ROWS)
+    rows = in_columns(batch.records)
+    assert rows.schema == SCHEMA
+    told = rows.to_pylist()
+    names = ("data", "shardId", "streamName", "partitionKey", "explicitHashKey", "sequenceNumber", "subSequenceNumber")
+    assert [tuple(each[name] for name in names) for each in told] == [
+        (each.data, "shard-0", "orders", each.partition_key, None, each.sequence_number, each.sub_sequence_number)
+        for each in batch.records
+    ]
+    times = [each["approximateArrivalTimestamp"] for each in told]
+    assert [each and each.timestamp() for each in times] == [1_767_312_000.123, None, None]
+
+
+def test_columns_of_some_records_are_theirs_alone() -> None:
+    """Without it what a failed handler has done would come again."""
+    batch, in_columns = read(*ROWS)
+    assert in_columns(tuple(batch.records)[1:]) == in_columns(batch.records).slice(1)
+    assert in_columns(batch.records[1:]) == in_columns(batch.records).slice(1)
+
+
+def test_an_empty_batch_has_empty_columns() -> None:
+    """Without it a handler that asks for columns would fail where nothing came."""
+    batch, in_columns = read()
+    assert in_columns(batch.records).num_rows == 0
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the handler's author would not know what to install."""
+    batch, in_columns = read(*ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.arrow_rows")
+    with pytest.raises(ModuleNotFoundError, match=r"install leasehold\[arrow\]"):
+        in_columns(batch.records)

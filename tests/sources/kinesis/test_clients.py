@@ -1,0 +1,60 @@
+"""The client that reads: what it makes of the times that Kinesis tells."""
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.compat import HTTPHeaders
+from standins.wire_service import Raw
+
+from leasehold.adapters.sources.kinesis import clients, source
+from leasehold.adapters.sources.kinesis.clients import reading_client, utc
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+ARRIVED = 1_767_312_000.25
+
+
+def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it more than half of the time that boto3 takes for a record would go into looking the time zone up."""
+    monkeypatch.setattr(clients, "Wire", None)
+    record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
+    body = {"Records": [{**record, "ApproximateArrivalTimestamp": ARRIVED}], "NextShardIterator": "i-2"}
+
+    def answer(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
+        return AWSResponse(request.url, 200, HTTPHeaders(), Raw(json.dumps(body).encode()))
+
+    client = reading_client("eu-west-1", None)
+    # The stubs do not know that a handler of this event may answer in the service's place.
+    client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", answer))
+    (row,) = client.get_records(ShardIterator="i-1")["Records"]
+    arrived = row["ApproximateArrivalTimestamp"]
+    assert (arrived, arrived.tzinfo) == (datetime.fromtimestamp(ARRIVED, UTC), UTC)
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({}, 5.0), ({"consumer": "arn:aws:c"}, 15.0)])
+def test_a_silent_connection_is_given_up_soon_unless_a_subscription_waits_on_it(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], seconds: float
+) -> None:
+    """Without it a held shard is unread for half a minute, because the network was silent for a moment."""
+    made: list[KinesisClient] = []
+
+    def keep(*given: str | None, read_seconds: float) -> "KinesisClient":
+        made.append(reading_client(given[0], given[1], read_seconds=read_seconds))
+        return made[0]
+
+    monkeypatch.setattr(source, "reading_client", keep)
+    source.open_url("orders", {"region": "eu-west-1", **options}).close()
+    config: Any = made[0].meta.config
+    assert config.read_timeout == seconds
+
+
+@pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
+def test_every_form_of_a_time_is_understood(told: object) -> None:
+    """Without it one answer in another form would end a shard."""
+    assert utc(told) == datetime.fromtimestamp(ARRIVED, UTC)

@@ -1,0 +1,84 @@
+"""The compiled codec is the plain one, only faster."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from crafted import cases
+from fuzz_aggregation import mutated
+from test_aggregation import ROWS, Rows
+from test_wire_columns import BODY
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from compiled import plain_and_compiled
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.more
+Forms = dict[str, dict[str, ModuleType]]
+
+
+@pytest.fixture(scope="module")
+def forms() -> Iterator[Forms]:
+    """Both forms of the codec."""
+    with plain_and_compiled() as both:
+        if "compiled" not in both:
+            pytest.skip("the codec is not compiled: no compiler")
+        yield both
+
+
+def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
+    return answer.rows, str(answer.reason), answer.dropped
+
+
+def test_each_form_says_which_it_is(forms: Forms) -> None:
+    """Nobody could tell from outside why reading is slow."""
+    assert {name: form["wire"].COMPILED for name, form in forms.items()} == {
+        "plain": False,
+        "compiled": True,
+    }
+
+
+def test_both_forms_read_alike(forms: Forms) -> None:
+    """Records would be read differently by those who installed a wheel."""
+    for case in (*cases(), *mutated(5000, seed=9)):
+        plain, compiled = (
+            _said(forms[form]["decode"].deaggregate(case.data, "k", None, (case.first, case.last)))
+            for form in ("plain", "compiled")
+        )
+        assert compiled == plain, case.name
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS)
+def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
+    """Records would be written differently by those who installed a wheel."""
+    written = []
+    for form in ("plain", "compiled"):
+        aggregate = forms[form]["encode"].Aggregate(2000)
+        taken = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
+        written.append((taken, aggregate.size, aggregate.sealed() if aggregate.count else b""))
+    assert written[0] == written[1]
+
+
+def test_both_forms_measure_alike(forms: Forms) -> None:
+    """Spark would see other rows on machines with a compiled wheel."""
+    records = [case.data for case in (*cases(), *mutated(2000, seed=10)) if len(case.data) < 10_000]
+    batches = [forms[form]["arrow"].user_record_batch(records) for form in ("plain", "compiled")]
+    assert batches[0].equals(batches[1])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, len(BODY)), gone=st.integers(0, 3), come=st.binary(max_size=3))
+def test_both_forms_take_the_same_columns(forms: Forms, at: int, gone: int, come: bytes) -> None:
+    """An answer would be read differently by those who installed a wheel."""
+    body = BODY[:at] + come + BODY[at + gone :]
+    told = []
+    for form in ("plain", "compiled"):
+        rows, rest = forms[form]["columns"].parted(body) or (None, b"")
+        told.append((rest, rows and (rows.datas, rows.numbers, rows.keys, rows.arrived, rows.sealed, len(rows))))
+    assert told[0] == told[1]

@@ -1,0 +1,56 @@
+"""Our reading of aggregated records agrees with KCL's own, case by case."""
+
+import conformance
+import kcl_jar
+import pytest
+from crafted import Case, cases
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import MALFORMED, MalformedAggregate, Reason, deaggregate
+
+TABLE = tuple(conformance.read())
+
+
+def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
+    answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+    return tuple(
+        (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, answer.aggregated)
+        for user in answer
+    )
+
+
+@pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
+def test_we_keep_what_kcl_keeps(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> None:
+    """A worker of ours beside a Java one would process other records than it, or process them differently."""
+    assert _ours(case) == kept
+
+
+@pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
+def test_every_case_has_its_reason_and_count(case: Case) -> None:
+    """Records would vanish as silently as they do in KCL."""
+    answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+    assert (answer.reason, answer.dropped) == (case.reason, case.dropped)
+
+
+@pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
+def test_strict_mode_refuses_what_is_malformed_and_nothing_else(case: Case) -> None:
+    """Strict mode would let a broken producer pass, or refuse a sound one."""
+    try:
+        deaggregate(case.data, "outer", None, (case.first, case.last), strict=True)
+        refused = False
+    except MalformedAggregate as error:
+        refused = str(error).startswith(case.reason)
+    assert refused == (Reason(case.reason) in MALFORMED)
+
+
+def test_the_table_holds_every_crafted_case() -> None:
+    """A case added to the list but not run through the jar would be checked by nobody."""
+    assert tuple(case for case, _ in TABLE) == tuple(cases())
+
+
+@pytest.mark.more
+def test_the_table_says_what_the_jar_says() -> None:
+    """The stored verdicts would drift from KCL's, unseen."""
+    if missing := kcl_jar.missing():
+        pytest.skip(f"the KCL jar is not run: no {missing}")
+    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case, _ in TABLE)
+    assert answers == [kept for _, kept in TABLE]

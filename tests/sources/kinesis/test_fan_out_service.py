@@ -1,0 +1,125 @@
+"""Enhanced fan-out from ferrokinesis: order over renewals, a closed shard, a stream that takes no more consumers."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.protocol import Reader
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+# The first of them may have to build the service.
+pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
+
+SHARD = "shardId-000000000000"
+
+
+@pytest.fixture
+def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
+    """A client of ferrokinesis."""
+    client = reading_client("eu-west-1", ferrokinesis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def stream(client: "KinesisClient") -> str:
+    """A stream of one shard."""
+    name = f"pushed-{uuid4().hex[:8]}"
+    client.create_stream(StreamName=name, ShardCount=1)
+    active(client, name)
+    return name
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait for what the service does."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def active(client: "KinesisClient", stream: str) -> None:
+    """Wait until the stream has changed."""
+    summary = client.describe_stream_summary
+    until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
+
+
+def put(client: "KinesisClient", stream: str, count: int) -> list[str]:
+    """Put so many records; their numbers."""
+    rows: Any = [{"Data": b"data", "PartitionKey": "k"} for _ in range(count)]
+    return [each["SequenceNumber"] for each in client.put_records(StreamName=stream, Records=rows)["Records"]]
+
+
+@pytest.fixture
+def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
+    """A reader of the whole shard."""
+    reader = KinesisSource(client, stream, consumer="app").open(Lease(SHARD), TRIM_HORIZON)
+    yield reader
+    reader.close()
+
+
+def read(reader: Reader, seen: list[str]) -> bool:
+    """One reading, and the wait that it asks for; whether that was the last."""
+    batch = reader.read()
+    seen += [record.sequence_number for record in batch.records]
+    time.sleep(batch.wait_seconds)
+    return batch.ended
+
+
+def test_nothing_is_lost_or_repeated_where_one_subscription_follows_another(
+    client: "KinesisClient", stream: str, reader: Reader
+) -> None:
+    """Without it the place to go on from could be right by the script of a test, and wrong by a service."""
+    asked: list[str] = []
+    client.meta.events.register(
+        "provide-client-params.kinesis.SubscribeToShard",
+        lambda params, **_: asked.append(params["StartingPosition"]["Type"]),
+    )
+    sent: list[str] = []
+    seen: list[str] = []
+    while len(asked) < 3:
+        sent += put(client, stream, 5)
+        read(reader, seen)
+    until(lambda: read(reader, seen) or len(seen) >= len(sent), "all of it came")
+    assert (seen, asked) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+
+
+def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
+    client: "KinesisClient", stream: str, reader: Reader
+) -> None:
+    """Without it a reshard would cut a backlog off, since this service names the children in each event."""
+    sent = put(client, stream, 120)
+    client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
+    active(client, stream)
+    seen: list[str] = []
+    while not (batch := reader.read()).ended:
+        seen += [record.sequence_number for record in batch.records]
+        time.sleep(batch.wait_seconds)
+    assert seen == sent
+    assert [(child.id[-1], child.parents, child.hash_range) for child in batch.children] == [
+        ("1", (SHARD,), (0, (1 << 127) - 1)),
+        ("2", (SHARD,), (1 << 127, (1 << 128) - 1)),
+    ]
+
+
+def test_a_stream_that_takes_no_more_consumers_is_polled(
+    client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it what the service says at its limit could be another word than the one we wait for."""
+    arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
+    for number in range(20):
+        client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")
+    sent = put(client, stream, 5)
+    seen: list[str] = []
+    until(lambda: read(reader, seen) or len(seen) >= 5, "it was polled")
+    said = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
+    assert (seen, len(said)) == (sent, 1)
+    assert said[0].startswith(f"stream {stream} takes no consumer 'app', so its shards are polled: ")

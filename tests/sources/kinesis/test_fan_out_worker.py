@@ -1,0 +1,141 @@
+"""A worker that is sent what is written, from a service that follows a script: its metrics, its stop, and a theft."""
+
+import time
+from collections.abc import Callable, Iterator
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from attrs import define, field
+from event_streams import Held, Refusal, Script, Server, Service, event, serving
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.writes import StealLease
+
+ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
+SHARD = {
+    "ShardId": "s-0",
+    "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str((1 << 128) - 1)},
+    "SequenceNumberRange": {"StartingSequenceNumber": "1"},
+}
+OTHERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ListShards": lambda _: {"Shards": [SHARD]},
+    "DescribeStreamSummary": lambda _: Refusal("AccessDeniedException"),
+}
+
+
+@define
+class Joined:
+    """One worker at work, and what it said."""
+
+    service: Service
+    runner: Runner = field(init=False)
+    thread: Thread = field(init=False)
+    store: MemoryStore = field(factory=MemoryStore)
+    metrics: InMemoryMetricReader = field(factory=InMemoryMetricReader)
+    handled: list[str] = field(factory=list)
+    happened: list[str] = field(factory=list)
+    got_some: Event = field(factory=Event)
+    over: Event = field(factory=Event)
+
+    def begin(self, source: KinesisSource) -> None:
+        """Join a fleet of none."""
+        config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
+        worker = Worker(store=self.store, source=source, me="a-1", config=config)
+        meter = MeterProvider([self.metrics]).get_meter("test")
+        self.runner = Runner(worker, Handling(self.handle, observer=self.observe), meter=meter)
+        self.thread = Thread(target=self.runner.run, daemon=True)
+        self.thread.start()
+
+    def handle(self, delivery: Delivery) -> None:
+        """Note what was handed over."""
+        self.handled += [record.sequence_number for record in delivery.records]
+        self.got_some.set()
+
+    def observe(self, happening: Happening, _holding: Holding) -> None:
+        """Note what became of the lease."""
+        self.happened.append(happening)
+        if happening != "initialize":
+            self.over.set()
+
+    def lease(self) -> Lease:
+        """Its one lease, as stored."""
+        return self.store.list().leases[0]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A service without a script yet."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def joined(server: Server) -> Iterator[Callable[[list[Script]], Joined]]:
+    """Starts a worker on a script."""
+    started: list[Joined] = []
+
+    def start(scripts: list[Script]) -> Joined:
+        server.service = Service(scripts, OTHERS)
+        source = KinesisSource(reading_client("eu-west-1", server.url), "orders", consumer=ARN)
+        started.append(Joined(server.service))
+        started[-1].begin(source)
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.runner.stop()
+        one.thread.join(30)
+        assert not one.thread.is_alive()
+
+
+def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[[list[Script]], Joined]) -> None:
+    """Without it each deploy would leave connections behind, and its shards without a reader until leases expire."""
+    one = joined([[event(5, 6, then=6), Held()]])
+    assert one.got_some.wait(30)
+    one.runner.stop()
+    one.thread.join(30)
+    assert one.service.left.wait(30)
+    assert (one.handled, one.happened) == (["5", "6"], ["initialize", "stopped"])
+    assert (one.lease().owner, one.lease().checkpoint) == (None, Position("6"))
+
+
+def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined]) -> None:
+    """Without it the loser would receive on, and stand in the new owner's way."""
+    one = joined([[event(5, then=5), Held()]])
+    assert one.got_some.wait(30)
+    one.store.write(StealLease(one.lease(), "b-1"))
+    assert one.service.left.wait(30)
+    assert one.over.wait(30)
+    assert (one.happened, one.lease().owner) == (["initialize", "lease-lost"], "b-1")
+
+
+def test_what_is_sent_is_counted_as_what_is_polled(joined: Callable[[list[Script]], Joined]) -> None:
+    """Without it a fleet on fan-out would look idle."""
+    one = joined([[event(5, 6, then=6, behind=1500), Held()]])
+    assert one.got_some.wait(30)
+    deadline = time.monotonic() + 30
+    wanted = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
+    while (told := _told(one.metrics, set(wanted))) != wanted:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.01)
+
+
+def _told(metrics: InMemoryMetricReader, names: set[str]) -> dict[str, float]:
+    data = metrics.get_metrics_data()
+    return {
+        metric.name: getattr(point, "value", 0)
+        for metric in (data.resource_metrics[0].scope_metrics[0].metrics if data else ())
+        for point in metric.data.data_points
+        if metric.name in names
+    }

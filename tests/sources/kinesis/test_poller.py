@@ -1,0 +1,452 @@
+"""Reading a shard against a stubbed service: where it starts, how often it asks, and what faults do to it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Never, cast
+
+import boto3
+import pytest
+from aggregates import keys, record, sealed
+from botocore.exceptions import ConnectionClosedError, NoCredentialsError, ReadTimeoutError
+from botocore.stub import Stubber
+
+from leasehold.adapters.sources.kinesis.faults import said_plainly
+from leasehold.adapters.sources.kinesis.pace import PollPace
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.protocol import Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import HASH_KEYS, LATEST, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+ARRIVED = datetime(2026, 1, 2, tzinfo=UTC)
+PLACE = {"StreamName": "orders", "ShardId": "s-0"}
+
+
+@pytest.fixture
+def stub() -> Iterator[Stubber]:
+    """A service that answers as scripted, checking each question."""
+    with Stubber(boto3.client("kinesis", region_name="eu-west-1")) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+def client(stub: Stubber) -> "KinesisClient":
+    """The stubbed client."""
+    return cast("KinesisClient", stub.client)
+
+
+def source(stub: Stubber, clock: Callable[[], float] = lambda: 0.0) -> KinesisSource:
+    """A stream."""
+    return KinesisSource(client(stub), "orders", clock=clock)
+
+
+def poller(stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS) -> Poller:
+    """A reader of one shard."""
+    return Poller(client(stub), "orders", "s-0", start, hash_range)
+
+
+def iterator(stub: Stubber, name: str, **place: object) -> None:
+    """The next question is for this iterator."""
+    stub.add_response("get_shard_iterator", {"ShardIterator": name}, {**PLACE, **place})
+
+
+def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
+    """One Kinesis record."""
+    return {
+        "SequenceNumber": str(number),
+        "Data": data,
+        "PartitionKey": "k",
+        "ApproximateArrivalTimestamp": ARRIVED,
+    } | more
+
+
+def answer(
+    stub: Stubber,
+    at: str,
+    then: str | None,
+    *rows: dict[str, Any],
+    behind: int = 0,
+    limit: int = 10_000,
+    **more: object,
+) -> None:
+    """The next question, for at most so many records, is answered with these."""
+    answered: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
+    if then is not None:
+        answered["NextShardIterator"] = then
+    stub.add_response("get_records", answered, {"ShardIterator": at, "Limit": limit})
+
+
+def refuse(stub: Stubber, code: str, status: int = 400) -> None:
+    """The next question is refused."""
+    stub.add_client_error("get_records", service_error_code=code, http_status_code=status)
+
+
+def aggregate(*texts: bytes) -> bytes:
+    """An aggregated record whose user records share one key."""
+    return sealed(keys("k") + b"".join(record(0, text) for text in texts))
+
+
+def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
+    """Sequence number, sub-sequence number and data."""
+    return [(each.sequence_number, each.sub_sequence_number, each.data) for each in records]
+
+
+@pytest.mark.parametrize(
+    ("start", "place"),
+    [
+        (TRIM_HORIZON, {"ShardIteratorType": "TRIM_HORIZON"}),
+        (LATEST, {"ShardIteratorType": "LATEST"}),
+        (at_timestamp(1_767_312_000_000), {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": ARRIVED}),
+        (Position("7"), {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": "7"}),
+    ],
+)
+def test_it_starts_where_it_is_told(stub: Stubber, start: Position, place: dict[str, object]) -> None:
+    """Without it records would be skipped or repeated from the first read on."""
+    iterator(stub, "i-1", **place)
+    answer(stub, "i-1", "i-2")
+    assert poller(stub, start).read().records == ()
+
+
+def test_records_come_whole_and_in_order(stub: Stubber) -> None:
+    """Without it a field would be lost between the service and the handler."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind=1500)
+    batch = poller(stub).read()
+    assert batch.records == (
+        Record(b"a", "5", 0, "k", None, ARRIVED.timestamp()),
+        Record(b"b", "6", 0, "k", None, ARRIVED.timestamp()),
+    )
+    assert (batch.read_to, batch.behind_seconds, batch.ended) == (Position("6"), 1.5, False)
+
+
+def test_it_goes_on_inside_an_aggregate(stub: Stubber) -> None:
+    """Without it the rest of a half-done aggregate would be lost, or its first half repeated."""
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
+    batch = poller(stub, Position("5", 1)).read()
+    assert told(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
+    assert [each.aggregated for each in batch.records] == [True, False]
+
+
+def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a tail of misplaced aggregates could never be checkpointed, nor the shard's backlog fall."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
+    batch = poller(stub, hash_range=(0, 1)).read()
+    assert (batch.records, batch.read_to, batch.size) == ((), Position("5", 1), len(aggregate(b"a", b"b")))
+    assert "2 user records of 5 dropped: out-of-range" in caplog.text
+
+
+def test_an_expired_iterator_is_replaced_behind_the_last_record_read(stub: Stubber) -> None:
+    """Without it a slow handler would end its shard, or read records twice."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
+    refuse(stub, "ExpiredIteratorException")
+    iterator(stub, "i-3", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-3", "i-4", row(6, b"c"))
+    reader = poller(stub)
+    assert [told(reader.read().records) for _ in range(3)] == [[("5", 0, b"a"), ("5", 1, b"b")], [], [("6", 0, b"c")]]
+
+
+def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stubber) -> None:
+    """Without it a quiet shard would skip what was there before."""
+    for name in ("i-1", "i-2"):
+        iterator(stub, name, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+        if name == "i-1":
+            refuse(stub, "ExpiredIteratorException")
+    answer(stub, "i-2", "i-3", row(5, b"done"), row(6, b"new"))
+    reader = poller(stub, Position("5"))
+    assert [told(reader.read().records) for _ in range(2)] == [[], [("6", 0, b"new")]]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("ProvisionedThroughputExceededException", 400), ("LimitExceededException", 400), ("InternalFailure", 500)],
+)
+def test_a_passing_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
+    """Without it a throttled shard would be given up, or asked again at once."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    refuse(stub, code, status)
+    answer(stub, "i-1", "i-2", row(5))
+    reader = poller(stub)
+    first, second = reader.read(), reader.read()
+    assert (first.records, first.read_to, first.ended) == ((), None, False)
+    assert first.wait_seconds >= 0.4
+    assert told(second.records) == [("5", 0, b"data")]
+
+
+def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a reset would skip the records that were on their way."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5))
+    reader = poller(stub)
+    monkeypatch.setattr(stub.client, "get_records", _raising(ConnectionClosedError(endpoint_url="there")))
+    assert reader.read().records == ()
+    monkeypatch.undo()
+    assert told(reader.read().records) == [("5", 0, b"data")]
+
+
+def test_what_does_not_come_in_time_is_asked_for_in_smaller_pieces_up_to_the_tip(
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a slow link would time out on the same megabytes for ever."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    reader = poller(stub)
+    monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
+    assert [reader.read().records for _ in range(2)] == [(), ()]
+    monkeypatch.undo()
+    answer(stub, "i-1", "i-2", row(5), behind=1000, limit=10_000 // 64)
+    answer(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
+    answer(stub, "i-3", "i-4", row(7), limit=10_000)
+    assert [told(reader.read().records) for _ in range(3)] == [[(number, 0, b"data")] for number in ("5", "6", "7")]
+
+
+def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
+    """Without it a fleet that is throttled would keep the service from ever recovering, or lose its place."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    for _ in range(20):
+        refuse(stub, "ProvisionedThroughputExceededException")
+    answer(stub, "i-1", "i-2", row(5))
+    reader = poller(stub)
+    waits = [reader.read().wait_seconds for _ in range(20)]
+    assert (min(waits) >= 0.4, max(waits) <= 10.0, sum(waits) > 20 * 0.4) == (True, True, True)
+    assert told(reader.read().records) == [("5", 0, b"data")]
+
+
+def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(stub: Stubber) -> None:
+    """Without it records would be passed over in silence, or the reason be found in another library's words."""
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
+    with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON") as caught:
+        poller(stub, Position("5")).read()
+    assert not isinstance(caught.value, SourceUnavailable)
+
+
+def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the option a fleet that was down for longer than the retention could not go on by itself."""
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(9))
+    reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
+    assert told(reader.read().records) == [("9", 0, b"data")]
+    assert "s-0: 5 is not there any more, starting at TRIM_HORIZON" in caplog.text
+
+
+def test_another_wrong_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
+    """Without it a fault of ours would rewind a shard that lost nothing."""
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "no such type")
+    with pytest.raises(SourceError, match="refused a request"):
+        Poller(client(stub), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, rewind=True).read()
+
+
+def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it nobody would learn that the service itself went on behind what it had trimmed."""
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-1", "i-2", row(9))
+    answer(stub, "i-2", "i-3", row(12))
+    reader = poller(stub, Position("5"))
+    assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
+    said = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
+    assert [each.message.startswith(said) for each in caplog.records] == [True]
+
+
+def _raising(error: Exception) -> Callable[..., object]:
+    def call(**_question: object) -> object:
+        raise error
+
+    return call
+
+
+def test_it_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stubber) -> None:
+    """Without it an idle fleet would spend its request limit on nothing."""
+    iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i", "i", row(5))
+    answer(stub, "i", "i", behind=10)
+    for _ in range(5):
+        answer(stub, "i", "i")
+    answer(stub, "i", "i", row(6))
+    reader = poller(stub)
+    assert [reader.read().wait_seconds for _ in range(8)] == [0.5, 0.25, 1.0, 2.0, 2.0, 2.0, 2.0, 0.5]
+
+
+def test_after_a_refusal_it_asks_less_often_for_a_while(stub: Stubber) -> None:
+    """Without it two applications that share a shard's quota would go on refusing each other for ever."""
+    iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
+    for _ in range(2):
+        refuse(stub, "ProvisionedThroughputExceededException")
+    for _ in range(20):
+        answer(stub, "i", "i", row(5), behind=10)
+    reader = poller(stub)
+    waits = [reader.read().wait_seconds for _ in range(22)][2:]
+    assert (waits[0], waits[-1]) == (1.0, 0.25)
+    assert waits == sorted(waits, reverse=True)
+
+
+def test_a_user_says_how_often_a_shard_is_asked() -> None:
+    """Without it a second application could not be left the part of the quota that it needs."""
+    pace = PollPace(1.0)
+    assert [pace.answered(idle=idle, behind=not idle) for idle in (False, True, True)] == [1.0, 2.0, 2.0]
+    assert PollPace(10.0).answered(idle=True, behind=False) == 10.0
+
+
+def test_a_closed_shard_ends_with_its_children(stub: Stubber) -> None:
+    """Without it the worker would have to list shards to go on after a reshard."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
+    answer(
+        stub,
+        "i-1",
+        None,
+        row(5),
+        ChildShards=[{"ShardId": "c", "ParentShards": ["s-0", "s-1"], "HashKeyRange": ends}],
+    )
+    batch = poller(stub).read()
+    assert (batch.ended, batch.children) == (True, (Shard("c", parents=("s-0", "s-1"), hash_range=(0, 9)),))
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("ResourceNotFoundException", "stream 'orders': .*; check its name, account and region"),
+        ("UnrecognizedClientException", "credentials for stream 'orders' are not accepted .*renew or replace them"),
+        ("AccessDeniedException", "these credentials may not read stream 'orders'"),
+    ],
+)
+def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: str) -> None:
+    """Without it the user would get a stack of another library's errors."""
+    stub.add_client_error("list_shards", service_error_code=code, service_message="")
+    with pytest.raises(SourceError, match=says) as caught:
+        source(stub).shards()
+    assert not isinstance(caught.value, SourceUnavailable)
+
+
+def test_missing_credentials_are_said_in_a_sentence() -> None:
+    """Without it the user would not learn that it is the credentials."""
+    with pytest.raises(SourceError, match="no credentials for stream 'orders'"), said_plainly("orders"):
+        raise NoCredentialsError
+
+
+def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
+    """A shard as ListShards tells it."""
+    sequence = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if closed else {})
+    above = dict(zip(("ParentShardId", "AdjacentParentShardId"), parents, strict=False))
+    ends = {"StartingHashKey": "0", "EndingHashKey": str(HASH_KEYS[1])}
+    return {"ShardId": name, "HashKeyRange": ends, "SequenceNumberRange": sequence} | above
+
+
+def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict[str, Any]:
+    """An answer of ListShards."""
+    headers = {} if date is None else {"date": date}
+    return {"Shards": list(rows), "ResponseMetadata": {"HTTPHeaders": headers}, **more}
+
+
+def test_every_page_of_shards_is_read(stub: Stubber) -> None:
+    """Without it shards beyond the first page would never be leased, and their leases look like garbage."""
+    first = page(listed("s-0", closed=True), NextToken="t")
+    stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
+    stub.add_response("list_shards", page(listed("s-1", "s-0")), {"NextToken": "t", "MaxResults": 1000})
+    assert source(stub).shards() == (
+        Shard("s-0", hash_range=HASH_KEYS, open=False),
+        Shard("s-1", parents=("s-0",), hash_range=HASH_KEYS),
+    )
+
+
+def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
+    """Without it a fast clock here would skip records, or be refused for asking about the future."""
+    stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
+    now = iter([5000.0, 5000.25])
+    assert source(stub, lambda: next(now)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
+
+
+def test_a_shard_is_gone_only_while_its_stream_answers(stub: Stubber) -> None:
+    """Without it deleting a stream by mistake would delete its checkpoints too."""
+    stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
+    stub.add_response("list_shards", page(listed("s-1")))
+    stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
+    stub.add_client_error("list_shards", service_error_code="ResourceNotFoundException")
+    stub.add_response("get_shard_iterator", {"ShardIterator": "i-1"})
+    assert source(stub).gone("s-0")
+    with pytest.raises(SourceError):
+        source(stub).gone("s-0")
+    assert not source(stub).gone("s-0")
+
+
+@pytest.mark.parametrize(("summary", "kept"), [({"RecordDistributionStrategy": "AUTO"}, [b"a"]), ({}, [])])
+def test_aggregates_are_kept_where_the_service_spreads_records(
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], kept: list[bytes]
+) -> None:
+    """Without it such streams would lose every aggregate, silently."""
+    # The client's own model may not know the field yet, so the answer is put in its place.
+    monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
+    reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
+    assert [each.data for each in reader.read().records] == kept
+
+
+def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) -> None:
+    """Without it one permission less than before would stop a consumer."""
+    stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5))
+    reader = source(stub).open(Lease("s-0", hash_range=HASH_KEYS), TRIM_HORIZON)
+    assert told(reader.read().records) == [("5", 0, b"data")]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("kafka://orders", "unknown scheme 'kafka'; choose one of .*kinesis"),
+        ("kinesis://orders?if_trimmed=LATEST", "option 'if_trimmed' wants TRIM_HORIZON"),
+        ("kinesis://orders?poll_seconds=0.1", "option 'poll_seconds' wants 0.2 to 60"),
+        ("kinesis://orders?poll_seconds=often", "option 'poll_seconds' wants 0.2 to 60"),
+        ("kinesis://orders?wire=xml", "option 'wire' wants cbor or json"),
+        ("kinesis://", "it names no stream; write kinesis://NAME"),
+        ("kinesis://orders?regoin=x", "unknown option 'regoin'; choose among .*region"),
+        ("kinesis://orders?region=", "option 'region' wants one value"),
+        ("kinesis://key:secret@orders", "credentials do not belong in it; use the environment"),
+    ],
+)
+def test_a_wrong_source_url_is_named_without_being_repeated(url: str, says: str) -> None:
+    """Without it a typing error would end in another library's words, or print a secret."""
+    with pytest.raises(ValueError, match=says) as caught:
+        open_source(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_page_that_cannot_be_unpacked_is_asked_for_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a lack of memory would cost the page, for the next reading would begin behind it."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
+    reader = poller(stub)
+    with monkeypatch.context() as patched:
+        patched.setattr("leasehold.adapters.sources.kinesis.unpacking.deaggregate", _too_much)
+        with pytest.raises(MemoryError):
+            reader.read()
+    assert told(reader.read().records) == [("5", 0, b"a")]
+
+
+def _too_much(*_given: object) -> Never:
+    raise MemoryError
+
+
+def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: Stubber) -> None:
+    """Its records would be skipped, or the shard be given up for a proxy's page or a service's bad moment."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(4), row(5) | {"SequenceNumber": "none"})
+    answer(stub, "i-1", "i-2", row(4), row(5))
+    reader = poller(stub)
+    unread, read = reader.read(), reader.read()
+    assert (unread.records, unread.read_to, unread.ended) == ((), None, False)
+    assert [record.sequence_number for record in read.records] == ["4", "5"]
+
+
+def test_a_start_that_no_calendar_has_is_said(stub: Stubber) -> None:
+    """A time of somebody else's making in a row would be asked for, and fail, for ever."""
+    with pytest.raises(SourceError, match="leasehold reset"):
+        poller(stub, at_timestamp(10**18 - 1)).read()

@@ -1,0 +1,194 @@
+"""The commands that write to a stream and that take its records apart, as a user calls them."""
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from produced_flights import stored
+from test_aggregation import packed
+from typer.testing import CliRunner
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.cli.main import COMMANDS
+from leasehold.adapters.cli.produce import _key
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+
+E_ACUTE = b'{"c": "\xc3\xa9"}'
+COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()")
+
+
+def _leasehold(command: str, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
+    app = import_module(COMMANDS[command][0]).app
+    run = CliRunner().invoke(app, list(arguments), input=given)
+    return run.exit_code, run.stdout, run.stderr
+
+
+def test_lines_are_produced_by_column_member_and_whole(
+    client: KinesisClient, stream: str, kinesis_url: str, tmp_path: Path
+) -> None:
+    """The command would send lines under wrong keys, or not all of them."""
+    source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
+    file = tmp_path / "lines"
+    file.write_bytes(b"a,1\nb,2\n\na,3")
+    assert _leasehold("produce", source, str(file), "--key", "field:1")[0] == 0
+    assert _leasehold("produce", source, "--key", "json:c", given=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
+    status, said, _ = _leasehold("produce", source, given=b"whole\n")
+    assert (status, said.split(",")[0]) == (0, "1 records written")
+    rows = Counter(
+        (user.partition_key, user.data)
+        for each in stored(client, stream)
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
+    )
+    lines = [("a", b"a,1"), ("b", b"b,2"), ("a", b"a,3"), ("\u00e9", E_ACUTE), ("7", b'{"c": 7}'), ("whole", b"whole")]
+    assert rows == Counter(lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
+        (["http://s"], "SOURCE URL: unknown scheme 'http'"),
+        (["kinesis://[hush"], "SOURCE URL: it cannot be read as a URL"),
+        (["kinesis://s/t"], "SOURCE URL: write kinesis://STREAM"),
+        (["kinesis://s", "--key", "field:0"], "--key: 'field:0' is none of"),
+        (["kinesis://s", "--key", "field:" + "9" * 5000], "--key: 'field:9"),
+        (["kinesis://s", "--on-late", "drop"], "--on-late: 'drop' is neither"),
+        (["kinesis://s", "/no/such/file"], "/no/such/file"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
+    """A typing error would look like a fault of the stream."""
+    status, out, err = _leasehold("produce", *arguments)
+    assert (status, out, err.count("\n"), said in err) == (2, "", 1, True)
+
+
+def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
+    client: KinesisClient, stream: str, kinesis_url: str
+) -> None:
+    """A user would not know which line is wrong, nor what was sent."""
+    source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
+    status, _, err = _leasehold("produce", source, "--key", "field:2", given=b"a,b\nc\nd,e\n")
+    why = "line 2: no record can be made of it: --key field:2: it has 1 fields between ','; see --delimiter"
+    assert (status, why in err) == (2, True)
+    assert [each.data for each in stored(client, stream)] == [b"a,b"]
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "said"),
+    [
+        ("field:99", b"a,b,c", "--key field:99: it has 3 fields between ','; see --delimiter"),
+        ("json:who", b'{"x": 1}', "--key json:who: it is no object with a member 'who'"),
+        ("json:who", b"[1]", "--key json:who: it is no object with a member 'who'"),
+        ("json:who", b"who", "--key json:who: it is not JSON"),
+        ("json:who", b"[" * 20_000, "--key json:who: it is not JSON"),
+        ("json:who", b'{"who": "\\ud800"}', "--key json:who: '\\ud800' is not UTF-8"),
+    ],
+)
+def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes, said: str) -> None:
+    """A user would see the name of an exception."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        _key(key, ",")(line)
+
+
+@pytest.mark.services
+def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
+    client: KinesisClient, stream: str, kinesis_url: str
+) -> None:
+    """Ctrl-C on a pipe would throw away what was read from it."""
+    source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
+    process = subprocess.Popen(
+        [*COMMAND, "produce", source, "--key", "fixed:k", "--linger-ms", "0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"one\n")
+    process.stdin.flush()
+    while not (found := [each.data for each in stored(client, stream)]):
+        pass  # the line is on its way; the stream tells when it is there
+    os.kill(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, found, said.split(b",")[0]) == (0, [b"one"], b"1 records written")
+
+
+def _line(data: bytes, **fields: str) -> bytes:
+    return json.dumps({"data": base64.b64encode(data).decode()} | fields).encode() + b"\n"
+
+
+AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].sealed()
+
+
+def test_records_are_taken_apart_line_by_line() -> None:
+    """Whoever looks into a stream by hand would see other records than a consumer does."""
+    lines = _line(AGGREGATE, partition_key="x", sequence_number="5") + _line(b"plain", partition_key="y")
+    status, out, err = _leasehold("deaggregate", given=lines)
+    rows = [
+        {
+            "data": "MQ==",
+            "partition_key": "a",
+            "explicit_hash_key": None,
+            "sequence_number": "5",
+            "sub_sequence_number": 0,
+            "aggregated": True,
+        },
+        {
+            "data": "Mg==",
+            "partition_key": "b",
+            "explicit_hash_key": "7",
+            "sequence_number": "5",
+            "sub_sequence_number": 1,
+            "aggregated": True,
+        },
+        {
+            "data": "cGxhaW4=",
+            "partition_key": "y",
+            "explicit_hash_key": None,
+            "sequence_number": None,
+            "sub_sequence_number": 0,
+            "aggregated": False,
+        },
+    ]
+    assert (status, [json.loads(line) for line in out.splitlines()]) == (0, rows)
+    assert err == (
+        "Kinesis records: 1 aggregated, 1 plain. User records dropped: none. "
+        "Read by plain Python, which is slow: this leasehold is not compiled.\n"
+    )
+
+
+def test_what_the_range_drops_is_counted() -> None:
+    """Records would be missing without a word."""
+    given = _line(AGGREGATE)
+    status, out, err = _leasehold("deaggregate", "--hash-range", "0", "9", "--json", given=given)
+    assert (status, out) == (0, "")
+    assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 2}, "compiled": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (["--strict"], _line(AGGREGATE[:-1]), "line 1: bad-md5"),
+        ([], _line(b"x") + b"{}\n", "line 2: data: wants an object"),
+        ([], b"nonsense\n", "line 1: not JSON"),
+        ([], b"[" * 20_000 + b"\n", "line 1: not JSON"),
+        ([], b'{"data": "!"}\n', "line 1: data: not base64"),
+        ([], '{"data": "\u00e9"}\n'.encode(), "line 1: data: not base64"),
+        ([], b'{"data": "", "partition_key": "\\ud800"}\n', "line 1: partition_key: wants a text"),
+        ([], b'{"data": "", "sequence_number": 5}\n', "line 1: sequence_number: wants a text"),
+        (["--hash-range", "9", "0"], b"", "--hash-range: the first hash key is above the last"),
+        (["--hash-range", "0", "x"], b"", "--hash-range: wants two decimal numbers"),
+        (["--hash-range", "0", "9" * 5000], b"", "--hash-range: wants two decimal numbers"),
+        (["/no/such/file"], b"", "/no/such/file"),
+    ],
+)
+def test_bad_lines_and_options_are_named(arguments: list[str], given: bytes, said: str) -> None:
+    """A user would have to look for the bad line."""
+    status, _, err = _leasehold("deaggregate", *arguments, given=given)
+    assert (status, said in err) == (2, True)

@@ -1,0 +1,199 @@
+"""The producer against a stream that splits and merges, through requests that fail in every way."""
+
+from typing import Any, cast
+
+import kcl_jar
+import pytest
+from attrs import evolve
+from faulty import Faulty
+from produced_flights import Verdict, flights, judged, produce, stored
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.marks import Mark, Seen, unmarked
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, RecordLate, Written
+from leasehold.adapters.sources.kinesis.producer.values import Settings
+from leasehold.adapters.sources.protocol import SourceError
+
+pytestmark = pytest.mark.services
+
+FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreported=0, dropped=0)
+
+
+class Altered:
+    """A client some of whose methods answer as told."""
+
+    def __init__(self, client: KinesisClient, **methods: Any) -> None:  # noqa: ANN401  whatever the test wants
+        self._client = client
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the client has
+        return getattr(self._client, name)
+
+
+def altered(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it stands in for a client
+    """The client with some of its methods replaced."""
+    return Altered(client, **methods)
+
+
+def summary(**fields: object) -> Any:  # noqa: ANN401  a client's method
+    """A DescribeStreamSummary that says so."""
+    return lambda **_: {"StreamDescriptionSummary": fields}
+
+
+def refusing(code: str) -> Any:  # noqa: ANN401  a client's method
+    """A PutRecords that refuses every record."""
+    return lambda **request: {"Records": [{"ErrorCode": code, "ErrorMessage": ""}] * len(request["Records"])}
+
+
+def test_flights_keep_their_order_through_splits_merges_and_faults(client: KinesisClient) -> None:
+    """Rows would be lost, reordered or doubled when a stream is reshaped under load."""
+    rows = list(flights(8000))
+    name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
+    found = list(stored(client, name))
+    verdict = judged(rows, found, faulty, writings)
+    assert evolve(verdict, twice=0, dropped=0) == FINE
+    assert producer.metrics["UserRecordsPut"] == len(rows)
+    assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
+    assert len({each.shard for each in found}) == 2 + 4 + 2
+
+
+@pytest.mark.more
+def test_all_flights_of_a_year(client: KinesisClient) -> None:
+    """What holds for a few rows might not hold for many; and KCL might read other rows than we do."""
+    rows = list(flights())
+    name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
+    found = list(stored(client, name))
+    verdict = judged(rows, found, faulty, writings)
+    print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  the figures are worth reading
+    assert evolve(verdict, twice=0, dropped=0) == FINE
+    if tools := kcl_jar.missing():
+        pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
+    kept = kcl_jar.verdicts((each.data, *each.hash_range) for each in found)
+    ours = [deaggregate(each.data, each.partition_key, None, each.hash_range).rows for each in found]
+    assert [[row[2] for row in rows] for rows in kept] == [[row[2] for row in rows] for rows in ours]
+
+
+def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> None:
+    """A caller could not find its records again, nor know that they are safe."""
+    with Producer(client, stream, Settings(linger_seconds=60)) as producer:
+        writings = [producer.put(b"%d" % place, f"k{place % 5}", None if place % 2 else "7") for place in range(40)]
+        assert not any(writing.done for writing in writings)
+        assert producer.flush(timeout=30)
+        told = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
+    there = {
+        Written(each.shard, each.sequence_number, user.sub_sequence_number): user.data
+        for each in stored(client, stream)
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
+    }
+    assert told == there
+
+
+def test_a_stream_that_spreads_its_records_is_refused(client: KinesisClient, stream: str) -> None:
+    """Consumers would drop nearly every aggregate, in silence."""
+    auto = altered(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
+    with pytest.raises(SourceError, match="spreads its records itself"):
+        Producer(auto, stream)
+
+
+def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str) -> None:
+    """Records would be refused though the stream takes them, or sent though it does not."""
+    large = altered(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
+    with Producer(client, stream) as one, Producer(large, stream) as two:
+        with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream takes 1048576"):
+            one.put(bytes((1 << 20) - 1), "ab")
+        with pytest.raises(ValueError, match="the stream takes 2097152"):
+            two.put(bytes(2 << 20), "a")
+        assert one.put(bytes((1 << 20) - 1), "a").result(30).sub_sequence_number == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "hash_key", "said"),
+    [
+        ("", None, "partition_key: 0 characters"),
+        ("k" * 257, None, "partition_key: 257 characters"),
+        ("k", "-1", "explicit_hash_key: '-1'"),
+        ("k", str(2**128), "explicit_hash_key: "),
+    ],
+)
+def test_what_the_service_would_refuse_is_refused_at_once(
+    client: KinesisClient, stream: str, key: str, hash_key: str | None, said: str
+) -> None:
+    """One bad record would fail the whole request that carries it."""
+    with Producer(client, stream) as producer, pytest.raises(ValueError, match=said):
+        producer.put(b"x", key, hash_key)
+
+
+def test_a_late_record_is_given_up_where_the_caller_wants_it(client: KinesisClient, stream: str) -> None:
+    """A caller who cannot wait would wait for ever."""
+    refusing_client = altered(client, put_records=refusing("ProvisionedThroughputExceededException"))
+    settings = Settings(time_to_live_seconds=0.2, on_late="fail", linger_seconds=0)
+    with Producer(refusing_client, stream, settings) as producer, pytest.raises(RecordLate, match="it was not written"):
+        producer.put(b"x", "k").result(30)
+    assert producer.metrics["UserRecordExpired"] == 1
+
+
+def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: str) -> None:
+    """A stream that is slower than its caller would fill the memory."""
+    held: list[int] = []
+
+    def counting(**request: Any) -> Any:  # noqa: ANN401  a client's method
+        held.append(sum(len(deaggregate(row["Data"])) for row in request["Records"]))
+        return client.put_records(**request)
+
+    at_once = Settings(linger_seconds=0)
+    with Producer(altered(client, put_records=counting), stream, at_once, pending_records=10) as producer:
+        for place in range(200):
+            producer.put(b"%d" % place, f"k{place}")
+    assert sum(held) == 200
+    assert max(held) <= 10
+
+
+def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClient, stream: str) -> None:
+    """Callers would wait for ever on a stream that is gone, and not hear why."""
+    producer = Producer(client, stream, Settings(linger_seconds=0))
+    client.delete_stream(StreamName=stream)
+    client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
+    writing = producer.put(b"x", "k")
+    with pytest.raises(ProducerError, match=stream):
+        writing.result(30)
+    with pytest.raises(ProducerError, match=stream):
+        producer.close()
+
+
+def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream: str) -> None:
+    """A reader could not drop what a lost answer wrote twice."""
+    faulty = Faulty(client, rate=0.5, seed=3)
+    producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
+    with producer:
+        for place in range(300):
+            producer.put(b"%d" % place, "k")
+    seen, found = Seen(), []
+    for each in stored(client, stream):
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
+            mark, data = unmarked(user.data)
+            assert mark is not None
+            found.append((mark.counter, data, seen.again(mark)))
+    assert [data for _, data, again in found if not again] == [b"%d" % place for place in range(300)]
+    assert any(again for *_, again in found)
+    assert all(data == b"%d" % counter for counter, data, _ in found)
+
+
+def test_what_bears_no_mark_is_left_as_it_is() -> None:
+    """A reader of marked and plain records would cut the plain ones."""
+    for data in (b"", b"lh\x00\x01short", b"x" * 40):
+        assert unmarked(data) == (None, data)
+
+
+def test_a_reader_forgets_the_oldest_marks() -> None:
+    """A reader's memory would fill."""
+    seen = Seen(most=2)
+    assert [seen.again(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
+
+
+def test_a_closed_producer_takes_nothing(client: KinesisClient, stream: str) -> None:
+    """A record would be taken and never sent."""
+    with Producer(client, stream) as producer:
+        pass
+    with pytest.raises(ProducerError, match="closed"):
+        producer.put(b"x", "k")

@@ -1,0 +1,261 @@
+"""The producer keeps its promises through any mixture of splits, merges, refusals and lost answers."""
+
+from collections import Counter
+from itertools import chain
+from math import inf
+from typing import Any
+
+import pytest
+from attrs import define, field
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stream_model import Stream
+
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.producer.core import Core
+from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap, mapped
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
+from leasehold.adapters.sources.kinesis.producer.values import (
+    Delivered,
+    Placed,
+    Refused,
+    Result,
+    Settings,
+    UnitOutcome,
+    Unknown,
+)
+from leasehold.balancer.model import HASH_KEYS, Shard
+
+KEYS = [f"key-{place}" for place in range(12)]
+FAULTS = ("none", "none", "none", "throttled", "lost", "lost but written", "lost and written late")
+STEPS = st.one_of(
+    st.tuples(st.just("burst"), st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=8)),
+    st.tuples(st.just("send"), st.sampled_from([0.01, 0.2, 2.0])),
+    st.tuples(
+        st.just("answer"), st.tuples(st.integers(0, 5), st.lists(st.sampled_from(FAULTS), min_size=4, max_size=4))
+    ),
+    st.tuples(st.just("split"), st.integers(0, 7)),
+    st.tuples(st.just("merge"), st.integers(0, 7)),
+    st.tuples(st.just("map"), st.sampled_from([True, True, False])),
+    st.tuples(st.just("land"), st.just(0)),
+)
+ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
+
+
+def a_map(stream: Stream) -> ShardMap:
+    """The stream's present map."""
+    found = mapped(stream.shards)
+    assert found is not None
+    return found
+
+
+@define
+class World:
+    """A producer, its stream, and what lies between them."""
+
+    least: int
+    stream: Stream = field(factory=Stream)
+    now: float = 0.0
+    sent: list[tuple[str, bytes]] = field(factory=list)
+    under_way: list[tuple[Unit, ...]] = field(factory=list)
+    floating: list[Unit] = field(factory=list)
+    results: list[Result] = field(factory=list)
+    lost: set[int] = field(factory=set)
+    listing: ShardMap = field(init=False)
+    core: Core = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.listing = a_map(self.stream)
+        self.core = Core(self.listing, Settings(least_bytes=self.least))
+
+    def put(self, key: int) -> None:
+        """A record of this key."""
+        ticket = len(self.sent)
+        self.sent.append((KEYS[key], b"%d" % ticket))
+        self.core.put(Entry(ticket, b"%d" % ticket, KEYS[key], hash_of(KEYS[key]), None, self.now, inf))
+
+    def burst(self, keys: list[int]) -> None:
+        """Some records."""
+        for key in keys:
+            self.put(key)
+
+    def send(self, seconds: float) -> None:
+        """Later, a request leaves if there is one."""
+        self.now += seconds
+        if units := self.core.request(self.now):
+            shards = [unit.shard for units in (*self.under_way, units) for unit in units]
+            assert len(shards) == len(set(shards)), "two units of one shard under way"
+            self.under_way.append(units)
+
+    def answer(self, choice: tuple[int, list[str]]) -> None:
+        """One of the requests is answered, or not."""
+        if self.under_way:
+            which, faults = choice
+            for place, unit in enumerate(self.under_way.pop(which % len(self.under_way))):
+                self.results += self.core.answered(unit, self._outcome(unit, faults[place % 4]), self.now)
+
+    def _outcome(self, unit: Unit, fault: str) -> UnitOutcome:
+        if fault == "none":
+            return self.stream.write(unit)
+        if fault == "throttled":
+            return Refused("ProvisionedThroughputExceededException")
+        self.lost |= {entry.ticket for entry in unit.entries}
+        if fault == "lost but written":
+            self.stream.write(unit)
+        if fault == "lost and written late":
+            self.floating.append(unit)
+        return Unknown("ReadTimeoutError")
+
+    def land(self, _: object = None) -> None:
+        """What was lost turns up."""
+        if self.floating:
+            self.stream.write(self.floating.pop(0))
+
+    def map(self, fresh: bool) -> None:
+        """A listing arrives; an old one was taken when the last fresh one was."""
+        self.listing = a_map(self.stream) if fresh else self.listing
+        self.results += self.core.mapped(self.listing, self.now)
+
+    def finish(self) -> None:
+        """From here on nothing fails; everything must arrive."""
+        self.core.flushing = True
+        for _ in range(400):
+            self.send(1.0)
+            while self.under_way:
+                self.answer((0, ["none"] * 4))
+            if self.core.map_due() <= self.now:
+                self.map(fresh=True)
+            self.land()
+
+    def do(self, step: tuple[str, Any]) -> None:
+        """One step."""
+        name, argument = step
+        getattr(self.stream if name in {"split", "merge"} else self, name)(argument)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ROUNDS, min_size=1, max_size=8), st.sampled_from([60, 25 << 10]))
+def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
+    rounds: list[tuple[tuple[str, Any], ...]], least: int
+) -> None:
+    """Records would be lost, reordered or doubled at the first reshard under load."""
+    world = World(least)
+    for step in chain.from_iterable(rounds):
+        world.do(step)
+    world.finish()
+    seen = list(world.stream.read())
+    first: dict[bytes, str] = {}
+    for *_, key, data in seen:
+        first.setdefault(data, key)
+    for key in KEYS:
+        sent = [data for each, data in world.sent if each == key]
+        assert [data for data, each in first.items() if each == key] == sent
+    twice = {int(data) for data, times in Counter(data for *_, data in seen).items() if times > 1}
+    assert twice <= world.lost
+    told = [
+        (result.shard, result.sequence_number, sub, entry.partition_key, entry.data)
+        for result in world.results
+        if isinstance(result, Delivered)
+        for sub, entry in enumerate(result.entries)
+    ]
+    assert sorted(int(data) for *_, data in told) == list(range(len(world.sent)))
+    assert set(told) <= set(seen)
+
+
+def a_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
+    """A producer of a stream of one shard."""
+    return Core(a_map(Stream()), Settings(**settings_))
+
+
+def an_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
+    """A record that came now."""
+    return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
+
+
+def test_a_record_waits_for_company_and_no_longer() -> None:
+    """Every record would travel alone, or a lone one would never leave."""
+    core = a_core(linger_seconds=0.1)
+    core.put(an_entry(0))
+    assert (core.request(0.09), core.due()) == ((), 0.1)
+    core.put(an_entry(1, now=0.05))
+    assert [len(unit.entries) for unit in core.request(0.1)] == [2]
+
+
+def test_a_full_aggregate_does_not_wait() -> None:
+    """A busy shard would stand idle for as long as its records may wait."""
+    core = a_core(linger_seconds=60.0, least_bytes=1000)
+    told = [core.put(an_entry(ticket)) for ticket in range(12)]
+    assert told == [True, *[False] * 8, True, False, False]
+    assert len(core.request(0.0)) == 1
+
+
+def test_aggregates_grow_with_the_round_trip() -> None:
+    """A far shard could not be written to at its full rate, since one request is under way at a time."""
+    core = a_core(least_bytes=1000, linger_seconds=0.0)
+    sizes = []
+    for now in (0.0, 10.0):
+        for ticket in range(2000):
+            core.put(an_entry(ticket, now=now))
+        [unit] = core.request(now)
+        sizes.append(unit.size)
+        core.answered(unit, Placed("s0", "1"), now + 0.05)
+    assert sizes[0] <= 1000
+    assert 50_000 < sizes[1] <= 0.05 * (1 << 20)
+
+
+def test_a_shard_s_rate_is_kept() -> None:
+    """The service would refuse what comes too fast, and count it against other writers too."""
+    core = a_core(linger_seconds=0.0, record_bytes=10 << 20)
+    for ticket in range(2):
+        core.put(an_entry(ticket, size=3 << 20))
+    [unit] = core.request(0.0)
+    core.answered(unit, Placed("s0", "1"), 0.1)
+    assert core.request(1.9) == ()
+    assert core.due() == 2.0 + (unit.size - (3 << 20)) / (1 << 20)
+    assert len(core.request(core.due())) == 1
+
+
+@pytest.mark.parametrize(("outcome", "unknown"), [(Refused("x"), False), (Unknown("x"), True)])
+def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
+    """A caller would be told that a record failed which is being written."""
+    core = a_core(on_late="fail", linger_seconds=0.0)
+    one, two = an_entry(0, expires=5.0), an_entry(1, expires=50.0)
+    core.put(one)
+    core.put(two)
+    [unit] = core.request(0.0)
+    assert core.late(9.0) == ()
+    core.answered(unit, outcome, 9.0)
+    [late] = core.late(9.0)
+    assert (late.entries, late.unknown, core.late(9.0)) == ((one,), unknown, ())
+    assert [unit.entries for unit in core.request(20.0)] == [(two,)]
+
+
+def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
+    """Records would be lost although the caller forbade it."""
+    core = a_core(linger_seconds=0.0)
+    core.put(an_entry(0, expires=5.0))
+    assert core.late(9.0) == ()
+    assert len(core.request(9.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        [],
+        [Shard("a", hash_range=(0, 5))],
+        [Shard("a", hash_range=(0, 5)), Shard("b", hash_range=(7, HASH_KEYS[1]))],
+        [Shard("a", hash_range=HASH_KEYS, open=False)],
+    ],
+)
+def test_a_listing_with_a_hole_is_no_map(shards: list[Shard]) -> None:
+    """Records would be predicted onto a shard that does not take them."""
+    assert mapped(shards) is None
+
+
+def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
+    """Two shards would claim the same keys, and half of the aggregates be misplaced."""
+    halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
+    children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
+    found = mapped([Shard("p", hash_range=HASH_KEYS), *children])
+    assert found is not None
+    assert [found.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

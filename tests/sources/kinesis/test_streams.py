@@ -1,0 +1,108 @@
+"""Several streams in one worker and one table: KCL's keys, and streams that come and go."""
+
+import time
+from collections.abc import Callable
+from threading import Lock
+from uuid import uuid4
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from running import running
+from types_boto3_dynamodb import DynamoDBClient
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.kinesis.streams import KinesisStreams
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.urls import open_store
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait for something that other threads do."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def made(client: KinesisClient, shards: int = 1) -> str:
+    """A stream of its own."""
+    name = f"many-{uuid4().hex[:8]}"
+    client.create_stream(StreamName=name, ShardCount=shards)
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    return name
+
+
+@pytest.mark.services
+def test_streams_come_and_go_while_a_worker_reads(
+    client: KinesisClient, dynalite_url: str, dynalite_client: DynamoDBClient
+) -> None:
+    """Without it each stream would need a worker and a table, or every change a restart."""
+    one, two, three = made(client), made(client, 2), made(client)
+    table = f"many-{uuid4().hex[:8]}"
+    sources = {name: KinesisSource(client, name) for name in (one, two, three)}
+    streams = KinesisStreams([sources[one], sources[two]])
+    store = open_store(f"dynamodb://{table}?region=eu-west-1&endpoint={dynalite_url}", create=True)
+    worker = Worker(
+        store=store, source=streams, me="a-1", config=Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
+    )
+    seen: list[tuple[str, bytes]] = []
+    lock = Lock()
+
+    def handle(delivery: Delivery) -> None:
+        with lock:
+            seen.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
+
+    runner = Runner(worker, handle)
+    with running(runner):
+        for name in (one, two, three):
+            client.put_record(StreamName=name, Data=b"first", PartitionKey="k")
+        until(lambda: sorted(seen) == sorted([(one, b"first"), (two, b"first")]), f"{seen}")
+        streams.remove(one)
+        streams.add(sources[three])
+        worker.hurry()
+        until(lambda: (three, b"first") in seen, f"{seen}")
+        until(lambda: len(worker.holdings) == 3, "the removed stream's lease is released")
+        client.put_record(StreamName=one, Data=b"second", PartitionKey="k")
+        client.split_shard(StreamName=three, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
+        client.get_waiter("stream_exists").wait(StreamName=three, WaiterConfig={"Delay": 1})
+        client.put_record(StreamName=three, Data=b"second", PartitionKey="k")
+        until(lambda: (three, b"second") in seen, f"{seen}")
+    assert sorted(seen) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])
+
+    rows = {item["leaseKey"]["S"]: item for item in dynalite_client.scan(TableName=table)["Items"]}
+    of_three, of_one = sources[three].identity(), sources[one].identity()
+    child = rows[f"{of_three}:shardId-000000000001"]
+    assert (child["streamName"], child["shardId"]) == ({"S": of_three}, {"S": "shardId-000000000001"})
+    assert child["parentShardId"] == {"SS": ["shardId-000000000000"]}
+    left = rows[f"{of_one}:shardId-000000000000"]
+    assert ("leaseOwner" in left, left["checkpoint"]["S"].isdigit()) == (False, True)
+    assert of_one.split(":")[1:2] == [one]
+
+
+def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
+    """Without it a misspelt name among several would be left out in silence."""
+    kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
+    streams = KinesisStreams([KinesisSource(kinesis, "ordres")])
+    with Stubber(kinesis) as stub:
+        stub.add_client_error("describe_stream_summary", "ResourceNotFoundException")
+        with pytest.raises(SourceError, match="stream 'ordres': it does not exist"):
+            streams.shards()
+        stub.add_client_error("describe_stream_summary", "LimitExceededException")
+        assert not streams.reads(Lease("s-0", stream="1:orders:2"))
+
+
+def test_a_url_may_name_several_streams() -> None:
+    """Without it the command line could read but one."""
+    several = open_source("kinesis://orders,returns?region=eu-west-1")
+    assert isinstance(several, KinesisStreams)
+    several.close()
+    with pytest.raises(ValueError, match="different names with commas in between"):
+        open_source("kinesis://orders,orders?region=eu-west-1")

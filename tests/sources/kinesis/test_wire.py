@@ -1,0 +1,237 @@
+"""What is made of answers in CBOR and JSON: the same batches and errors that boto3's own parsing gives."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import cbor2
+import pytest
+from attrs import evolve
+from botocore.exceptions import ClientError
+from crafted import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from standins.wire_service import CBOR, Answer, Spoken, in_cbor, in_json, quick
+
+from leasehold.adapters.sources.kinesis import clients
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+ARRIVED = 1_795_363_072_573
+ROW = {"SequenceNumber": "5", "Data": b"data", "PartitionKey": "k", "ApproximateArrivalTimestamp": ARRIVED}
+PLAIN = {"Records": [ROW], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
+CHILD = {
+    "ShardId": "shardId-1",
+    "ParentShards": ["shardId-0"],
+    "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
+}
+# One client of each kind: making one takes longer than a hundred questions.
+SLOW, FAST = Spoken([]), Spoken([])
+CLIENTS = {
+    "slow": SLOW.attach(boto3.client("kinesis", region_name="eu-west-1")),
+    "cbor": FAST.attach(clients.reading_client("eu-west-1", None)),
+    "json": FAST.attach(clients.reading_client("eu-west-1", None, "json")),
+}
+
+
+def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
+    """One batch of a shard whose iterator is at hand."""
+    poller = Poller(client, "orders", "shardId-0", start, HASH_KEYS)
+    poller._iterator = "i-1"  # noqa: SLF001  asking for it is not the matter here
+    return poller.read()
+
+
+def slowly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+    """What comes of an answer that boto3 parses by itself."""
+    SLOW.answers[:] = [answer]
+    return read(CLIENTS["slow"], start)
+
+
+def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+    """Likewise, through the hooks."""
+    FAST.answers[:] = [answer]
+    return read(CLIENTS["cbor" if answer.form == CBOR else "json"], start)
+
+
+def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
+    """The batch that every way of telling this comes to."""
+    expected = slowly(in_json(told), start)
+    answers = in_json(told), in_cbor(told), in_cbor(told, text=True), in_cbor(told, tagged=True)
+    for answer in answers:
+        assert quickly(answer, start) == expected
+    return expected
+
+
+def test_every_crafted_aggregate_gives_the_same_records() -> None:
+    """Without it an aggregate might be taken apart in another way than the one that was proved."""
+    rows = [{**ROW, "SequenceNumber": str(at), "Data": case.data} for at, case in enumerate(cases(), 1)]
+    batch = same({**PLAIN, "Records": rows})
+    assert batch.count > len(rows) / 2
+    assert same({**PLAIN, "Records": rows}, Position("7")).count < batch.count
+
+
+ROWS = st.fixed_dictionaries(
+    {
+        "SequenceNumber": st.integers(1, 10**56).map(str),
+        "Data": st.binary(max_size=40) | st.sampled_from([case.data for case in cases()]),
+    },
+    optional={
+        "PartitionKey": st.none() | st.text(st.characters(codec="utf-8"), max_size=9),
+        "ApproximateArrivalTimestamp": st.none() | st.integers(1_300_000_000_000, 4_000_000_000_000),
+        "EncryptionType": st.none() | st.just("KMS"),
+        "Unheard": st.integers(0, 9),
+    },
+)
+ANSWERS = st.fixed_dictionaries(
+    {"Records": st.lists(ROWS, max_size=5)},
+    optional={
+        "NextShardIterator": st.none() | st.just("") | st.text(st.characters(codec="ascii"), max_size=9),
+        "MillisBehindLatest": st.none() | st.integers(0, 2**53) | st.floats(0, 1e9),
+        "ChildShards": st.none() | st.just([]) | st.just([CHILD, CHILD]),
+    },
+)
+
+
+@given(ANSWERS, st.none() | st.integers(1, 10**56))
+@settings(max_examples=60)
+def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:
+    """Without it an absent key, an odd number or an empty record might be read in another way."""
+    same(told, TRIM_HORIZON if start is None else Position(str(start), 1))
+
+
+@given(
+    st.binary(max_size=30)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text("AQ=-", max_size=4),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["Records", "Data"]), inner),
+    ).map(lambda value: in_json({"Odd": value}).body[8:-1])
+)
+def test_what_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> None:
+    """Without it a broken answer might pass for an empty one, behind which reading goes on."""
+
+    def outcome(way: Any) -> object:  # noqa: ANN401  either of the two above
+        try:
+            return evolve(way(Answer(body)), wait_seconds=0.0)  # chance decides how long to wait after a fault
+        except Exception as error:  # noqa: BLE001  whatever it is, it has to be the same
+            return type(error), str(error)
+
+    assert outcome(quickly) == outcome(slowly)
+
+
+@pytest.mark.parametrize("told", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
+def test_every_form_of_a_time_is_understood(told: object) -> None:
+    """Without it one answer in another form would end a shard."""
+    (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": told}]})).records
+    assert record.arrived == 1_795_363_072.5
+
+
+@pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException", "KMSDisabledException"])
+def test_an_error_says_the_same_in_both_forms(code: str) -> None:
+    """Without it a fault would be taken for another, or its reason be lost."""
+    told = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
+    client, _ = quick(in_cbor(PLAIN), in_cbor(told, 400))
+    client.get_records(ShardIterator="i-1")
+    with pytest.raises(ClientError) as quickly_told:
+        client.get_records(ShardIterator="i-1")
+    slow = Spoken([in_json({**told, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
+    with pytest.raises(ClientError) as slowly_told:
+        slow.get_records(ShardIterator="i-1")
+    for caught in (quickly_told, slowly_told):
+        caught.value.response.pop("ResponseMetadata")
+    assert quickly_told.value.response == slowly_told.value.response
+    assert type(quickly_told.value).__name__ == type(slowly_told.value).__name__ == code
+
+
+def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
+    """Ask so often; the data of what came."""
+    answers = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
+    return [row["Data"] for rows in answers for row in rows]
+
+
+def test_questions_are_asked_in_cbor_and_only_where_wanted() -> None:
+    """Without it the fast way would not be the one in use."""
+    client, spoken = quick(in_cbor(PLAIN))
+    assert ask(client) == [b"data"]
+    assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
+    client, spoken = quick(in_json(PLAIN), wire="json")
+    assert ask(client) == [b"data"]
+    assert (spoken.forms, spoken.asked) == (["json"], [{"ShardIterator": "i-1", "Limit": 9}])
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Answer(b'{"__type": "SerializationException"}', status=400),
+        Answer(b'{"__type": "UnknownOperationException"}', status=404),
+        Answer(b"no such media type", "text/plain", 415),
+        Answer(b"", "", 500),
+        Answer(b"\xff", CBOR),
+        Answer(cbor2.dumps([1]), CBOR),
+        Answer(cbor2.dumps({"Records": [{"Data": 7}]}), CBOR),
+    ],
+)
+def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
+    refusal: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a worker would not read from such a service, or ask it everything twice."""
+    client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN))
+    assert ask(client, 2) == [b"data"] * 2
+    assert spoken.forms == ["cbor", "json", "json"]
+    assert spoken.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
+    assert [record.message for record in caplog.records if "from now on" in record.message] != []
+    assert caplog.text.count("asked in JSON from now on") == 1
+
+
+def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it each question would be put into a form that is of no use there."""
+    client, spoken = quick(in_json(PLAIN), in_json(PLAIN))
+    assert ask(client, 2) == [b"data"] * 2
+    assert spoken.forms == ["cbor", "json"]
+    assert caplog.text.count("asked in JSON from now on") == 1
+
+
+def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it one bad moment at the beginning would make a worker slow for the rest of its life."""
+    busy = Answer(b"<html>busy</html>", "text/html", 503)
+    throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
+    client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN))
+    with pytest.raises(ClientError, match="503"):
+        ask(client)
+    assert ask(client, 2) == [b"data"] * 2
+    assert spoken.forms == ["cbor", "json", "cbor", "cbor", "cbor"]
+    assert caplog.text == ""
+
+
+def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it an error of something in between would make a worker slow for the rest of its life."""
+    odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
+    client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN))
+    assert ask(client) == [b"data"]
+    with pytest.raises(ClientError, match="no"):
+        ask(client)
+    assert ask(client) == [b"data"]
+    assert spoken.forms == ["cbor"] * 3
+    assert caplog.text == ""
+
+
+def test_without_the_libraries_boto3_reads_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a library that a platform has no wheel of would be one without which nothing is read."""
+    monkeypatch.setattr(clients, "Wire", None)
+    with caplog.at_level(logging.WARNING):
+        client, spoken = quick(in_json(PLAIN))
+    (record,) = read(client).records
+    assert (record.data, record.arrived, spoken.forms) == (b"data", ARRIVED / 1000, ["json"])
+    assert "install leasehold[aws]" in caplog.text
+
+
+def test_an_error_that_cannot_be_read_is_said() -> None:
+    """Without it garbage with an error's status would end in another library's words."""
+    client, _ = quick(Answer(b"\xff", CBOR, 400))
+    with pytest.raises(SourceError, match="refused a request for stream 'orders': 400"):
+        read(client)

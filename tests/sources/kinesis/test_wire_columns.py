@@ -1,0 +1,130 @@
+"""Answers in CBOR taken apart into columns: what cbor2 makes of them, or declined."""
+
+from typing import Any
+
+import cbor2
+import pytest
+import test_wire
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.sources.kinesis.unpacking import columns_of
+from leasehold.adapters.sources.kinesis.wire import columns, forms
+from leasehold.adapters.sources.kinesis.wire.columns import RowColumns, parted
+
+CHILD = {"ShardId": "shardId-1", "ParentShards": ["shardId-0"], "Odd": {"Nested": [1.5, None, -7, b"\xff" * 300]}}
+ANSWER = {
+    "ChildShards": [CHILD],
+    "Records": [test_wire.ROW, {**test_wire.ROW, "Data": b"", "PartitionKey": "ü", "EncryptionType": "NONE"}],
+    "MillisBehindLatest": 2**40,
+    "NextShardIterator": "i" * 300,
+}
+ROWS = st.fixed_dictionaries(
+    {"SequenceNumber": st.integers(0, 10**56).map(str), "Data": st.binary(max_size=40)},
+    optional={
+        "PartitionKey": st.text(max_size=30),
+        "ApproximateArrivalTimestamp": st.integers(0, 2**64 - 1),
+        "EncryptionType": st.sampled_from(["NONE", "KMS"]),
+    },
+)
+
+
+def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  in either form
+    """All that is known of them."""
+    told = columns_of(rows)
+    return told.datas, told.numbers, told.keys, told.arrived, told.sealed
+
+
+def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
+    """What cbor2 makes of an answer. Raises ValueError or Unreadable."""
+    answer = forms.told_of(body, cbor=True)
+    return as_columns(forms._rows(answer)), answer  # noqa: SLF001  what it stands in for
+
+
+def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
+    """Likewise by columns; None if it is declined."""
+    found = parted(body)
+    if found is None:
+        return None
+    rest = cbor2.loads(found[1])
+    assert rest.pop("Records") is cbor2.undefined
+    return as_columns(found[0]), rest
+
+
+@given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
+def test_the_form_in_which_records_are_written_is_taken(
+    rows: list[dict[str, object]], indefinite: bool, names: list[str]
+) -> None:
+    """Without it another order or way of counting would make reading slow, and nobody would notice."""
+    told = {**{name: ANSWER[name] for name in names}, "Records": rows}
+    body = cbor2.dumps(told, indefinite_containers=indefinite)
+    assert taken(body) == by_cbor2(body)
+
+
+def test_a_time_may_be_marked_as_one() -> None:
+    """Without it a service that marks them would be read slowly."""
+    arrived = cbor2.CBORTag(1, 1_795_363_072_573)
+    body = cbor2.dumps({**ANSWER, "Records": [{**test_wire.ROW, "ApproximateArrivalTimestamp": arrived}]})
+    assert taken(body) == by_cbor2(body)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**test_wire.ROW, "Data": "ZGF0YQ=="},
+        {**test_wire.ROW, "PartitionKey": None},
+        {**test_wire.ROW, "ApproximateArrivalTimestamp": 1_795_363_072.5},
+        {**test_wire.ROW, "Unheard": 1},
+        {"Data": b"data"},
+        {"SequenceNumber": "5"},
+        7,
+    ],
+)
+def test_any_other_form_is_declined(row: object) -> None:
+    """Without it a record might be read in another way than the one that was proved."""
+    assert parted(cbor2.dumps({**ANSWER, "Records": [test_wire.ROW, row]})) is None
+
+
+BODY = cbor2.dumps({**ANSWER, "Records": [test_wire.ROW] * 3})
+
+
+@given(st.integers(0, len(BODY)), st.integers(0, 3), st.binary(max_size=3))
+def test_what_is_damaged_is_declined_or_read_as_cbor2_reads_it(at: int, gone: int, come: bytes) -> None:
+    """Without it a broken answer might pass for another one, behind which reading goes on."""
+    body = BODY[:at] + come + BODY[at + gone :]
+    try:
+        found = taken(body)
+    except (cbor2.CBORDecodeError, ValueError):
+        with pytest.raises((forms.Unreadable, TypeError)):  # as it is where nothing was taken out
+            by_cbor2(body)
+        return
+    if found is not None:
+        assert found == by_cbor2(body)
+
+
+def test_an_answer_that_is_cut_off_is_declined() -> None:
+    """Without it the rest of an answer might be passed over."""
+    end = BODY.index(b"\x72MillisBehindLatest")
+    assert [parted(BODY[:size]) for size in range(end)] == [None] * end
+
+
+def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a wheel would read otherwise than what is tested."""
+    monkeypatch.setattr(forms, "COMPILED", True)
+    test_wire.test_every_crafted_aggregate_gives_the_same_records()
+    test_wire.test_all_answers_give_the_batches_that_boto3_gives()
+    test_wire.test_what_is_no_answer_fails_as_it_does_with_boto3()
+
+
+def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an answer would be read in one way by who installed a wheel, and in another by all others."""
+    one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
+    monkeypatch.setattr(forms, "COMPILED", True)
+    assert forms.from_cbor(b"\xa2" + one + none) == ([], b"{}")
+
+
+def test_a_row_looks_as_boto3_has_it() -> None:
+    """Without it a caller of the client would find none of what its answer holds."""
+    rows, _ = parted(BODY) or (RowColumns(), b"")
+    assert [rows[at] for at in range(len(rows))] == [test_wire.ROW] * 3
+    assert not columns.COMPILED

@@ -1,0 +1,147 @@
+"""The events of a subscription, in CBOR and JSON: the same that boto3's own event stream gives."""
+
+from struct import pack
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import boto3
+import pytest
+from botocore.eventstream import ChecksumMismatch, ParserError
+from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
+from event_streams import frame
+from standins.wire_service import CBOR, Answer, Spoken, in_cbor, in_json
+
+from leasehold.adapters.sources.kinesis import clients
+from leasehold.adapters.sources.kinesis.wire.events import Subscription
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+ROW = {
+    "SequenceNumber": "5",
+    "Data": b"data",
+    "PartitionKey": "k",
+    "ApproximateArrivalTimestamp": 1_795_363_072_573,
+}
+CHILD = {
+    "ShardId": "shardId-1",
+    "ParentShards": ["shardId-0"],
+    "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
+}
+EVENT = {"Records": [ROW], "MillisBehindLatest": 0, "ContinuationSequenceNumber": "5", "ChildShards": [CHILD]}
+SUBSCRIBE = "SubscribeToShard"
+STREAM = "application/vnd.amazon.eventstream"
+
+
+def stream(*answers: Answer, kind: str = "event", name: str = "SubscribeToShardEvent") -> Answer:
+    """Events that carry the bodies of these answers, in their form."""
+    form = "application/cbor" if answers[0].form == CBOR else "application/json"
+    first = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", form)
+    return Answer(first + b"".join(frame(kind, name, each.body, form) for each in answers), STREAM)
+
+
+def events(client: "KinesisClient") -> list[Any]:
+    """All events of a subscription from the beginning of a shard."""
+    start: Any = {"Type": "TRIM_HORIZON"}
+    return list(client.subscribe_to_shard(ConsumerARN=CONSUMER, ShardId="s", StartingPosition=start)["EventStream"])
+
+
+CONSUMER = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
+
+
+def plainly(told: list[Any]) -> list[Any]:
+    """Events with times as numbers."""
+    for each in told:
+        for row in each["SubscribeToShardEvent"]["Records"]:
+            row["ApproximateArrivalTimestamp"] = clients.seconds_of(row["ApproximateArrivalTimestamp"])
+    return told
+
+
+def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
+    """A client with the hooks, whose subscriptions are answered with these."""
+    spoken = Spoken(list(answers))
+    return spoken.attach(clients.reading_client("eu-west-1", None), SUBSCRIBE), spoken
+
+
+class Pieces(list[bytes]):
+    """A body that comes piece by piece."""
+
+    def stream(self) -> "Pieces":
+        """All of it."""
+        return self
+
+
+def ignored(_why: str) -> None:
+    """Nobody has to know."""
+
+
+@pytest.mark.parametrize("told", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
+def test_events_are_those_that_boto3_tells(told: list[dict[str, Any]]) -> None:
+    """Without it a subscription might bring other records than polling does."""
+    slow = Spoken([stream(*map(in_json, told))]).attach(boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE)
+    expected = plainly(events(slow))
+    assert len(expected) == len(told)
+    client, spoken = subscribed(stream(*map(in_cbor, told)), stream(*map(in_json, told)))
+    assert plainly(events(client)) == expected
+    assert plainly(events(client)) == expected
+    assert spoken.forms == ["cbor", "cbor"]
+
+
+def test_a_message_is_whole_however_it_comes() -> None:
+    """Without it what a connection cuts into pieces would be lost, or waited for in vain."""
+    body = stream(*[in_cbor(EVENT)] * 3).body
+    for size in (1, 7, 100, len(body)):
+        raw = Pieces([body[at : at + size] for at in range(0, len(body), size)])
+        assert len(list(Subscription(raw, ignored))) == 3
+
+
+def test_a_damaged_message_is_not_waited_for() -> None:
+    """Without it a wrong length would keep a shard until the connection ends."""
+    body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
+    for at in (len(body) // 2 + 40, len(body) - 1):
+        broken = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+        with pytest.raises(ChecksumMismatch):
+            list(Subscription(Pieces([broken]), ignored))
+    with pytest.raises(ChecksumMismatch):
+        list(Subscription(Pieces([stream(in_cbor(EVENT)).body + b"\x7f" * 12]), ignored))
+
+
+@pytest.mark.parametrize("form", [in_json, in_cbor])
+def test_what_ends_a_subscription_says_the_same_in_both_forms(form: Any) -> None:  # noqa: ANN401  one of two functions
+    """Without it a subscription that another took over would be taken for a broken one."""
+    fault = form({"message": "as told"})
+    client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))
+    with pytest.raises(ClientError, match="as told") as caught:
+        events(client)
+    assert caught.value.response["Error"]["Code"] == "ResourceInUseException"
+
+
+def test_an_event_that_cannot_be_read_ends_the_subscription_and_the_next_is_in_json(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without it a shard would stand still for as long as its events come in such a form."""
+    client, spoken = subscribed(stream(Answer(b"\xff", CBOR)), stream(in_json(EVENT)))
+    with pytest.raises(ResponseParserError):
+        events(client)
+    assert len(events(client)) == 1
+    assert spoken.forms == ["cbor", "json"]
+    assert caplog.text.count("from now on") == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 31])
+def test_a_message_of_an_impossible_length_ends_the_subscription(size: int) -> None:
+    """One of no length would be read for ever, and one of gigabytes be kept until the memory ends."""
+    prelude = pack(">II", size, 0)
+    body = stream(in_cbor(EVENT)).body + prelude + pack(">I", crc32(prelude)) + b"x" * 100
+    with pytest.raises((ParserError, ResponseParserError)):
+        list(Subscription(Pieces([body]), ignored))
+
+
+def test_headers_that_are_none_end_the_subscription() -> None:
+    """The error of another library would pass for a fault of our own, and cost the lease."""
+    headers = b"\x04None\x63"
+    prelude = pack(">II", 16 + len(headers), len(headers))
+    body = prelude + pack(">I", crc32(prelude)) + headers
+    with pytest.raises(ResponseParserError):
+        Subscription(Pieces([body + pack(">I", crc32(body))]), ignored)

@@ -1,0 +1,136 @@
+"""A query's lease loop and reader on a clock that stands still unless Spark asks for a batch: no thread, no chance."""
+
+import math
+from functools import partial
+from itertools import count
+from typing import cast
+from uuid import UUID
+
+import pytest
+from attrs import Factory, define
+from fake_stream import Mortal, Stream
+
+from leasehold.adapters.reading.appointments import Step
+from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.adapters.worker.worker import Worker
+from leasehold.stores.protocol import Store
+
+TICK = 0.05
+
+
+@define
+class Clock:
+    """The time of all runs of a query, one after the other."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def monotonic(self) -> float:
+        """The same, as the module `time` names it."""
+        return self.now
+
+
+@define
+class Steps:
+    """Keeps the appointments of shards when it is told to; a successor waits for its predecessor."""
+
+    steps: dict[str, list[Step]] = Factory(dict)
+    dues: dict[str, float] = Factory(dict)
+
+    def add(self, key: str, step: Step) -> None:
+        """One more; it begins at once, or after what stands under this key."""
+        self.steps.setdefault(key, []).append(step)
+        self.hurry(key)
+
+    def hurry(self, key: str) -> None:
+        """It is due."""
+        self.dues[key] = -math.inf
+
+    def run(self, now: float) -> None:
+        """All that is due, once."""
+        for key in [key for key, due in sorted(self.dues.items()) if due <= now and self.steps[key]]:
+            self.dues[key] = self.steps[key][0](now)
+            if self.dues[key] == math.inf:
+                del self.steps[key][0]
+                self.dues[key] = -math.inf if self.steps[key] else math.inf
+
+
+class Stepped(LeaseLoop):
+    """The real loop, but for its threads: it goes on only while Spark waits for rows."""
+
+    clock = Clock()
+
+    def start(self, *, only_now: bool) -> None:
+        """From now on."""
+        self._shelf.only_now = only_now
+        runner = self._runner
+        runner._readings.close(runner.worker.clock())  # noqa: SLF001  its tasks would wait for the machine's own time
+        self._steps = Steps()
+        runner._readings = self._steps  # type: ignore[assignment]  # noqa: SLF001  as much of it as is called
+        self._turn_due = self._renew_due = -math.inf
+
+    def wait(self, seconds: float) -> None:
+        """Have the worker and its shards do what is due until something waits, or so long."""
+        end = self.clock.now + seconds
+        while self.clock.now < end and not any(feed.waiting[0] for feed in self._takable()):
+            self.tick()
+
+    def tick(self) -> None:
+        """A moment."""
+        self.clock.now += TICK
+        now, member = self.clock.now, self._member
+        if now >= self._renew_due:
+            self._renew_due = member.renew(now)
+        if self._hears() or now >= self._turn_due:
+            self._turn_due = member.turn(now)
+        self._hears()
+        self._steps.run(now)
+
+    def _hears(self) -> bool:
+        """Take what the worker has left word of to its runner; whether a turn is wanted."""
+        runner = self._runner
+        while tiding := self._member.tidings.get(-math.inf):
+            runner._heed(tiding)  # noqa: SLF001  as its task would
+        return runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  likewise
+
+
+def stepped(patch: pytest.MonkeyPatch) -> Clock:
+    """Have readers made from now on be stepped; replays wait next to nothing."""
+    clock, numbers = Clock(), count(1)
+    Stepped.clock = clock
+    for name, value in {
+        "stream.LeaseLoop": Stepped,
+        "stream.Worker": partial(Worker, clock=clock, uniform=lambda least, _most: least),
+        "stream.time": clock,
+        "stream.end_on_signal": lambda: None,
+        "stream.speak": lambda: None,
+        "options.uuid4": lambda: UUID(int=next(numbers) << 96),
+        "replay.PAUSE_SECONDS": 0.001,
+        "replay.FAULT_SECONDS_MOST": 0.001,
+        "replay.SILENT_SECONDS": 0.05,
+        "replay.SILENT_SECONDS_OWNED": 0.02,
+        "replay.LOOK_SECONDS": 0.01,
+        "waiting.STUCK_SECONDS": 0.1,
+        "waiting.EXPIRIES": 0.0,
+    }.items():
+        patch.setattr(f"leasehold.adapters.spark.{name}", value)
+    return clock
+
+
+def a_reader(stream: Stream, life: Mortal, *, rereadable: bool, flush: str) -> LeasedReader:
+    """One more run over this stream; its store is a process's view of the table."""
+
+    def opened(_url: str, **_how: bool) -> Store:
+        return cast("Store", life)
+
+    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream")
+    given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1"})
+    chosen = lease_options(given, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
+    return LeasedReader(stock, chosen, opened)

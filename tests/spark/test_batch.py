@@ -1,0 +1,368 @@
+"""A batch of a slice of a stream: each record is in exactly one part, and each part ends by itself."""
+
+from pathlib import Path
+from threading import Thread
+from typing import cast
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
+
+from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, shard
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.slices.running import run_slice
+from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE, Slice
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled, SourceUnavailable
+from leasehold.adapters.spark.batch import planning, reader
+from leasehold.adapters.spark.batch.bounds import Bounds
+from leasehold.adapters.spark.batch.planning import PARTS_MOST, between, moments, planned
+from leasehold.adapters.spark.batch.reader import SlicedReader
+from leasehold.adapters.spark.chunks import Columns, SourceSpec
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.leased_source import SlicedQuery
+from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.stores.urls import open_store
+
+SINCE, UNTIL, NOW, TOLD_MS = 1_000_000, 1_060_000, 1_120_000, 10_000
+
+Times = list[float]
+
+
+@define
+class Stream(ListSource):
+    """A stream whose records arrived when the test says; a time as a start is the first record that arrived then.
+
+    tells_last   whether it knows its last number, as a hub does, or its time alone
+    unreachable  how many openings fail
+    """
+
+    now: float = NOW / 1000
+    tells_last: bool = False
+    unreachable: int = 0
+
+    def put(self, name: str, times: Times, size: int = 3, *, ended: bool = False) -> None:
+        """A shard with a record for each of these times, seconds behind `SINCE`."""
+        rows = [
+            Record(f"{name}-{number}".encode(), str(number), arrived=SINCE / 1000 + each)
+            for number, each in enumerate(times, 1)
+        ]
+        self.listed.append(shard(name, 0, 9, open=not ended))
+        self.shelves[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
+
+    def settled(self, lease: Lease, until: float) -> Settled | None:
+        """As a service says: by its clock alone, or by its last record."""
+        if self.now < until + SETTLE_SECONDS:
+            return None
+        rows = self.shelves[lease.shard].records
+        if not self.tells_last:
+            return Settled()
+        return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
+
+    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock
+        """The present time, as told a while ago."""
+        return at_timestamp(int(self.now * 1000) - TOLD_MS)
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """From just after the record, or from the time."""
+        self.unreachable -= 1
+        if self.unreachable >= 0:
+            raise SourceUnavailable("not now")
+        found = cast("ListReader", super().open(lease, start))
+        if start.sequence == "AT_TIMESTAMP":
+            rows = self.shelves[lease.shard].records
+            found.at = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows))
+        return found
+
+
+@define
+class Ground:
+    """Where the stream is."""
+
+    stream: Stream = field(factory=Stream)
+    columns: Columns = field(factory=lambda: columns("fake"))
+    pause_seconds: float = 0.0
+
+    def open(self) -> Stream:
+        """The stream."""
+        return self.stream
+
+    def probe(self) -> Stream:
+        """The same."""
+        return self.stream
+
+
+def rows_in(found: list[pa.RecordBatch]) -> list[str]:
+    """The data."""
+    return [each.decode() for batch in found for each in batch["data"].to_pylist()]
+
+
+def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
+    """The rows of each task."""
+    made = SlicedReader(ground, Bounds(since, until, tasks, "kinesis"), cores=1)
+    parts = made.partitions()
+    found = [rows_in(list(made.read(part))) for part in parts]
+    assert found == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
+    return found
+
+
+def in_time(stream: Stream, since: int, until: int) -> list[str]:
+    """What arrived in between."""
+    rows = (each for shelf in stream.shelves.values() for each in shelf.records)
+    return sorted(each.data.decode() for each in rows if since / 1000 <= (each.arrived or 0) < until / 1000)
+
+
+positions = st.builds(lambda number, sub: Position(str(number), sub), st.integers(1, 30), st.integers(0, 2))
+
+
+@given(positions | st.just(TRIM_HORIZON), st.lists(positions), positions | st.none(), positions)
+def test_parts_follow_one_another_without_a_gap(
+    begins: Position, marks: list[Position], ends: Position | None, record: Position
+) -> None:
+    """Without it a record would be in no task, or in two."""
+    parts = between(begins, marks, ends)
+    last = (ends or SHARD_END).order
+    holding = [part for part in parts if part[0].order < record.order <= (part[1] or SHARD_END).order]
+    assert len(holding) == (begins.order < record.order <= last)
+    assert {part[0] for part in parts} - {begins} <= set(marks)
+
+
+def test_a_time_is_cut_into_equal_parts() -> None:
+    """Without it one task would have most of the records."""
+    assert [moments(0, 100, parts) for parts in (1, 2, 4)] == [[], [50], [25, 50, 75]]
+
+
+rising = st.lists(st.tuples(st.floats(-100, 200), st.floats(0, LATE_SECONDS / 2)), max_size=25).map(
+    lambda pairs: [first + more for first, more in sorted(pairs)]
+)
+ends = st.sampled_from([at_timestamp(UNTIL), LATEST, None])
+
+
+@given(st.lists(rising, min_size=1, max_size=3), st.integers(1, 12), st.integers(1, 9), st.booleans(), ends)
+def test_a_batch_has_each_record_of_its_time_once(
+    shards: list[Times], tasks: int, size: int, tells_last: bool, until: Position | None
+) -> None:
+    """Without it a repair of yesterday's records would miss some, have some twice, or reach into today's."""
+    ground = Ground(Stream(tells_last=tells_last))
+    for number, times in enumerate(shards):
+        ground.stream.put(f"s{number}", times, size, ended=not number)
+    for since in (at_timestamp(SINCE), None):
+        found = batch(ground, since, until, tasks)
+        first = 0 if since is None else SINCE
+        wanted = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
+        if not tells_last and until != at_timestamp(UNTIL):
+            wanted = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
+        assert sorted(each for rows in found for each in rows) == wanted
+
+
+@given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
+def test_no_time_of_arrival_makes_parts_overlap_or_leave_a_gap(
+    times: Times, tasks: int, size: int, ended: bool
+) -> None:
+    """Without it a service whose clocks are far apart would have rows twice, or none where one task has them."""
+    ground = Ground()
+    ground.stream.put("s", times, size, ended=ended)
+    whole = batch(ground, None, at_timestamp(UNTIL), 1)
+    parts = [each for rows in batch(ground, None, at_timestamp(UNTIL), tasks) for each in rows]
+    assert len(parts) == len(set(parts))
+    assert set(parts) <= set(in_time(ground.stream, 0, UNTIL))
+    # Where one task stops at a record that came far too late, those in other parts may still be found.
+    assert {each for rows in whole for each in rows} - set(parts) <= _behind_the_first_late(ground.stream)
+
+
+def _behind_the_first_late(stream: Stream) -> set[str]:
+    rows = stream.shelves["s"].records
+    over = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows))
+    return {each.data.decode() for each in rows[over:]}
+
+
+def test_few_shards_are_cut_into_parts_and_many_are_not() -> None:
+    """Without it one shard would keep one core busy, or a thousand shards would be looked at for nothing."""
+    ground = Ground()
+    ground.stream.put("a", [*range(60)])
+    ground.stream.put("b", [*range(60)])
+    counts = {
+        tasks: len(planned(ground, Bounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks)) for tasks in range(1, 4)
+    }
+    assert counts == {1: 2, 2: 2, 3: 4}
+    assert len(planned(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * PARTS_MOST
+    ground.stream.opened.clear()
+    parts = planned(ground, Bounds(None, None, 0, "kinesis"), 2)
+    assert (ground.stream.opened, [part.shard for part in parts]) == ([], ["a", "b"])
+    assert [len(rows) for rows in batch(ground, None, at_timestamp(UNTIL), 8)] == [16, 16, 15, 15, 15, 15, 14, 14]
+
+
+def test_readers_of_one_shard_share_its_requests() -> None:
+    """Without it four tasks would ask one shard twenty times a second, and be refused."""
+    ground = Ground(pause_seconds=0.25)
+    ground.stream.put("a", [*range(60)])
+    assert {part.pause_seconds for part in planned(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)} == {1.0}
+
+
+def test_a_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a batch over nothing would fail, or never end."""
+    ground = Ground()
+    assert batch(ground, None, None, 4) == []
+    ground.stream.put("a", [])
+    assert batch(ground, None, None, 4) == [[]]
+    ground.stream.tells_last = True
+    assert batch(ground, None, None, 4) == []
+    monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
+    assert batch(ground, at_timestamp(2**52), None, 4) == []
+    made = SlicedReader(ground, Bounds(None, None, 1, "kinesis"), cores=1)
+    assert list(made.read(InputPartition(None))) == []
+
+
+def test_a_part_goes_on_where_it_was_once_its_source_answers() -> None:
+    """Without it a request that failed would fail the batch, or bring rows twice."""
+    ground = Ground()
+    ground.stream.put("a", [*range(9)])
+    made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    (part,) = made.partitions()
+    ground.stream.unreachable = 1
+    assert rows_in(list(made.read(part))) == in_time(ground.stream, 0, UNTIL)
+
+
+def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a task would hang for ever, and its core with it."""
+    ground = Ground()
+    ground.stream.put("a", [1.0])
+    made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    (part,) = made.partitions()
+    monkeypatch.setattr(reader, "STUCK_SECONDS", -1.0)
+    ground.stream.unreachable = 1
+    with pytest.raises(TimeoutError, match="shard a: nothing came of it"):
+        list(made.read(part))
+
+
+def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a batch would sit there for days, and miss the shards that a reshard makes meanwhile."""
+    ground = Ground()
+    ground.stream.put("a", [1.0])
+    monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
+    made = SlicedReader(ground, Bounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
+    with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future, and a batch"):
+        made.partitions()
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "said"),
+    [
+        (
+            at_timestamp(5),
+            at_timestamp(5),
+            "option kinesis.endingPosition: it is not later than kinesis.startingPosition",
+        ),
+        (LATEST, at_timestamp(5), "option kinesis.startingPosition: what ends by itself begins with the oldest record"),
+    ],
+)
+def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, said: str) -> None:
+    """Without it a typing error would be an empty batch."""
+    with pytest.raises(ValueError, match="option") as caught:
+        Bounds(since, until, 0, "kinesis")
+    assert str(caught.value).startswith(said)
+
+
+def test_a_batch_does_not_begin_at_the_present_end() -> None:
+    """Without it a batch would be empty, and say nothing."""
+    made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
+    with pytest.raises(ValueError, match=r"begins with the oldest record or at a time, not at LATEST$"):
+        made.partitions()
+
+
+def test_a_query_needs_a_time_to_end_at() -> None:
+    """Without it each worker of a group would end elsewhere."""
+    with pytest.raises(ValueError, match=r"^option eventhubs\.endingPosition: a query wants a time, since LATEST"):
+        Bounds(None, LATEST, 0, "eventhubs").of_query()
+    assert Bounds(LATEST, None, 0, "eventhubs").of_query() is None
+    assert Bounds(None, None, 0, "kinesis").initial() == {"initial_position": "LATEST"}
+    assert Bounds(None, at_timestamp(5), 0, "kinesis").initial() == {"initial_position": "TRIM_HORIZON"}
+
+
+def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
+    """A query over the slice, whose leases are in this file."""
+    spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
+    given = Given({"lease.durationMs": "2000"})
+    position = {"initial_position": start, "timestamp_ms": cut.since_ms}
+    return SlicedQuery(spec, lease_options(given, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut)
+
+
+def run_query(query: SlicedQuery) -> list[str]:
+    """All rows, with Spark's calls in their order."""
+    query.prepareForTriggerAvailableNow()
+    offset, rows = query.initialOffset(), []
+    try:
+        while (end := query.latestOffset(offset, query.getDefaultReadLimit())) != offset:
+            if offset["n"]:
+                query.commit(offset)
+            rows += [row for part in query.partitions(offset, end) for row in rows_in([*query.read(part)])]
+            offset = end
+    finally:
+        query.stop()
+    return rows
+
+
+def test_queries_and_workers_share_a_slice_over_a_split_and_all_end(tmp_path: Path) -> None:
+    """Without it a slice would be left unfinished, read twice, or never ended by the query that waits for the rest."""
+    ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
+    for name in ("p", "q", "c"):
+        ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
+    ground.stream.listed = [shard("p", 0, 9), shard("q", 10, 19)]
+    ground.stream.end("p", shard("c", 0, 9, "p"))
+    path, handled = tmp_path / "leases.db", list[str]()
+    config = Config(initial_position=cut.since, lease_seconds=2.0)
+    worker = Worker(
+        store=cut.store(open_store(f"sqlite:///{path}")),
+        source=cut.source(ground.stream),
+        me="b-1",
+        config=config,
+    )
+
+    def handle(delivery: Delivery) -> None:
+        handled.extend(each.data.decode() for each in delivery.records)
+
+    beside = Thread(target=run_slice, args=(worker, handle), kwargs={"look_seconds": 0.1})
+    beside.start()
+    rows = run_query(query_of(ground, path, cut))
+    leases = open_store(f"sqlite:///{path}").list().leases
+    assert {lease.key for lease in leases} >= {"q", "c"}  # a parent's may be gone already
+    assert {(lease.ended, lease.note(NOTE)) for lease in leases} == {(True, cut.note)}
+    beside.join(60)
+    assert not beside.is_alive()
+    assert sorted({*rows, *handled}) == in_time(ground.stream, SINCE, UNTIL)
+    assert run_query(query_of(ground, path, cut)) == []
+
+
+def test_a_query_reads_a_slice_whole_and_once_by_itself(tmp_path: Path) -> None:
+    """Without it a query that is alone would end at the first tip, with children unread, or repeat rows."""
+    ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
+    for name in ("p", "c"):
+        ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
+    ground.stream.listed = [shard("p", 0, 9)]
+    ground.stream.end("p", shard("c", 0, 9, "p"))
+    assert sorted(run_query(query_of(ground, tmp_path / "leases.db", cut))) == in_time(ground.stream, SINCE, UNTIL)
+
+
+def test_a_query_that_would_not_end_is_refused(tmp_path: Path) -> None:
+    """Without it a query over yesterday would idle for ever, and say nothing."""
+    query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
+    with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
+        query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
+
+
+def test_the_checkpoint_of_another_slice_is_refused(tmp_path: Path) -> None:
+    """Without it a query of today's slice would go on from yesterday's ends, and miss its first records."""
+    ground = Ground()
+    ground.stream.put("a", [1.0])
+    before = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()
+    query = query_of(ground, tmp_path / "b.db", Slice(TRIM_HORIZON, UNTIL))
+    query.prepareForTriggerAvailableNow()
+    with pytest.raises(
+        ValueError, match=r"is of kinesis://s 0\.\.1059999, and the query reads kinesis://s 0\.\.1060000"
+    ):
+        query.latestOffset(before, query.getDefaultReadLimit())

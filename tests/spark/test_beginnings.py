@@ -1,0 +1,135 @@
+"""Queries that cannot begin: each says why in one sentence, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from pickle import loads
+from typing import NoReturn
+from uuid import uuid4
+
+import pytest
+from fake_stream import Stream
+from pyspark.cloudpickle import dumps
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.leased_source import QueryReader
+from leasehold.adapters.spark.pipeline.run import begun
+from leasehold.adapters.spark.runner_process import HIDING, lease_table, told_plainly
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.urls import open_store
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+WAIT = 120
+
+
+def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:
+    """What a query ends with, before Spark's own account of it."""
+    given = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
+    rows = spark.readStream.format("kinesis-leased").options(**given).load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(folder / "progress"))
+    query = begun(writer.trigger(**trigger).start)
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(WAIT)
+    return str(caught.value).partition("=== Streaming Query")[0].strip()
+
+
+def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a user would look for the cause in three tracebacks of Python's."""
+    said = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
+    sentence, *more = said.splitlines()
+    assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in sentence
+    assert [line for line in more if "SQLSTATE" not in line] == []
+
+
+@pytest.mark.services
+def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
+    spark: SparkSession, tmp_path: Path, kinesis_url: str
+) -> None:
+    """Without it each typing error would cost a table, which somebody pays for and nobody dares to delete."""
+    leases, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
+    options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{leases}"}
+    said = refusal(spark, tmp_path, {"availableNow": True}, options)
+    assert f"SourceError: stream '{name}': " in said.splitlines()[0]
+    assert "Traceback" not in said
+    assert not leases.exists()
+
+
+def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it such a query would end without a row, and a job move nothing on for ever."""
+    said = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
+    assert "trigger(availableNow=True) reads what is there now" in said.splitlines()[0]
+    assert "Traceback" not in said
+    assert not (tmp_path / "leases.db").exists()
+
+
+class Unlisted(Stream):
+    """A stream whose shards cannot be listed."""
+
+    def __init__(self, fault: SourceError) -> None:
+        super().__init__({"a": ["a0"]})
+        self.fault = fault
+
+    def shards(self) -> NoReturn:
+        """Raise what it was made with."""
+        raise self.fault
+
+
+def test_a_stream_that_asks_to_slow_down_keeps_no_query_from_beginning(tmp_path: Path) -> None:
+    """Without it a query would end because it began in a busy moment."""
+    busy = Unlisted(SourceUnavailable("slow down"))
+    lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy, create=True).close()
+    assert (tmp_path / "leases.db").exists()
+
+
+def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: Path) -> None:
+    """Without it a restart would need the right to list shards, or a table be made that nobody allowed."""
+    none, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
+    with pytest.raises(StoreError, match="there is no file"):
+        lease_table(open_store, url, none, create=False)
+    with pytest.raises(SourceError, match="no such stream"):
+        lease_table(open_store, url, none, create=True)
+    open_store(url).close()
+    lease_table(open_store, url, none, create=True).close()
+
+
+def test_a_table_that_does_not_answer_is_asked_once() -> None:
+    """Without it a user would wait twice as long to hear that a service cannot be reached."""
+    asked: list[bool] = []
+
+    def opened(_url: str, *, create: bool) -> Store:
+        asked.append(create)
+        raise OutcomeUnknown("no answer")
+
+    with pytest.raises(OutcomeUnknown):
+        lease_table(opened, "dynamodb://leases", Stream({}), create=True)
+    assert asked == [False]
+
+
+def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a defect of ours would be reported as a word, with nothing to find it by."""
+    monkeypatch.setenv(HIDING, "")
+    with pytest.raises(KeyError), told_plainly():
+        raise KeyError("shard-0")
+    assert not os.environ[HIDING]
+
+
+def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> None:
+    """Without it a user would read that there is no module of some name, forty lines into an executor's trace."""
+    for name in ("pyspark", "py4j"):
+        (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
+    source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
+    reader = QueryReader(source._spec, source._lease)  # noqa: SLF001  as Spark makes one
+    (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
+    assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
+    bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
+    done = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
+    said = (
+        f"ImportError: No module named 'leasehold': the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON"
+    )
+    assert said in done.stderr.splitlines()[-1]

@@ -1,0 +1,266 @@
+"""The law of Spark's commit: no record is behind a checkpoint that Spark has not finished with, whatever happens.
+
+Spark's part is played by a log of offsets, a log of commits and a sink that runs every batch and then skips it if it
+knows its number. Faults, throttles, thefts and kills come as drawn; after each step the leases are compared with what
+the sink has, and in the end everything must be there.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_stream import Mortal, Stream
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from stepped_loop import Clock, a_reader, stepped
+
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
+from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, StealLease
+
+pytestmark = pytest.mark.slow
+
+Row = tuple[str, int]
+FAULTS = (StoreError, SourceError, TimeoutError)
+LOOKS, BATCHES_MOST = 30, 60
+
+shards = st.sampled_from("ab")
+
+
+class Shaky(Mortal):
+    """A store as one process sees it, whose next answers may get lost on their way back."""
+
+    lost = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
+        found = super().__getattr__(name)
+        if self.lost and name in {"write", "get"}:
+            return self._losing(found)
+        return found
+
+    def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
+        def called(*given: Any, **named: Any) -> None:  # noqa: ANN401  as above
+            self.lost -= 1
+            call(*given, **named)
+            raise OutcomeUnknown("the answer was lost")
+
+        return called
+
+
+class Killed(Exception):
+    """The process is gone at this moment."""
+
+
+class Spark(RuleBasedStateMachine):
+    """One query over two shards, killed and started again."""
+
+    rereadable = True
+
+    @initialize(flush=st.sampled_from(["true", "false"]), packed_from=st.sampled_from([2, 64]))
+    def begin(self, flush: str, packed_from: int) -> None:
+        """Nothing has been read; offsets are of the readable form, or of both forms in turn."""
+        self.patch = pytest.MonkeyPatch()
+        self.clock: Clock = stepped(self.patch)
+        self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", packed_from)
+        self.flush = flush
+        self.stream = Stream({"a": [], "b": []}, numbers=not self.rereadable)
+        self.store = MemoryStore()
+        self.life = Shaky(self.store)
+        self.reader: LeasedReader | None = None
+        self.offsets: dict[int, dict[str, Any]] = {}
+        self.commits: set[int] = set()
+        self.sink: dict[int, list[Row]] = {}
+        self.elsewhere: set[Row] = set()
+        self.doubles_allowed = False
+
+    # What happens to the query
+
+    @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), most=st.integers(1, 30))
+    def batch(self, dies: str | None, most: int) -> None:
+        """Spark repeats what was planned and not done, or asks for a batch; the process may die on the way."""
+        try:
+            self._batch(dies, most)
+        except (Killed, *FAULTS) as fault:
+            note(f"the query ends: {fault!r}")
+            self.kill()
+
+    @rule()
+    def kill(self) -> None:
+        """Nothing that it does from now on reaches the table."""
+        self.life.dead, self.reader = True, None
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]))
+    def passes(self, seconds: float) -> None:
+        """The query is idle, or suspended for longer than its leases last."""
+        self.clock.now += seconds
+
+    # What happens to others
+
+    @rule(shard=shards, count=st.integers(1, 12))
+    def put(self, shard: str, count: int) -> None:
+        """Records come; where the shard was split, to its children."""
+        for key in self.stream.children.get(shard, (shard,)):
+            self.stream.put(key, *["x"] * count)
+
+    @precondition(lambda self: not self.stream.children)
+    @rule()
+    def split(self) -> None:
+        """A shard ends."""
+        self.stream.split("a", "c", "d")
+
+    @rule(shard=shards, count=st.integers(1, 6))
+    def throttle(self, shard: str, count: int) -> None:
+        """Some readings are not answered."""
+        self.stream.throttled[shard] = count
+
+    @rule(shard=shards, count=st.integers(1, 3))
+    def cut_off(self, shard: str, count: int) -> None:
+        """Some openings fail."""
+        self.stream.unreachable[shard] = count
+
+    @rule(shard=shards)
+    def falls_silent(self, shard: str) -> None:
+        """Nothing is answered, for longer than the query can wait."""
+        self.stream.silent ^= {shard}
+
+    @rule(shard=shards)
+    def refuse(self, shard: str) -> None:
+        """The service answers that there is nothing, for now."""
+        self.stream.refuses ^= {shard}
+        self.doubles_allowed = True
+
+    @rule(count=st.integers(1, 3))
+    def lose_answers(self, count: int) -> None:
+        """Some answers of the lease table get lost."""
+        self.life.lost = count
+
+    @rule(shard=shards, count=st.integers(0, 8), stays=st.booleans())
+    def steal(self, shard: str, count: int, *, stays: bool) -> None:
+        """Another worker takes a lease, goes on from its checkpoint, and stays until it expires, or lets go."""
+        for lease in self.store.get([shard]):
+            taken = (
+                self.store.write(StealLease(lease, "thief"))
+                if lease.owner
+                else self.store.write(ClaimLease(lease, "thief"))
+            )
+            if lease.ended or not isinstance(taken, Done):
+                return
+            self.doubles_allowed = True
+            begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
+            found = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
+            if found:
+                moved = self.store.write(CheckpointLease(taken.lease, type(lease.checkpoint)(str(found[-1]))))
+                assert isinstance(moved, Done)
+                self.elsewhere |= {(shard, number) for number in found}
+            if not stays:
+                self.store.write(ReleaseLease(self.store.get([shard])[0], "thief"))
+
+    # The law
+
+    @invariant()
+    def no_record_is_behind_a_checkpoint_that_nobody_has_finished_with(self) -> None:
+        """Spark has committed it, with the sink, or another worker has done it."""
+        if not hasattr(self, "store"):
+            return
+        done = {row for number in self.commits for row in self.sink[number]} | self.elsewhere
+        for lease in self.store.list().leases:
+            behind = self._behind(lease.key)
+            assert behind <= done, f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - done)}"
+
+    @invariant()
+    def no_record_comes_twice_to_a_sink_that_skips_what_it_knows(self) -> None:
+        """Unless another worker had the lease in between, or a range was given up."""
+        if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
+            return
+        rows = [row for found in self.sink.values() for row in found]
+        assert len(rows) == len(set(rows)), f"twice: {sorted(row for row in rows if rows.count(row) > 1)}"
+
+    def teardown(self) -> None:
+        """With all faults mended, everything arrives."""
+        if not hasattr(self, "store"):
+            return
+        self.stream.silent.clear()
+        self.stream.refuses.clear()
+        self.stream.throttled.clear()
+        self.stream.unreachable.clear()
+        for _ in range(BATCHES_MOST):
+            if not self._missing():
+                break
+            self.batch(None, 100)
+        self.no_record_is_behind_a_checkpoint_that_nobody_has_finished_with()
+        self.patch.undo()
+        assert not self._missing(), f"nobody has {sorted(self._missing())}, the leases being {self.store.list()}"
+
+    # Spark
+
+    def _batch(self, dies: str | None, most: int) -> None:
+        if self.reader is None:
+            self.life = Shaky(self.store)
+            self.reader = a_reader(self.stream, self.life, rereadable=self.rereadable, flush=self.flush)
+        number = max(self.offsets, default=0)
+        if number and number not in self.commits:
+            self._run(self.reader, number, dies)
+            return
+        start = self.offsets[number] if number else self.reader.initialOffset()
+        end = self._planned(self.reader, start, most)
+        if end is None:
+            return
+        self._alive(dies, "planned")
+        self.offsets[number + 1] = json.loads(json.dumps(end))
+        self._alive(dies, "logged")
+        if number:
+            self.reader.commit(start)
+        self._alive(dies, "said")
+        self._run(self.reader, number + 1, dies)
+
+    def _planned(self, reader: LeasedReader, start: dict[str, Any], most: int) -> dict[str, Any] | None:
+        for _ in range(LOOKS):
+            end = reader.latestOffset(start, ReadMaxRows(most))
+            if end != start:
+                return end
+        return None
+
+    def _run(self, reader: LeasedReader, number: int, dies: str | None) -> None:
+        before = self.offsets[number - 1] if number > 1 else reader.initialOffset()
+        parts = reader.partitions(before, self.offsets[number])
+        rows = sorted(row for part in parts for row in _rows(reader, part))
+        self._alive(dies, "run")
+        self.sink.setdefault(number, rows)
+        self._alive(dies, "sunk")
+        self.commits.add(number)
+
+    def _alive(self, dies: str | None, moment: str) -> None:
+        if dies == moment:
+            raise Killed(moment)
+
+    # What there is
+
+    def _behind(self, key: str) -> set[Row]:
+        checkpoint = self.store.get([key])[0].checkpoint
+        last = len(self.stream.records[key]) if checkpoint.ended else 0
+        last = int(checkpoint.sequence) if checkpoint.numbered else last
+        return {(key, number) for number in range(1, last + 1)}
+
+    def _missing(self) -> set[Row]:
+        there = {(key, number) for key, found in self.stream.records.items() for number in range(1, len(found) + 1)}
+        return there - self.elsewhere - {row for number in self.commits for row in self.sink[number]}
+
+
+class EventHubsSpark(Spark):
+    """The same where one reader alone may read a shard: the last batch before a kill may come once more."""
+
+    rereadable = False
+
+
+def _rows(reader: LeasedReader, part: Any) -> Iterator[Row]:  # noqa: ANN401  Spark's own
+    for batch in reader.read(part):
+        yield from zip(batch["shardId"].to_pylist(), map(int, batch["sequenceNumber"].to_pylist()), strict=True)
+
+
+Spark.TestCase.settings = EventHubsSpark.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
+TestSpark, TestEventHubsSpark = Spark.TestCase, EventHubsSpark.TestCase

@@ -1,0 +1,188 @@
+"""Tasks fetch exactly their rows from the reading process, and nobody else fetches any."""
+
+import io
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from attrs import evolve
+from fake_stream import Place, Stream
+
+from leasehold.adapters.spark import fetching
+from leasehold.adapters.spark.fetching import ALL, HERE, REQUEST, FetchedRows, Kept, RowServer
+from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.transport import Transport, read
+
+ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    """One column."""
+    return pa.record_batch({"data": [b"%d" % number for number in numbers]})
+
+
+def got(part: FetchedRows) -> list[int]:
+    """What a task makes of its rows."""
+    return [int(each) for batch in read(part) for each in batch["data"].to_pylist()]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RowServer]:
+    """One that keeps all in memory."""
+    found = RowServer(ADDRESS, PLENTY, str(tmp_path))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("most", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
+def test_each_task_gets_its_own_rows_as_often_as_it_asks(tmp_path: Path, most: int) -> None:
+    """Without it a task that was lost would bring other rows when it runs again, or a killed reader leave files."""
+    server = RowServer(ADDRESS, most, str(tmp_path))
+    parts = [server.keep(3, 0, [rows(1, 2), rows(3)]), server.keep(3, 1, [rows(4)])]
+    assert [got(parts[0]), got(parts[1]), got(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
+    assert list(tmp_path.iterdir()) == []
+    server.close()
+
+
+def test_what_is_kept_in_memory_is_bounded(tmp_path: Path) -> None:
+    """Without it a large batch would take the driver's memory twice: as it waits, and as it is planned."""
+    part = rows(*range(10))
+    server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
+    for place in range(8):
+        server.keep(1, place, [part])
+    assert server._in_memory == 3 * part.nbytes  # noqa: SLF001  what it holds
+    server.discard(1)
+    server.keep(2, 0, [part])
+    assert server._in_memory == part.nbytes  # noqa: SLF001  as above
+    server.close()
+
+
+def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
+    """Without it every process that reaches the port could read the stream."""
+    part = server.keep(1, 0, [rows(1)])
+    with pytest.raises(RuntimeError, match="closed the connection without an answer"):
+        got(evolve(part, token=bytes(len(part.token))))
+    assert part.token.hex() not in repr(part)
+    assert repr(part.token) not in repr(part)
+    assert got(part) == [1]
+
+
+def test_a_batch_that_is_done_is_not_sent(server: RowServer) -> None:
+    """Without it a task left over from an earlier try would hang, or take no rows for all rows."""
+    parts = [server.keep(number, 0, [rows(number)]) for number in (1, 2)]
+    server.discard(1)
+    with pytest.raises(RuntimeError, match=r"batch 1 is done"):
+        got(parts[0])
+    assert got(parts[1]) == [2]
+
+
+def believed(written: bytes) -> bool:
+    """Whether Arrow by itself takes this for all there is."""
+    try:
+        return bool(pa.ipc.open_stream(pa.py_buffer(written)).read_all())
+    except (OSError, pa.ArrowInvalid):
+        return False
+
+
+def test_a_task_whose_connection_ends_early_fails() -> None:
+    """Without it Arrow would take a connection that ends between two batches for the end of the rows."""
+    with io.BytesIO() as written:
+        Kept.of([rows(1, 2), rows(3)]).write(written)
+        stream = written.getvalue()
+    cuts = [cut for cut in range(len(stream) + 1) if believed(stream[:cut])]
+    assert len(cuts) > 2
+    for cut in (0, 1, len(stream) // 2, *cuts):
+        with answering(HERE + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
+            got(part)
+    with answering(HERE + stream + ALL) as part:
+        assert got(part) == [1, 2, 3]
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[FetchedRows]:
+    """A driver that says this much to a task, and goes away."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def send() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(REQUEST.size)
+                connection.sendall(answer)
+
+        thread = Thread(target=send)
+        thread.start()
+        yield FetchedRows("127.0.0.1", listening.getsockname()[1], bytes(32), 1, 0)
+        thread.join()
+
+
+def test_a_driver_that_cannot_be_reached_is_named() -> None:
+    """Without it a closed firewall would look like a fault of the stream."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    told = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
+    with pytest.raises(RuntimeError, match=told):
+        got(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
+
+
+def test_queries_of_one_driver_take_ports_one_after_another() -> None:
+    """Without it a second query would not start where only some ports are open."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        server = RowServer(evolve(ADDRESS, port=port), PLENTY, "")
+        assert port < server.port < port + fetching.PORTS
+        server.close()
+
+
+def test_no_port_is_said_in_one_sentence() -> None:
+    """Without it an address that is not this machine's would be a traceback."""
+    with pytest.raises(OSError, match=r"^no port could be had .* lease\.fetchPort another, or set lease\.transport"):
+        RowServer(evolve(ADDRESS, bind="203.0.113.1"), PLENTY, "")
+
+
+def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it idle queries, and those whose rows go within tasks, would open ports for nobody."""
+    opened: list[Any] = []
+    real = RowServer.__init__
+
+    def noted(self: RowServer, *given: Any) -> None:  # noqa: ANN401  as the server is made
+        opened.append(given)
+        real(self, *given)
+
+    monkeypatch.setattr(RowServer, "__init__", noted)
+    embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
+    assert embedded.partitions(1, [[rows(1)]]) == embedded.partitions(1, [[rows(1)]])
+    assert fetched.partitions(1, []) == []
+    assert opened == []
+    (part,) = fetched.partitions(2, [[rows(7)]])
+    assert isinstance(part, FetchedRows)
+    assert (got(part), len(opened)) == ([7], 1)
+    fetched.close()
+    with pytest.raises(RuntimeError):
+        got(part)
+
+
+def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a task would need as much memory as its part of the batch has bytes."""
+    monkeypatch.setattr(fetching, "SLICE_BYTES", 2_000)
+    batch = pa.record_batch({"data": [bytes(100)] * 1000})
+    parts = Kept.of([batch]).batches
+    assert pa.Table.from_batches(parts).combine_chunks() == pa.Table.from_batches([batch])
+    assert max(part.nbytes for part in parts) <= 2_000
+
+
+def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None:
+    """Without it a query would fill the driver's disk while it runs."""
+    place = Place(Stream({"a": [f"a{number}" for number in range(60)]}), tmp_path / "leases.db")
+    query = place.query(maxRowsPerTrigger="5")
+    most = 0
+    while len(query.rows) < 60:
+        query.batch()
+        server = query.reader._run._transport._server  # type: ignore[union-attr]  # noqa: SLF001  what it holds
+        most = max(most, len({number for number, _ in server._server.kept}))  # type: ignore[union-attr]  # noqa: SLF001
+    place.close()
+    assert most == 1

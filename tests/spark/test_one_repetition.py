@@ -1,0 +1,488 @@
+"""One range that is read again, reading by reading: what it waits, when it gives up, and what it leaves behind."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from threading import Barrier, Event, current_thread
+from typing import cast
+
+import pytest
+from attrs import Factory, define, evolve, field
+
+from leasehold.adapters.sources.protocol import Batch, Record, Source, SourceError, SourceUnavailable, Trimmed
+from leasehold.adapters.spark import replay
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.offsets import Offset, Range, text_of
+from leasehold.adapters.spark.replay import UNREAD, Place, Repetition, believed, replayed
+from leasehold.adapters.spark.waiting import Waiting
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.writes import AnnotateLease, ClaimLease, CreateLease, DeleteLease, ReleaseLease, RenewLease, Write
+
+PAUSE = 0.25
+WANTED = Range(TRIM_HORIZON, Position("3"), 1)
+"""As `ann` read it, whose claim was the first write after the lease was made."""
+
+ALL_READ = Batch((), None, 0.0, 0.01)
+BEHIND = Batch((), None, 3.0, 0.01)
+MUTE = Batch((), None, None, 0.01)
+"""What a reading brings where nothing comes: the source says that this is all, that more is there, or nothing."""
+
+Answer = Batch | Exception
+
+
+def records(*numbers: int) -> Batch:
+    """A reading that brings these."""
+    found = tuple(Record(b"r", str(number)) for number in numbers)
+    return Batch(found, found[-1].position, 0.0, 0.01)
+
+
+def _turns(answers: Iterable[Answer]) -> list[Answer]:
+    return list(answers)
+
+
+@define
+class Script:
+    """A source, and each of its readers: they give these answers in turn, and then say nothing for ever.
+
+    opened    the lease and the start of each opening
+    mute      the readers of this shard's never answer
+    together  openings wait for as many others
+    latest_   what the source does when it is asked for what is latest
+    """
+
+    answers: list[Answer] = field(converter=_turns)
+    refused: int = 0
+    opened: list[tuple[Lease, Position]] = Factory(list)
+    mute: str = ""
+    together: Barrier | None = None
+    threads: list[str] = Factory(list)
+    closed: int = 0
+    asked: int = 0
+    latest_: Callable[[int], None] = field(default=lambda _: None)
+    stream: str = ""
+
+    def open(self, lease: Lease, start: Position) -> "Script":
+        """From there on, as far as it is written."""
+        self.opened.append((lease, start))
+        self.threads.append(current_thread().name)
+        if self.together is not None:
+            self.together.wait(10.0)
+        if self.refused:
+            self.refused -= 1
+            raise SourceUnavailable("no link")
+        return Script([]) if lease.key == self.mute else self
+
+    def read(self) -> Batch:
+        """The next answer."""
+        answer = self.answers.pop(0) if self.answers else MUTE
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Two, with what each of them holds."""
+        return (Shard("a", hash_range=(0, 7)), Shard("b", hash_range=(8, 15)))
+
+    def latest(self, lease: Lease) -> Position:
+        """Somewhere, if it answers."""
+        assert lease.key == "a"
+        self.asked += 1
+        self.latest_(self.asked)
+        return Position("3")
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+
+class Waits(Event):
+    """The seconds that were waited, and no wait at all. `at` is called before each with their number."""
+
+    def __init__(self, at: Callable[[int], None] = lambda _: None) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self.at = at
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Over at once; so many are none that anybody waits for."""
+        assert timeout is not None
+        assert len(self.seconds) < 2000, "it waits for ever"
+        self.seconds.append(timeout)
+        self.at(len(self.seconds))
+        return self.is_set()
+
+
+class Counted(MemoryStore):
+    """Counts what is read, and has some readings fail or writes refused."""
+
+    promises = Promises()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings = self.failing = self.refusing = 0
+        self.notes: list[Write] = []
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """As a store reads, or not at all."""
+        self.readings += 1
+        if self.failing:
+            self.failing -= 1
+            raise StoreError("the table is away")
+        return super().get(keys, stale_ok=stale_ok)
+
+    def write(self, write: Write) -> Outcome:
+        """As a store writes, or refused."""
+        if isinstance(write, AnnotateLease):
+            self.notes.append(write)
+            if self.refusing:
+                self.refusing -= 1
+                return Lost(write.lease.key, write.lease)
+        return super().write(write)
+
+
+@define
+class Trial:
+    """A lease of `ann`'s under epoch 1, and what repeats a range of it."""
+
+    script: Script
+    exclusive: bool = False
+    store: Counted = Factory(Counted)
+    waits: Waits = Factory(Waits)
+    wanted: Range = WANTED
+
+    def __attrs_post_init__(self) -> None:
+        self.store.write(CreateLease(Lease("a")))
+        self.store.write(ClaimLease(self.row, "ann"))
+
+    @property
+    def row(self) -> Lease:
+        """The lease as it is stored."""
+        return MemoryStore.get(self.store, ["a"])[0]
+
+    @property
+    def place(self) -> Place:
+        """Where it reads."""
+        return Place(self.store, cast("Source", self.script), columns("fake"), self.exclusive)
+
+    def repetition(self) -> Repetition:
+        """A first one."""
+        return Repetition(self.row, self.wanted, self.place, self.waits)
+
+    def claim(self, worker: str) -> None:
+        """Another worker takes the lease."""
+        self.store.write(ClaimLease(self.row, worker))
+
+    def renew(self) -> None:
+        """The owner lives."""
+        self.store.write(RenewLease(self.row))
+
+
+def numbers(repetition: Repetition) -> list[str] | None:
+    """The sequence numbers that it has; None where it gave its range up."""
+    rows = repetition.rows()
+    return None if rows is None else list(rows["sequenceNumber"].to_pylist())
+
+
+def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further() -> None:
+    """The sink would lack rows of the batch, or have some twice: the next batch begins behind the range's end."""
+    wanted = evolve(WANTED, epoch=7)
+    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted)
+    again = trial.repetition()
+    assert again.trouble == "it does not answer"
+    assert numbers(again) == ["1", "2", "3"]
+    ((lease, start),) = trial.script.opened
+    assert (lease, start, trial.script.closed) == (evolve(trial.row, epoch=7), TRIM_HORIZON, 1)
+    assert len(trial.script.answers) == 1
+    assert trial.waits.seconds == [PAUSE] * 3
+    assert again.answers == 3
+    assert trial.row.note(UNREAD) is None
+
+
+def test_a_reader_that_asks_for_a_longer_pause_has_it() -> None:
+    """Kinesis answers five readings a second for each shard: the others of the group would be throttled."""
+    trial = Trial(Script([evolve(ALL_READ, wait_seconds=7.0), evolve(BEHIND, wait_seconds=0.5), records(3)]))
+    assert numbers(trial.repetition()) == ["3"]
+    assert trial.waits.seconds == [7.0, 0.5]
+
+
+def test_what_cannot_be_reached_is_opened_again_later_and_later_and_the_reason_is_kept() -> None:
+    """A throttled service would be asked at once and again, and nobody would be told what the batch waits for."""
+    trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
+    again = trial.repetition()
+    assert numbers(again) == ["3"]
+    assert again.trouble == "slow down"
+    assert (len(trial.script.opened), trial.script.closed, again.answers) == (2, 1, 0)
+    assert all(PAUSE <= each <= 10.0 for each in trial.waits.seconds)
+    assert len(trial.waits.seconds) == 41
+    assert max(trial.waits.seconds) > 3 * PAUSE
+
+
+def test_after_an_answer_the_waits_for_faults_start_small_again() -> None:
+    """A fault of a second, hours after another, would hold the batch for ten."""
+    faults: list[Answer] = [SourceUnavailable("slow down")]
+    trial = Trial(Script([*faults * 40, ALL_READ, *faults, records(3)]))
+    assert numbers(trial.repetition()) == ["3"]
+    assert trial.waits.seconds[40:] == [PAUSE, pytest.approx(PAUSE, abs=2 * PAUSE)]
+
+
+def test_a_range_is_given_up_once_the_source_says_for_half_a_minute_that_this_is_all() -> None:
+    """The query would hang for ever at a range that was trimmed, or give one up that is a little late."""
+    trial = Trial(Script([ALL_READ] * 200))
+    again = trial.repetition()
+    assert numbers(again) is None
+    assert trial.waits.seconds == [PAUSE] * 120
+    assert (again.answers, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
+    assert trial.script.asked == 0
+    assert trial.row.note(UNREAD) == text_of(WANTED) == '["TRIM_HORIZON","3",1]'
+
+
+@pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
+def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) -> None:
+    """A range in a sparse part of a shard, where reading after reading is empty, would be left out."""
+    trial = Trial(Script([*[ALL_READ] * 120, *between, *[ALL_READ] * 120, records(3)]))
+    again = trial.repetition()
+    found = numbers(again)
+    assert found is not None
+    assert found[-1] == "3"
+    assert again.answers == 241
+
+
+def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> None:
+    """A throttled reading would count as a word of the source's: the range would be left out while it is there."""
+    trial = Trial(Script([MUTE] * 500 + [records(3)]))
+    again = trial.repetition()
+    assert numbers(again) == ["3"]
+    assert (again.answers, trial.script.asked, trial.store.readings) == (0, 0, 0)
+
+
+def test_what_is_trimmed_is_given_up_at_once_and_noted() -> None:
+    """The next run would take the range for done: Spark has committed its batch."""
+    trial = Trial(Script([Trimmed("it begins at 9")]))
+    assert numbers(trial.repetition()) is None
+    assert trial.row.note(UNREAD) == text_of(WANTED)
+    offset = Offset(1, (("a", WANTED), ("b", WANTED)))
+    assert believed(offset, trial.place) == {"b"}
+
+
+def test_a_repetition_that_is_called_off_reads_no_more() -> None:
+    """A query that fails for one shard would wait for the others, five minutes at worst."""
+    trial = Trial(Script([records(1)]))
+    trial.waits.at = lambda number: trial.waits.set() if number == 3 else None
+    assert numbers(trial.repetition()) == ["1"]
+    assert (len(trial.waits.seconds), trial.script.closed) == (3, 1)
+
+
+# A shard that one reader alone may read
+
+
+def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone() -> None:
+    """The query would not start while another worker reads the partition, or disturb that worker's writes."""
+    trial = Trial(Script([ALL_READ] * 200), exclusive=True)
+    trial.claim("bob")
+    again = trial.repetition()
+    trial.waits.at = lambda _: trial.renew()
+    assert numbers(again) is None
+    assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the reading behind them is the one too many
+    assert (again.answers, trial.script.asked) == (0, 0)
+    assert (trial.store.notes, trial.row.note(UNREAD)) == ([], None)
+
+
+def test_an_owner_is_looked_for_every_five_seconds_and_lives_only_by_its_own_writes() -> None:
+    """A thief's first write would pass for a sign of life of the worker that it took the lease from."""
+    trial = Trial(Script([]), exclusive=True)
+    trial.waits.at = lambda number: trial.claim(f"w-{number}")
+    assert numbers(trial.repetition()) is None
+    assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
+    assert trial.store.readings == 5 + 1  # at 5.25, 10.5, 15.75, 21 and 26.25 s; and once to note it
+
+
+@pytest.mark.parametrize("failing", [0, 2], ids=["its row stands still", "its row cannot be read"])
+def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_source_answers(failing: int) -> None:
+    """A query over a partition whose records are past retention would hang for ever."""
+    trial = Trial(Script([]), exclusive=True)
+    trial.store.failing = failing
+    assert numbers(trial.repetition()) is None
+    assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
+    assert trial.row.note(UNREAD) == text_of(trial.wanted)
+
+
+def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() -> None:
+    """A table that was made anew, or emptied, would end the query in an error that names nothing."""
+    trial = Trial(Script([]), exclusive=True)
+    again = trial.repetition()
+    trial.store.write(DeleteLease(trial.row))
+    assert numbers(again) is None
+    assert trial.script.asked == 1
+
+
+def test_a_row_that_is_written_while_nobody_owns_it_is_no_owner_that_lives() -> None:
+    """A released partition would be left to nobody, and its range left out although it is there to be read."""
+    trial = Trial(Script([MUTE] * 40 + [records(3)]), exclusive=True)
+    trial.store.write(ReleaseLease(trial.row, "ann"))
+    trial.waits.at = lambda _: trial.renew()
+    assert numbers(trial.repetition()) == ["3"]
+
+
+def test_a_mute_range_is_waited_for_while_the_source_cannot_be_reached() -> None:
+    """A network that was down for a minute would cost the sink a range that is still there."""
+    trial = Trial(Script([MUTE] * 130 + [records(3)]), exclusive=True)
+
+    def away(_: int) -> None:
+        raise SourceUnavailable("no link to the hub")
+
+    trial.script.latest_ = away
+    again = trial.repetition()
+    assert numbers(again) == ["3"]
+    assert (again.trouble, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
+
+
+def test_a_mute_range_is_asked_about_again_after_another_half_minute() -> None:
+    """Each reading behind the first half minute would be a request more to a service that is in trouble."""
+    trial = Trial(Script([]), exclusive=True)
+
+    def away_twice(asked: int) -> None:
+        if asked < 3:
+            raise SourceUnavailable("no link to the hub")
+
+    trial.script.latest_ = away_twice
+    assert numbers(trial.repetition()) is None
+    assert (len(trial.waits.seconds), trial.script.asked, trial.store.readings) == (120 + 121 + 121, 3, 3 * 5 + 1)
+
+
+def test_a_record_ends_the_silence_of_a_link() -> None:
+    """A partition with a record every twenty seconds would be given up in the middle of the range."""
+    trial = Trial(Script([*[MUTE] * 100, records(1), *[MUTE] * 100, records(3)]), exclusive=True)
+    again = trial.repetition()
+    assert numbers(again) == ["1", "3"]
+    assert (again.answers, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
+
+
+# What the next run is told
+
+
+def test_a_note_that_is_refused_is_tried_again() -> None:
+    """The owner's renewal in between would fail the query, or leave the range to be taken for done."""
+    trial = Trial(Script([Trimmed("gone")]))
+    trial.store.refusing = 2
+    assert numbers(trial.repetition()) is None
+    assert trial.row.note(UNREAD) == text_of(trial.wanted)
+    assert (len(trial.store.notes), trial.store.readings) == (3, 3)
+
+
+def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
+    """Spark would commit the batch, and the next run take the range for done: its records would be lost."""
+    trial = Trial(Script([Trimmed("gone")]))
+    trial.store.refusing = 3
+    with pytest.raises(OutcomeUnknown, match="lease a: that a range could not be repeated was refused 3 times"):
+        trial.repetition().rows()
+    assert trial.row.note(UNREAD) is None
+
+
+def test_a_lease_that_is_gone_needs_no_note() -> None:
+    """A table that was made anew would keep the query from ever starting again."""
+    trial = Trial(Script([Trimmed("gone")]))
+    again = trial.repetition()
+    trial.store.write(DeleteLease(trial.row))
+    assert numbers(again) is None
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "counts", "epoch", "believes"),
+    [
+        (False, True, 1, True),  # anybody may read, so the batch was whole whoever owned the lease
+        (True, True, 1, True),
+        (True, True, 2, False),  # another may have had the link
+        (True, False, 1, False),  # and here nobody could tell
+        (False, False, 2, True),
+    ],
+)
+def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
+    *, exclusive: bool, counts: bool, epoch: int, believes: bool
+) -> None:
+    """A partition's next owner would begin behind records that no sink has, or a batch be done twice."""
+    trial = Trial(Script([]), exclusive=exclusive)
+    trial.store.promises = Promises(counts_owners=counts)
+    for key in ("a", "gone"):
+        part = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
+        offset = Offset(1, ((key, part),))
+        assert believed(offset, trial.place) == (frozenset([key]) if believes or (key == "gone" and counts) else set())
+
+
+# A whole batch
+
+
+def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up() -> None:
+    """A sink that has the batch without a range would skip the repetition that has it: the range is lost."""
+    trial = Trial(Script([records(3)]))
+    trial.store.write(CreateLease(Lease("b")))
+    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, text_of(trial.wanted)))
+    quiet = Range(Position("3"), Position("3"), 1)
+    offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", quiet)))
+    found = replayed(offset, trial.place, Waiting(10.0))
+    assert {key: rows["sequenceNumber"].to_pylist() for key, rows in found.items()} == {"a": ["3"]}
+    assert [lease.key for lease, _ in trial.script.opened] == ["a"]
+
+
+def test_a_range_that_was_given_up_is_none_of_the_batch() -> None:
+    """Spark would be given no rows where it expects some, and fail in words of its own."""
+    trial = Trial(Script([Trimmed("gone")]))
+    assert replayed(Offset(1, (("a", trial.wanted),)), trial.place, Waiting(10.0)) == {}
+
+
+class Looks(Waiting):
+    """Keeps what it is told, and has enough after so many looks."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(10.0)
+        self.most, self.told = most, list[tuple[dict[str, str], int]]()
+
+    def go_on(self, left: Mapping[str, str], answers: int) -> None:
+        """One more look."""
+        self.told.append((dict(left), answers))
+        if len(self.told) >= self.most:
+            raise TimeoutError("enough")
+
+
+@pytest.mark.parametrize(("most", "said"), [(10, 0), (11, 1), (25, 2)])
+def test_a_wait_is_told_what_is_left_and_every_tenth_look_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: int
+) -> None:
+    """A query that waits would fill the log, or wait in silence; and its end come without the shard's name."""
+    monkeypatch.setattr(replay, "LOOK_SECONDS", 0.0)
+    trial, looks = Trial(Script([MUTE] * 2000)), Looks(most)
+    with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
+        replayed(Offset(1, (("a", trial.wanted),)), trial.place, looks)
+    assert looks.told == [({"a": "it does not answer"}, 0)] * most
+    told = [each.getMessage() for each in caplog.records]
+    assert told == ["the repeated batch waits for a (it does not answer)"] * said
+
+
+def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() -> None:
+    """A batch of a large stream would take minutes on a driver of two cores, and its dump not say what waits."""
+    keys = [f"shard-{number:02}" for number in range(16)]
+    script = Script([records(3)] * 16, together=Barrier(16))
+    trial = Trial(script)
+    found = replayed(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Waiting(10.0))
+    assert sorted(found) == keys
+    assert {name.rpartition("_")[0] for name in script.threads} == {"leasehold-replay"}
+
+
+def test_a_fault_that_will_not_pass_ends_the_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that were withdrawn would hold the query until it is given up for stuck, five minutes later."""
+    monkeypatch.setattr(replay, "LOOK_SECONDS", 600.0)  # it is seen without another look
+    trial = Trial(Script([SourceError("denied")], mute="b"))
+    with pytest.raises(SourceError, match="denied"):
+        replayed(Offset(1, (("a", trial.wanted), ("b", trial.wanted))), trial.place, Waiting(10.0))
+
+
+@pytest.mark.parametrize("failing", [0, 1], ids=["one row is there", "none can be read"])
+def test_a_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
+    """An event hub's reader, and an old table's, would be opened without what the shard holds."""
+    trial = Trial(Script([records(3), records(3), records(3)]))
+    trial.store.failing = failing
+    row = Lease("a", hash_range=(0, 7), epoch=1) if failing else trial.row
+    offset = Offset(1, tuple((key, trial.wanted) for key in "abc"))
+    assert set(replayed(offset, trial.place, Waiting(10.0))) == {"a", "b", "c"}
+    opened = sorted((lease for lease, _ in trial.script.opened), key=lambda lease: lease.key)
+    assert opened == [row, Lease("b", hash_range=(8, 15), epoch=1), Lease("c", epoch=1)]

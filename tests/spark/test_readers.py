@@ -1,0 +1,554 @@
+"""Readers in processes of their own: what they say, what is made of it, and what is left when one dies."""
+
+import io
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Never
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from attrs import define, evolve
+from fake_stream import Place, Stream, rows_of
+from killed_reader import read as written
+from test_fetching import answering
+
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.spark.chunks import Chunk, SourceSpec
+from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.fetching import HERE, Kept
+from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.readers import connection
+from leasehold.adapters.spark.readers import pool as pool_module
+from leasehold.adapters.spark.readers.far_rows import FarBuffer, FarReader
+from leasehold.adapters.spark.readers.far_transport import FarTransport
+from leasehold.adapters.spark.readers.messages import (
+    LINE_BYTES,
+    Alive,
+    FromReader,
+    Hello,
+    Open,
+    Piece,
+    ShardFailure,
+    ShardReport,
+    line_of,
+)
+from leasehold.adapters.spark.readers.pool import ReaderPool
+from leasehold.adapters.spark.readers.reader import ShardReader
+from leasehold.adapters.spark.readers.shelf import ReaderSpec, ShardShelf
+from leasehold.adapters.spark.replay import Place as ReplayPlace
+from leasehold.adapters.spark.transport import ReaderRows, Transport, read, spread
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.stores.embedded.memory import MemoryStore
+
+HOST = "127.0.0.1"
+PATIENCE = 60.0
+
+
+def pieces(*ends: int, rows: int = 1) -> tuple[Piece, ...]:
+    """Pieces that end there."""
+    return tuple(Piece(rows, 100 * rows, Position(str(end))) for end in ends)
+
+
+def reported(*ends: int, rows: int = 1, opening: int = 1) -> ShardReport:
+    """A reading that brought this."""
+    return ShardReport(opening, pieces(*ends, rows=rows), 0.0, 10)
+
+
+def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> FarReader:
+    """Of a shard, from its oldest record on."""
+    return FarReader(1, Lease("a", epoch=7), TRIM_HORIZON, closed)
+
+
+def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> ReaderSpec:
+    """What a reader of this stream is given."""
+    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
+    planner, token = (HOST, pool.port if pool else 1), pool.token if pool else b""
+    return ReaderSpec(planner, token, Address(HOST, HOST), stock, rows, 1 << 20, 3, 1 << 20, "")
+
+
+# What is reported
+
+
+def test_what_is_reported_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
+    """Without it a batch would end inside a piece, at a position that nobody knows."""
+    opening, buffer = an_opening(), FarBuffer(columns("fake"))
+    opening.report(reported(3, 6, rows=3))
+    opening.report(reported(9, rows=3))
+    batch = opening.read()
+    assert (batch.count, batch.end, batch.behind_seconds, batch.size) == (9, Position("9"), 0.0, 20)
+    assert opening.read().behind_seconds is None  # nothing new, so nothing was answered
+    buffer.put(Chunk(batch.rows, Position("9")))  # type: ignore[attr-defined]  # it is one of columns
+    assert buffer.take(2, 1 << 20) is None
+    first, rest = buffer.take(7, 1 << 20), buffer.take(9, 1 << 62)
+    assert first is not None
+    assert rest is not None
+    told = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
+    assert told == [(6, TRIM_HORIZON, Position("6"), 2), (3, Position("6"), Position("9"), 3)]
+    assert (first.rows.range.epoch, bool(buffer), buffer.count, buffer.bytes) == (7, False, 0, 0)
+
+
+@pytest.mark.parametrize("ends", [(3, 2), (3, 3)], ids=["before", "again"])
+def test_a_report_of_another_range_is_refused(ends: tuple[int, ...]) -> None:
+    """Without it a reader at fault could have a batch hold rows twice, or move a checkpoint back."""
+    opening = an_opening()
+    with pytest.raises(ValueError, match="was reported behind 3"):
+        opening.report(reported(*ends))
+
+
+def test_an_opening_whose_reader_is_gone_brings_nothing_more() -> None:
+    """Without it rows that nobody has would be planned as if they could be fetched."""
+    opening, buffer = an_opening(), FarBuffer(columns("fake"))
+    opening.report(reported(1))
+    batch = opening.read()
+    buffer.put(Chunk(batch.rows, Position("1")))  # type: ignore[attr-defined]  # as above
+    opening.report(reported(2))
+    before = buffer.gone
+    opening.gone = True
+    assert (before, buffer.gone) == (False, True)
+    with pytest.raises(SourceUnavailable):
+        opening.read()
+
+
+def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() -> None:
+    """Without it a wrong stream would look like a quiet one."""
+    opening = an_opening()
+    opening.report(reported(1))
+    opening.fail("no such stream")
+    assert opening.read().count == 1
+    with pytest.raises(SourceError, match="no such stream"):
+        opening.read()
+
+
+# A reader's shelf
+
+
+def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
+    """Without it a blocked sink would fill the memory of every reader."""
+    said: list[FromReader] = []
+    stream = Stream({"a": [str(number) for number in range(30)]})
+    shelf = ShardShelf(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
+    for now in range(5):
+        shelf.step(float(now))
+    told = [(piece.rows, piece.ends.sequence) for each in said for piece in each.pieces]  # type: ignore[union-attr]
+    assert stream.readings == 2
+    assert told == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
+    taken = shelf.take(2)
+    assert taken is not None
+    assert [number for rows in taken for number in rows["sequenceNumber"].to_pylist()] == list("123456")
+    assert shelf.take(9) is None  # more than it has
+    shelf.step(9.0)
+    assert stream.readings == 3
+    shelf.close()
+    assert (shelf.take(3), shelf.step(10.0)) == (None, math.inf)
+
+
+def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
+    """Without it the children of a shard would never be read."""
+    said: list[FromReader] = []
+    stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
+    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    dues = [shelf.step(0.0), shelf.step(1.0)]
+    assert dues[1] == math.inf
+    last = said[-1]
+    assert isinstance(last, ShardReport)
+    assert (last.ended, last.pieces[-1].ends) == (True, SHARD_END)
+
+
+def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
+    """Without it the shard would stay with a worker that cannot read it."""
+    said: list[FromReader] = []
+    stream = Stream({"a": []})
+    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
+    assert (shelf.step(0.0), said) == (math.inf, [ShardFailure(1, "access denied")])
+
+
+class Refusing(Stream):
+    """A stream of which nothing may be read."""
+
+    def open(self, _lease: Lease, _start: Position) -> Never:
+        """Refused."""
+        raise SourceError("access denied")
+
+
+# The pool
+
+
+@define
+class News:
+    """Shards of which there is news."""
+
+    event: Event
+    keys: list[str]
+
+    def __call__(self, key: str) -> None:
+        """One more."""
+        self.keys.append(key)
+        self.event.set()
+
+
+@contextmanager
+def a_pool() -> Iterator[tuple[ReaderPool, News]]:
+    """One that listens."""
+    news = News(Event(), [])
+    pool = ReaderPool(HOST, news)
+    try:
+        yield pool, news
+    finally:
+        pool.close()
+
+
+@contextmanager
+def a_reader(pool: ReaderPool, stream: Stream) -> Iterator[None]:
+    """A reader in a thread, which ends with the pool."""
+    spec = a_spec(stream, pool)
+    thread = Thread(target=ShardReader(spec).run)
+    thread.start()
+    try:
+        yield
+    finally:
+        pool.close()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def connected(pool: ReaderPool, said: bytes) -> Iterator[socket.socket]:
+    """A peer that says this."""
+    with socket.create_connection((HOST, pool.port), PATIENCE) as connection:
+        connection.sendall(said)
+        yield connection
+
+
+def closed_by_pool(connection: socket.socket) -> bool:
+    """Whether the pool ends the connection, in a patient time, without a word."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+HELLO = line_of(Hello(HOST, 1, bytes(32)))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [bytes(32) + HELLO, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n\r\n", HELLO * 3],
+    ids=["another token", "another protocol", "no token"],
+)
+def test_without_the_token_nobody_becomes_a_reader(said: bytes) -> None:
+    """Without it every process that reaches the port could have a query's shards, and plan rows that it made up."""
+    with a_pool() as (pool, _), connected(pool, said) as connection:
+        assert closed_by_pool(connection)
+        assert pool.connected == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00\xff\n",
+        line_of(Alive()),
+        HELLO + HELLO,
+        HELLO + b'{"ShardReport": 1}\n',
+        HELLO + line_of(Alive())[:-1],
+        HELLO + b"x" * (LINE_BYTES + 1),
+    ],
+    ids=["no text", "no Hello", "two Hellos", "no message", "half a line", "no end"],
+)
+def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes) -> None:
+    """Without it one reader at fault would end the query, or leave it waiting for what never comes."""
+    with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as good:
+        opening = opened(pool)
+        with connected(pool, pool.token + said) as bad:
+            bad.shutdown(socket.SHUT_WR)
+            assert closed_by_pool(bad)
+        good.sendall(line_of(reported(5, opening=opening.number)))
+        assert news.event.wait(PATIENCE)
+        assert (opening.gone, opening.read().count) == (False, 1)
+
+
+def opened(pool: ReaderPool) -> FarReader:
+    """A shard, as soon as there is a reader."""
+    return pool.open(Lease("a"), TRIM_HORIZON)
+
+
+def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None:
+    """Without it rows would be planned twice, or none of a shard be read any more."""
+    with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as bad:
+        opening = opened(pool)
+        bad.sendall(line_of(reported(3, 2, opening=opening.number)))
+        assert news.event.wait(PATIENCE)
+        assert opening.gone
+        with pytest.raises(SourceUnavailable):
+            opening.read()
+
+
+def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others() -> None:
+    """Without it half a report would count, or the shards of a dead reader stay unread."""
+    with a_pool() as (pool, news):
+        with connected(pool, pool.token + HELLO) as dying:
+            opening = opened(pool)
+            dying.sendall(line_of(reported(3, opening=opening.number))[:-5])
+        assert news.event.wait(PATIENCE)
+        assert opening.gone
+        with connected(pool, pool.token + HELLO):
+            assert not opened(pool).gone
+
+
+def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the shards of a reader that is stopped would stay unread until its machine is looked after."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.05)
+    with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as hanging:
+        opening = opened(pool)
+        assert news.event.wait(PATIENCE)
+        assert opening.gone
+        assert hanging.recv(1 << 16).startswith(b'{"Open":')
+
+
+def test_what_is_reported_late_counts_for_nothing() -> None:
+    """Without it a shard that has been taken away, and given back, would begin with rows of its earlier reading."""
+    with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as late:
+        first = opened(pool)
+        first.close()
+        second = opened(pool)
+        late.sendall(line_of(reported(7, opening=first.number)) + line_of(reported(3, opening=second.number)))
+        assert news.event.wait(PATIENCE)
+        assert (first.gone, second.read().end) == (True, Position("3"))
+
+
+def test_a_reader_that_comes_later_gets_its_part_of_the_shards() -> None:
+    """Without it a reader that takes the place of a dead one would have nothing to read."""
+    with a_pool() as (pool, news), connected(pool, pool.token + HELLO):
+        before = [pool.open(Lease(key), TRIM_HORIZON) for key in "abcd"]
+        with connected(pool, pool.token + HELLO):
+            assert news.event.wait(PATIENCE)
+            assert [each.gone for each in before] == [False, False, True, True]
+            again = [pool.open(Lease(key), TRIM_HORIZON) for key in "cd"]
+            assert pool.reader_of(again[0]) is pool.reader_of(again[1]) is not pool.reader_of(before[0])
+
+
+def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it shards would stay unread for ten seconds more, once all readers had died."""
+    monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
+    with a_pool() as (pool, news):
+        with pytest.raises(SourceUnavailable, match="no process that reads is connected"):
+            opened(pool)
+        with connected(pool, pool.token + HELLO):
+            assert news.event.wait(PATIENCE)
+            assert news.keys == ["a"]
+
+
+# Their rows
+
+
+def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    """As they come."""
+    return [int(number) for batch in batches for number in batch["sequenceNumber"].to_pylist()]
+
+
+@contextmanager
+def planned(stream: Stream, tmp_path: Path) -> Iterator[tuple[ReaderPool, FarTransport, ReaderRows]]:
+    """A batch of all records of shard a, as one task."""
+    with a_pool() as (pool, news), a_reader(pool, stream):
+        place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
+        transport = FarTransport(pool, Transport(Address(HOST, HOST), 1 << 20, str(tmp_path)), place, 10.0)
+        opening, buffer = opened(pool), FarBuffer(columns("fake"))
+        while buffer.count < len(stream.records["a"]):
+            assert news.event.wait(PATIENCE)
+            news.event.clear()
+            batch = opening.read()
+            if batch.count:
+                buffer.put(Chunk(batch.rows, batch.end))  # type: ignore[attr-defined, arg-type]  # it is of columns
+        chunk = buffer.take(100, 1 << 20)
+        assert chunk is not None
+        (part,) = transport.partitions(1, spread({"a": chunk.rows}, lambda _shards: 1))
+        assert isinstance(part, ReaderRows)
+        yield pool, transport, part
+        transport.close()
+
+
+def read_for_ever(part: ReaderRows) -> None:
+    """Until it is refused: a reader hears a moment later that a batch is done."""
+    while True:
+        numbers(read(part))
+
+
+def test_a_task_has_its_rows_from_the_reader_as_often_as_it_asks(tmp_path: Path) -> None:
+    """Without it every batch would be read twice from the stream."""
+    stream = Stream({"a": ["x"] * 25})
+    with planned(stream, tmp_path) as (_, transport, part):
+        before = len(stream.opened)
+        assert [numbers(read(part)) for _ in range(2)] == [list(range(1, 26))] * 2
+        assert len(stream.opened) == before
+        assert part.parts[0].token.hex() not in repr(part)
+        transport.discard(1)
+        with pytest.raises(RuntimeError, match="batch 1 is done"):
+            read_for_ever(part)
+
+
+def test_a_task_whose_reader_is_gone_has_exactly_its_rows_from_the_planner(tmp_path: Path) -> None:
+    """Without it the death of a reader would end the query, or a batch have other rows than its offset says."""
+    stream = Stream({"a": ["x"] * 25})
+    with planned(stream, tmp_path) as (pool, _, part):
+        stream.put("a", "later")
+        for reader in pool.connected:
+            reader.end()
+        dead = evolve(part, parts=tuple(evolve(each, port=closed_port()) for each in part.parts))
+        assert numbers(read(dead)) == list(range(1, 26))
+
+
+def closed_port() -> int:
+    """Nobody listens there."""
+    with socket.create_server((HOST, 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def test_a_task_goes_on_where_its_reader_died(tmp_path: Path) -> None:
+    """Without it rows that the task has passed on would come twice, or the query fail where tasks are not repeated."""
+    with planned(Stream({"a": ["x"] * 25}), tmp_path) as (_, _transport, part):
+        whole = pa.concat_batches(list(read(part)))
+        with io.BytesIO() as written:
+            Kept.of([whole.slice(0, 4), whole.slice(4, 3)]).write(written)
+            cut = written.getvalue()[:-20]
+        with answering(HERE + cut) as half:
+            assert numbers(read(evolve(part, parts=(half,)))) == list(range(1, 26))
+
+
+def test_rows_that_cannot_be_read_again_fail_the_task(tmp_path: Path) -> None:
+    """Without it a batch would lack rows which the checkpoint then says are done."""
+    stream = Stream({"a": ["x"] * 25})
+    with planned(stream, tmp_path) as (_, _transport, part):
+        stream.trimmed["a"] = 5
+        with pytest.raises(RuntimeError, match="rows cannot be fetched"):
+            numbers(read(evolve(part, parts=())))
+
+
+@pytest.mark.parametrize("count", [24, 26])
+def test_a_reader_that_sends_another_number_of_rows_fails_the_task(tmp_path: Path, count: int) -> None:
+    """Without it a reader at fault could leave rows out in silence."""
+    with planned(Stream({"a": ["x"] * 25}), tmp_path) as (_, transport, part):
+        transport.discard(2)
+        other = evolve(part, count=count, again=evolve(part.again, number=9))
+        with pytest.raises(RuntimeError, match=r"25 rows came of 24 that were planned|batch 9 is done"):
+            numbers(read(other))
+
+
+# As child processes of a query
+
+
+def the_readers(parent: int) -> list[int]:
+    """The processes that read for this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(parent)
+            if ours and b"leasehold.adapters.spark.readers.process" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def records(count: int) -> dict[str, list[str]]:
+    """Of three shards."""
+    return {key: [f"{key}{number}" for number in range(count)] for key in "abc"}
+
+
+def whole(stream: Stream) -> list[tuple[str, int, str]]:
+    """Every record."""
+    return sorted((key, number, text) for key, texts in stream.records.items() for number, text in enumerate(texts, 1))
+
+
+@pytest.mark.slow
+def test_a_query_by_readers_brings_every_record_once_though_they_are_killed(tmp_path: Path) -> None:
+    """Without it a reader that dies would take rows with it, or have them come twice."""
+    place = Place(Stream(records(60)), tmp_path / "leases.db")
+    query = place.query(**{"lease.readers": "2", "maxRowsPerTrigger": "40"})  # type: ignore[arg-type]  # no argument's name
+    sizes, kills = [], 0
+    try:
+        while len(query.rows) < 180:
+            end = query.plan_patiently()
+            if query.offset["n"]:
+                query.reader.commit(query.offset)
+            parts = query.reader.partitions(query.offset, end)
+            if kills < 2:
+                for reader in the_readers(os.getpid())[: 1 + kills]:  # one of the two, then both
+                    os.kill(reader, signal.SIGKILL)
+                kills += 1
+            rows = query.run(end)
+            assert rows == sorted(row for part in parts for batch in query.reader.read(part) for row in rows_of(batch))
+            sizes.append(len(rows))
+            query.offset = end
+        query.until(lambda query: query.checkpoints() == dict.fromkeys("abc", "60"))
+    finally:
+        place.close()
+    assert (sorted(query.rows), kills, max(sizes) <= 40) == (whole(place.stream), 2, True)
+    assert the_readers(os.getpid()) == []
+
+
+@pytest.mark.slow
+def test_a_query_that_is_killed_leaves_no_reader_and_repeats_the_same(tmp_path: Path) -> None:
+    """Without it readers would go on for nobody, and a sink that skips a batch it knows would lose rows."""
+    for kind in ("offsets", "commits", "sink", "repeated"):
+        (tmp_path / kind).mkdir()
+    stream = Stream(records(15))
+    (tmp_path / "stream.json").write_text(json.dumps(stream.records))
+    command = [sys.executable, str(Path(__file__).with_name("killed_reader.py")), str(tmp_path)]
+    for how in ("stops", "lives"):
+        with subprocess.Popen([*command, how, "1"], stdout=subprocess.PIPE) as life:
+            if how == "stops":
+                assert life.stdout is not None
+                assert life.stdout.readline() == b"stopped\n"
+                readers = [os.pidfd_open(reader) for reader in the_readers(life.pid)]
+                life.kill()
+                ended = [select.select([reader], [], [], PATIENCE)[0] for reader in readers]
+                assert (len(ended), all(ended)) == (1, True)
+            assert life.wait() == (-signal.SIGKILL if how == "stops" else 0)
+    sink = [tuple(row) for rows in written(tmp_path, "sink").values() for row in rows]
+    assert list(written(tmp_path, "repeated").values()) == [True]
+    assert sorted(sink) == whole(stream)
+
+
+@pytest.mark.slow
+def test_children_of_a_shard_are_read_by_readers_once_its_end_is_committed(tmp_path: Path) -> None:
+    """Without it a stream that is resharded would stand still, or be read out of order."""
+    stream = Stream({"a": ["x"] * 25})
+    stream.split("a", "b", "c")
+    stream.put("b", *["y"] * 5)
+    stream.put("c", *["z"] * 5)
+    place = Place(stream, tmp_path / "leases.db")
+    query = place.query(**{"lease.readers": "1"})  # type: ignore[arg-type]  # likewise
+    try:
+        while len(query.rows) < 35:
+            query.plan_patiently()
+            query.batch()
+    finally:
+        place.close()
+    assert sorted(query.rows) == whole(stream)
+
+
+# Options
+
+
+def test_readers_are_refused_where_they_cannot_be() -> None:
+    """Without it a query would begin, and its tasks find nobody to fetch from."""
+    given = {"kinesis.streamName": "s", "lease.store": "sqlite:///s.db", "lease.readers": "2"}
+    assert kinesis_options({**given, "lease.fetchHost": HOST}).lease.readers == 2
+    with pytest.raises(ValueError, match=r"^option lease\.readers: tasks fetch from readers"):
+        kinesis_options({**given, "lease.fetchHost": HOST, "lease.transport": "embedded"})
+    with pytest.raises(ValueError, match=r"^option lease\.readers: not supported"):
+        event_hubs_options(
+            {"eventhubs.namespace": "n", "eventhubs.name": "h", "lease.store": "sqlite:///s.db"}
+            | {"lease.readers": "2", "lease.fetchHost": HOST}
+        )

@@ -1,0 +1,217 @@
+"""Batches that Spark repeats while the stream does not answer: the same rows, or none that is skipped later."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import NoReturn, cast
+
+import pytest
+from fake_stream import FakeReader, Place, Stream, options
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from test_restarts import Crash, Row, again, crashed, drained, everything
+
+from leasehold.adapters.sources.protocol import Batch, Source, SourceError
+from leasehold.adapters.spark import replay
+from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.offsets import Offset, Range
+from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.adapters.spark.waiting import Waiting
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Done, Promises
+from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease
+
+pytestmark = pytest.mark.slow
+
+FLUSHING = pytest.mark.parametrize("flush", ["true", "false"], ids=["flushing", "not flushing"])
+SUNK = pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A stream of two shards with a record each; silence is believed soon."""
+    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
+    before = signal.getsignal(signal.SIGTERM)
+    found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
+    yield found
+    found.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True, gone: tuple[Row, ...] = ()) -> None:
+    """Kill what repeated the batch before it planned another; the next run has to find everything but this."""
+    place.queries[-1].kill()
+    last = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    drained(last, crash.sink, place.stream, also=gone)
+
+
+@SUNK
+@FLUSHING
+def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
+    """Without it Spark would commit a batch that lacks a range, and a second kill would lose that, or double it."""
+    crash = crashed(place, sunk=sunk)
+    place.stream.throttled["a"] = 8
+    query = again(place, crash, **{"lease.flushOnIdle": flush})
+    assert query.rows == crash.rows
+    once_more(place, crash, flush)
+    assert crash.sink.rows == everything(place.stream)
+
+
+def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
+    """Without it a repetition under the present epoch would disconnect the shard's living reader (Event Hubs)."""
+    stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
+    where = replay.Place(MemoryStore(), stream, columns("fake"), exclusive=True)
+    rows = replay.Repetition(Lease("a", epoch=9), wanted, where, Event()).rows()
+    assert rows is not None
+    assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
+
+
+def test_a_service_that_cannot_be_reached_is_waited_for(place: Place) -> None:
+    """Without it one throttled request at the opening of a shard would leave its range out."""
+    crash = crashed(place, sunk=False)
+    place.stream.unreachable["a"] = 2
+    assert again(place, crash).rows == crash.rows
+
+
+@FLUSHING
+def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
+    place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    """Without it the query would hang for ever, or go on without the range."""
+    crash = crashed(place, sunk=False)
+    place.stream.silent.add("a")
+    with monkeypatch.context() as patched:
+        patched.setattr("leasehold.adapters.spark.waiting.STUCK_SECONDS", 0.5)
+        patched.setattr("leasehold.adapters.spark.waiting.EXPIRIES", 0.0)
+        number = crash.planned["n"]
+        with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was heard .* of a \("):
+            again(place, crash)
+    for lease in place.queries[0].store.list().leases:
+        assert lease.checkpoint.order <= Position(crash.planned["r"][lease.key][0]).order
+    place.stream.silent.clear()
+    assert again(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
+    once_more(place, crash, flush)
+    assert crash.sink.rows == everything(place.stream)
+
+
+def test_a_fault_that_will_not_pass_fails_the_query(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it credentials that were withdrawn for an hour would leave a range out of its batch."""
+    crash = crashed(place, sunk=False)
+
+    def denied(_reader: FakeReader) -> Batch:
+        raise SourceError("these credentials may not read it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeReader, "read", denied)
+        with pytest.raises(SourceError, match="these credentials"):
+            again(place, crash)
+    assert again(place, crash).rows == crash.rows
+
+
+@FLUSHING
+@pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
+def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
+    """Without it a kill before the next offset would have the range skipped as if the sink had it."""
+    crash = crashed(place, sunk=False, rereadable=rereadable)
+    place.stream.numbers = not rereadable
+    place.stream.refuses.add("a")
+    query = again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    assert query.rows == [row for row in crash.rows if row[0] == "b"]
+    place.stream.refuses.clear()
+    once_more(place, crash, flush, rereadable=rereadable)
+    assert set(crash.sink.rows) == set(everything(place.stream))
+    if rereadable:
+        assert crash.sink.rows == everything(place.stream)
+
+
+@FLUSHING
+@pytest.mark.parametrize("counts", [True, False], ids=["owners are counted", "owners are not counted"])
+@pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
+def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
+) -> None:
+    """Without it a sink that has the batch without the range skips the repetition that has it: the range is lost."""
+    monkeypatch.setattr(SqliteStore, "promises", Promises(counts_owners=counts))
+    crash = crashed(place, sunk=False, rereadable=rereadable)
+    place.stream.numbers = not rereadable
+    place.stream.refuses.add("a")
+    again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    place.queries[-1].kill()
+    place.stream.refuses.clear()
+    query = again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    drained(query, crash.sink, place.stream)
+    assert set(crash.sink.rows) == set(everything(place.stream))
+    if rereadable:
+        assert crash.sink.rows == everything(place.stream)
+
+
+def test_what_was_trimmed_is_left_out_and_the_rest_comes(place: Place) -> None:
+    """Without it a query would never start again once a part of its last batch is past retention."""
+    crash = crashed(place, sunk=False)
+    oldest = min(row[1] for row in crash.rows if row[0] == "a")
+    place.stream.trimmed["a"] = oldest
+    query = again(place, crash)
+    assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest]
+    gone = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] == oldest)
+    once_more(place, crash, "true", gone=gone)
+    assert crash.sink.rows == [row for row in everything(place.stream) if row not in gone]
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["the owner lives", "the owner was killed"])
+def test_an_exclusive_range_is_left_to_an_owner_that_lives(monkeypatch: pytest.MonkeyPatch, *, lives: bool) -> None:
+    """Without it a query could not start again once a partition is another's, or would leave out what is its own."""
+    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
+    stream, store = Stream({"a": ["a0"]}), MemoryStore()
+    made = store.write(CreateLease(Lease("a")))
+    assert isinstance(made, Done)
+    store.write(ClaimLease(made.lease, "other"))
+    left = [8]
+
+    def mute(reader: FakeReader) -> Batch:
+        if lives:
+            store.write(RenewLease(store.get(["a"])[0]))
+        elif not left[0]:
+            return answered(reader)
+        left[0] -= 1
+        return Batch((), None, None, 0.01)
+
+    answered = FakeReader.read
+    monkeypatch.setattr(FakeReader, "read", mute)
+    there = replay.Place(store, cast("Source", stream), columns("fake"), exclusive=True)
+    found = replay.replayed(Offset(1, (("a", Range(TRIM_HORIZON, Position("1"), 1)),)), there, Waiting(10.0))
+    assert list(found) == ([] if lives else ["a"])
+
+
+def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) -> None:
+    """Without it a partition's next owner would begin behind records that no sink has."""
+    crash = crashed(place, sunk=False, rereadable=False)
+    place.stream.numbers = True
+    place.stream.refuses.add("a")
+    again(place, crash, rereadable=False).kill()
+    place.stream.refuses.clear()
+    place.stream.silent.add("b")
+    query = place.query(crash.planned, rereadable=False)
+    begins, ends, _ = crash.planned["r"]["a"]
+    assert query.plan(ReadMaxRows(1)) is not None
+    query.reader.commit(crash.planned)
+    query.reader.stop()
+    assert query.store.get(["a"])[0].checkpoint.order <= Position(begins).order < Position(ends).order
+
+
+@pytest.mark.parametrize("call", ["latestOffset", "partitions", "commit"])
+def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_path: Path, call: str) -> None:
+    """Without it the lease table would hold another stream's numbers before anything was read."""
+    other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
+    stock = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
+    reader = LeasedReader(stock, options(tmp_path / "leases.db", "LATEST"), _never)
+    more = {"latestOffset": (ReadAllAvailable(),), "partitions": (other,), "commit": ()}[call]
+    with pytest.raises(ValueError, match=r"is of kinesis://orders, and the query reads kinesis://flights; [^\n]*$"):
+        getattr(reader, call)(other, *more)
+
+
+def _never(*_asked: object, **_more: object) -> NoReturn:
+    raise AssertionError("it was opened")

@@ -1,0 +1,1 @@
+"""Stand-ins for the clouds' services that only tests and benchmarks start."""

@@ -1,0 +1,89 @@
+"""A line to a service of AWS on this machine that forgets the conditions of what passes through it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import urlsplit
+
+from attrs import Factory, define
+
+from leasehold.adapters.local.process import HOST
+
+HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
+
+
+@define
+class Careless:
+    """Requests such as `PUT If-Match` or `UpdateItem` lose their condition; `asked` are all there were.
+
+    url  where it listens
+    """
+
+    to: str
+    forgets: frozenset[str]
+    url: str = ""
+    asked: list[str] = Factory(list)
+
+
+@contextmanager
+def careless_line(to: str, *forgets: str) -> Iterator[Careless]:
+    """A line until the block ends."""
+    line = Careless(to, frozenset(forgets))
+
+    class Handler(_Handler):
+        careless = line
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    line.url = f"http://{HOST}:{server.server_address[1]}"
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield line
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    careless: Careless
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a test says what went wrong."""
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        headers = {name: value for name, value in self.headers.items() if self._kept(name)}
+        target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
+        self.careless.asked.append(target or f"{self.command} {urlsplit(self.path).path}")
+        if target in self.careless.forgets:
+            said = json.loads(body)
+            said.pop("ConditionExpression", None)
+            body = json.dumps(said).encode()
+        self._answer(body, headers)
+
+    def _kept(self, name: str) -> bool:
+        conditional = f"{self.command} {name.title()}" in self.careless.forgets
+        return name.lower() != "content-length" and not conditional
+
+    def _answer(self, body: bytes, headers: dict[str, str]) -> None:
+        to = urlsplit(self.careless.to)
+        connection = HTTPConnection(to.hostname or HOST, to.port, timeout=30)
+        connection.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in HOP:
+                self.send_header(name, value)
+        if answer.status != 204:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815  the names http.server asks for

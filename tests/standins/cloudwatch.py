@@ -1,0 +1,163 @@
+"""CloudWatch as far as alarms need it: moto keeps alarms and metrics, and what follows from both is judged here.
+
+What it cannot prove: moto keeps an expression as it was given, so metric math and Metrics Insights are worked out here,
+in the few forms that our alarms use, by Amazon's documentation and not by Amazon. How a collector makes metrics of what
+it is sent is modelled likewise.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import yaml
+from types_boto3_cloudwatch import CloudWatchClient
+
+Point = tuple[float, str, float, Mapping[str, str]]
+"""Seconds since 1970, the metric, its value, and its attributes, those of the resource included."""
+
+INSIGHTS = re.compile(
+    r'SELECT SUM\((\w+)\) FROM SCHEMA\("(\w+)", lease, "service\.name"\) '
+    r"WHERE \"service\.name\" = '(\w+)' GROUP BY lease ORDER BY SUM\(\) DESC LIMIT 1"
+)
+CALCULATIONS: dict[type[ast.AST], Callable[[float, float], float]] = {
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Gt: operator.gt,
+}
+BREACHES: dict[str, Callable[[float, float], bool]] = {
+    "GreaterThanThreshold": operator.gt,
+    "LessThanThreshold": operator.lt,
+}
+PUT_AT_ONCE = 1000
+
+
+def template(text: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The alarms of a CloudFormation template, as `put_metric_alarm` takes them, with its parameters filled in."""
+
+    class Loader(yaml.SafeLoader):
+        """One that knows the two functions that the template uses."""
+
+    Loader.add_constructor("!Ref", lambda _loader, node: {"Ref": node.value})
+    Loader.add_constructor("!Sub", lambda _loader, node: {"Sub": node.value})
+    read = yaml.load(text, Loader)  # noqa: S506  a SafeLoader
+    values = {name: given.get(name, each.get("Default")) for name, each in read["Parameters"].items()}
+    alarms: list[dict[str, Any]] = _filled([each["Properties"] for each in read["Resources"].values()], values)
+    return alarms
+
+
+def _filled(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401  whatever YAML holds
+    match node:
+        case {"Ref": name}:
+            return values[name]
+        case {"Sub": text}:
+            return re.sub(r"\$\{(\w+)\}", lambda found: str(values[found[1]]), text)
+        case dict():
+            return {name: _filled(each, values) for name, each in node.items()}
+        case list():
+            return [_filled(each, values) for each in node]
+        case _:
+            return node
+
+
+def collect(client: CloudWatchClient, exporter: Mapping[str, Any], points: Iterable[Point]) -> None:
+    """Put these points as a collector's `awsemf` exporter with such settings would."""
+    data = [each for point in points for each in _data(exporter["metric_declarations"], point)]
+    for first in range(0, len(data), PUT_AT_ONCE):
+        client.put_metric_data(Namespace=exporter["namespace"], MetricData=data[first : first + PUT_AT_ONCE])
+
+
+def _data(declarations: Sequence[Mapping[str, Any]], point: Point) -> Iterator[Any]:
+    at, name, value, attributes = point
+    for declared in declarations:
+        if any(re.search(selector, name) for selector in declared["metric_name_selectors"]):
+            for wanted in declared["dimensions"]:
+                if attributes.keys() >= set(wanted):
+                    dimensions = [{"Name": each, "Value": attributes[each]} for each in wanted]
+                    when = datetime.fromtimestamp(at, UTC)
+                    yield {"MetricName": name, "Dimensions": dimensions, "Timestamp": when, "Value": value}
+
+
+def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
+    """Whether the alarm of this name is in alarm at this time, by what has been put."""
+    (alarm,) = client.describe_alarms(AlarmNames=[name])["MetricAlarms"]
+    judged = _Judged(client, alarm, end)
+    breach = BREACHES[alarm["ComparisonOperator"]]
+    missing = {"breaching": True, "notBreaching": False}[alarm["TreatMissingData"]]
+    found = [missing if each is None else breach(each, alarm["Threshold"]) for each in judged.values()]
+    return sum(found) >= alarm.get("DatapointsToAlarm", alarm["EvaluationPeriods"])
+
+
+Series = list[float | None]
+"""A value for each period that is judged, oldest first; None where there is no data."""
+
+
+class _Judged:
+    """The series that one alarm is judged by."""
+
+    def __init__(self, client: CloudWatchClient, alarm: Any, end: float) -> None:  # noqa: ANN401  boto3's own dictionary
+        self._client, self._alarm = client, alarm
+        self._count, self._end = alarm["EvaluationPeriods"], datetime.fromtimestamp(end, UTC)
+
+    def values(self) -> Series:
+        """What the threshold is compared with."""
+        alarm, found = self._alarm, dict[str, Series]()
+        if "MetricName" in alarm:
+            metric = {name: alarm[name] for name in ("Namespace", "MetricName", "Dimensions")}
+            return self._statistic(metric, alarm["Period"], alarm["Statistic"])
+        for query in alarm["Metrics"]:
+            if "MetricStat" in query:
+                asked = query["MetricStat"]
+                found[query["Id"]] = self._statistic(asked["Metric"], asked["Period"], asked["Stat"])
+            elif asked := INSIGHTS.fullmatch(query["Expression"]):
+                found[query["Id"]] = self._most(asked[1], asked[2], asked[3], query["Period"])
+            else:
+                periods = {each["MetricStat"]["Period"] for each in alarm["Metrics"] if "MetricStat" in each}
+                found[query["Id"]] = _math(query["Expression"], found, *periods)
+        (told,) = (query["Id"] for query in alarm["Metrics"] if query.get("ReturnData", True))
+        return found[told]
+
+    def _statistic(self, metric: Any, period: int, stat: str) -> Series:  # noqa: ANN401  boto3's own dictionary
+        begins = self._end - timedelta(seconds=period * self._count)
+        asked: Any = {"Metric": metric, "Period": period, "Stat": stat}
+        answer = self._client.get_metric_data(
+            MetricDataQueries=[{"Id": "m", "MetricStat": asked}], StartTime=begins, EndTime=self._end
+        )["MetricDataResults"][0]
+        told = dict(zip(answer["Timestamps"], answer["Values"], strict=True))
+        return [told.get(begins + timedelta(seconds=period * place)) for place in range(self._count)]
+
+    def _most(self, name: str, namespace: str, application: str, period: int) -> Series:
+        """The series of the lease with the greatest sum."""
+        of: Any = {"Name": "service.name", "Value": application}
+        known = self._client.list_metrics(Namespace=namespace, MetricName=name, Dimensions=[of])["Metrics"]
+        each = [self._statistic(metric, period, "Sum") for metric in known]
+        return max(each, key=lambda series: sum(value or 0 for value in series), default=[None] * self._count)
+
+
+def _math(expression: str, known: Mapping[str, Series], period: int) -> Series:
+    tree = ast.parse(expression.replace(" AND ", " and "), mode="eval").body
+    count = len(next(iter(known.values())))
+    return [_value(tree, known, place, period) for place in range(count)]
+
+
+def _value(node: ast.AST, known: Mapping[str, Series], place: int, period: int) -> float | None:
+    match node:
+        case ast.Constant(int() | float() as number):
+            return float(number)
+        case ast.Name(name):
+            return known[name][place]
+        case ast.Call(ast.Name("RATE"), [ast.Name(name)]):
+            now, before = known[name][place], known[name][place - 1] if place else None
+            return None if now is None or before is None else (now - before) / period
+        case ast.Call(ast.Name("IF"), parts) | ast.BoolOp(ast.And(), parts):
+            parted = [_value(part, known, place, period) for part in parts]
+            if None in parted:
+                return None
+            return (parted[1] if parted[0] else parted[2]) if isinstance(node, ast.Call) else float(all(parted))
+        case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]):
+            a, b = _value(left, known, place, period), _value(right, known, place, period)
+            return None if a is None or b is None else float(CALCULATIONS[type(sign)](a, b))
+        case _:
+            raise ValueError(f"metric math: {ast.unparse(node)} is not worked out here")

@@ -1,0 +1,73 @@
+"""Amazon's own DynamoDB Local: fetched only by those who accept its licence, and kept out of the project."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from leasehold.adapters.local.cache import filled
+from leasehold.adapters.local.java import java_home
+from leasehold.adapters.local.process import Command, Service, ServiceError, serving
+
+VERSION = "2.6.1"
+OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"
+MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
+LICENCE = f"""\
+leasehold: fetching DynamoDB Local {VERSION}, once. It is Amazon's, under the DynamoDB Local License Agreement: for
+use with an AWS account in good standing, within your own organisation, and not to be passed on."""
+FETCH_SECONDS = 900
+
+
+def opted_in() -> bool:
+    """Whether the environment says that DynamoDB Local may be fetched and run here."""
+    return os.environ.get(OPT_IN, "") not in {"", "0"}
+
+
+@contextmanager
+def dynamodb_local() -> Iterator[Service]:
+    """DynamoDB with conditional writes and transactions as Amazon wrote them.
+
+    Raises ServiceError if the environment does not opt in, or without Java or PySpark.
+    """
+    if not opted_in():
+        raise ServiceError(f"DynamoDB Local has a licence of its own; set {OPT_IN}=1 to accept it and fetch it")
+    jars = filled(f"dynamodb-local-{VERSION}", _fetch) / "lib"
+    java = str(java_home() / "bin" / "java")
+
+    def command(port: int) -> Command:
+        options = ("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port))
+        return Command((java, "-cp", f"{jars}/*", MAIN, *options))
+
+    with serving("dynamodb-local", command) as service:
+        yield service
+
+
+def _ivy() -> Path:
+    """The dependency fetcher that PySpark carries; it needs neither Maven nor a Spark session."""
+    spark = find_spec("pyspark")
+    for folder in (spark.submodule_search_locations or ()) if spark else ():
+        for jar in sorted(Path(folder).glob("jars/ivy-*.jar")):
+            return jar
+    raise ServiceError("PySpark is needed to fetch DynamoDB Local: pip install 'leasehold[spark]'")
+
+
+def _fetch(folder: Path) -> None:
+    print(LICENCE, file=sys.stderr, flush=True)  # noqa: T201  the licence is to be seen
+    # Some of what it needs is packed as a "bundle", which is a jar all the same.
+    wanted = ("-dependency", "com.amazonaws", "DynamoDBLocal", VERSION, "-confs", "default", "-types", "jar", "bundle")
+    kept = str(folder / "lib" / "[artifact]-[revision](-[classifier]).[ext]")
+    with tempfile.TemporaryDirectory(prefix="leasehold-ivy-") as cache:
+        done = subprocess.run(
+            [java_home() / "bin" / "java", "-jar", _ivy(), "-cache", cache, *wanted, "-retrieve", kept],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=FETCH_SECONDS,
+            check=False,
+        )
+    if done.returncode or not (folder / "lib" / f"DynamoDBLocal-{VERSION}.jar").exists():
+        raise ServiceError("DynamoDB Local could not be fetched:\n" + "\n".join(done.stdout.splitlines()[-20:]))

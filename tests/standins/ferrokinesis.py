@@ -1,0 +1,84 @@
+"""ferrokinesis: Kinesis with enhanced fan-out, which no other stand-in has; built from its crate, once per machine.
+
+What it cannot prove: it names no children in an answer of GetRecords and names them early in a subscription, a merged
+one to its second parent as if it had no other; ignores shard filters, allows a second subscription at any time, and
+always says that a reader is at the tip.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leasehold.adapters.local.cache import filled
+from leasehold.adapters.local.process import Command, Service, ServiceError, serving
+
+PROGRAM = Path(__file__).parent / "rust"
+BINARY = "ferrokinesis-on-loopback"
+CHECKSUM = "d92e4a5dd748ac982ac551a84ce96084daf7e68cff0b18acb8d0b57bc76c1e8f"
+BUILD_SECONDS = 1800
+
+
+@contextmanager
+def ferrokinesis(*, subscription_seconds: float = 300.0, event_records: int = 10_000) -> Iterator[Service]:
+    """A Kinesis that boto3 can subscribe to; a subscription lasts so long, an event carries at most so many records.
+
+    Raises ServiceError with cargo's own words, or where there is no cargo.
+    """
+    program = str(filled(f"ferrokinesis-{_digest()}", _build, shared=True) / BINARY)
+
+    def command(port: int) -> Command:
+        return Command((program, str(port), str(round(1000 * subscription_seconds)), str(event_records)))
+
+    with serving("ferrokinesis", command) as service:
+        yield service
+
+
+def _digest() -> str:
+    sources = (PROGRAM / "Cargo.toml").read_bytes() + (PROGRAM / "src" / "main.rs").read_bytes()
+    return hashlib.sha256(sources).hexdigest()[:12]
+
+
+def _cargo() -> str:
+    home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
+    found = shutil.which("cargo") or shutil.which("cargo", path=str(home / "bin"))
+    if found is None:
+        raise ServiceError("ferrokinesis is built from Rust: put cargo on the PATH")
+    return found
+
+
+def _build(folder: Path) -> None:
+    cargo = _cargo()
+    print("leasehold: building ferrokinesis with cargo, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
+    with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as place:
+        project = Path(place) / "rust"
+        shutil.copytree(PROGRAM, project)
+        known = json.loads(_run(cargo, project, "metadata", "--format-version", "1"))["packages"]
+        if CHECKSUM not in (project / "Cargo.lock").read_text():
+            raise ServiceError("this ferrokinesis is not the one that was tried: its checksum differs")
+        # Its author's lock instead of the newest of everything: what was tried, each by its digest.
+        (crate,) = (Path(each["manifest_path"]).parent for each in known if each["name"] == "ferrokinesis")
+        shutil.copy(crate / "Cargo.lock", project)
+        _run(cargo, project, "build", "--quiet")
+        shutil.copy(project / "target" / "debug" / BINARY, folder)
+
+
+def _run(cargo: str, project: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [cargo, *arguments],
+        cwd=project,
+        env={**os.environ, "CARGO_TARGET_DIR": str(project / "target")},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise ServiceError(f"cargo could not build ferrokinesis:\n{done.stderr.strip()}")
+    return done.stdout

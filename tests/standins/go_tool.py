@@ -1,0 +1,44 @@
+"""Builds stand-ins that are written in Go."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from leasehold.adapters.local.process import ServiceError
+
+BUILD_SECONDS = 1800
+
+
+def run_go(what: str, folder: Path, *arguments: str) -> str:
+    """Run go in this folder, which its programs are installed in, too; what it printed.
+
+    Raises ServiceError with go's own words, or where there is no go.
+    """
+    go = shutil.which("go")
+    if go is None:
+        raise ServiceError(f"{what} is built from Go: put go on the PATH")
+    done = subprocess.run(
+        [go, *arguments],
+        cwd=folder,
+        env={**os.environ, "GOBIN": str(folder), "GOWORK": "off"},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise ServiceError(f"go could not build {what}:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def fetched(what: str, folder: Path, module: str, checksum: str) -> Path:
+    """The sources of a module at a version (MODULE@VERSION), as go keeps them.
+
+    Raises ServiceError if they are not those with this checksum.
+    """
+    known = json.loads(run_go(what, folder, "mod", "download", "-json", module))
+    if known["Sum"] != checksum:
+        raise ServiceError(f"this {what} is not the one that was tried: its checksum differs")
+    return Path(known["Dir"])

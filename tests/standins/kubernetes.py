@@ -1,0 +1,135 @@
+"""Kubernetes's own API server with KEDA's resources, built from their Go modules, once per machine.
+
+What it cannot prove: no controller runs, so it takes and checks what it is given and starts nothing. KEDA's operator,
+which reads a trigger's metadata and asks for the number, is not there either; of KEDA there are the definitions alone.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from attrs import frozen
+
+from leasehold.adapters.local.cache import filled
+from leasehold.adapters.local.process import POLL_SECONDS, Command, ServiceError, serving
+from standins.go_tool import fetched, run_go
+
+PROGRAM = Path(__file__).parent / "go"
+BINARY = "kube-api-on-loopback"
+KEDA = "github.com/kedacore/keda/v2@v2.21.0"
+KEDA_SUM = "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps="
+DEFINITION = "config/crd/bases/keda.sh_scaledobjects.yaml"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+READY_SECONDS = 120.0
+ANSWER_SECONDS = 30.0
+
+
+@frozen
+class KubernetesApi:
+    """A running API server.
+
+    port         where it answers, by TLS
+    token        what it wants to see
+    certificate  its own, which it signed itself
+    """
+
+    port: int
+    token: str
+    certificate: Path
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """The status and the object of its answer."""
+        trusting = ssl.create_default_context(cafile=str(self.certificate))
+        trusting.check_hostname = False  # no other server has this certificate
+        line = HTTPSConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS, context=trusting)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        try:
+            line.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = line.getresponse()
+            text = answer.read()
+        finally:
+            line.close()
+        return answer.status, json.loads(text) if text.startswith(b"{") else {}
+
+    def create(self, given: Mapping[str, Any]) -> tuple[int, str]:
+        """Create this object, refusing fields that its kind does not have; the status, and what it says."""
+        group, kind = given["apiVersion"], given["kind"].lower() + "s"
+        root = "/api/v1" if group == "v1" else f"/apis/{group}"
+        status, said = self.ask("POST", f"{root}/namespaces/default/{kind}?fieldValidation=Strict", given)
+        return status, str(said.get("message", ""))
+
+
+@contextmanager
+def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
+    """An empty cluster's API, where somebody has the minutes that building it takes; else a skip that names `what`."""
+    if "LEASEHOLD_KUBERNETES" not in os.environ:
+        pytest.skip(f"{what} NOT TRIED ON KUBERNETES: set LEASEHOLD_KUBERNETES=1 to build it (ten minutes)")
+    with ExitStack() as running:
+        try:
+            api = running.enter_context(kubernetes())
+        except ServiceError as missing:
+            pytest.skip(f"{what} NOT TRIED ON KUBERNETES: {missing}")
+        yield api
+
+
+@contextmanager
+def kubernetes() -> Iterator[KubernetesApi]:
+    """An empty cluster's API that knows KEDA's ScaledObject.
+
+    Raises ServiceError with go's own words, or where there is no go.
+    """
+    folder, token = filled(f"kube-api-{_digest()}", _build, shared=True), secrets.token_hex()
+
+    def command(port: int) -> Command:
+        return Command((str(folder / BINARY), str(port)), {"TOKEN": token})
+
+    with serving("kube-api", command, READY_SECONDS) as service:
+        api = KubernetesApi(service.port, token, service.log.parent / "certificates" / "apiserver.crt")
+        _until("it is ready", lambda: api.ask("GET", "/readyz")[0] == 200)
+        definition = yaml.safe_load((folder / "scaledobjects.yaml").read_text())
+        status, said = api.ask("POST", DEFINITIONS, definition)
+        if status != 201:
+            raise ServiceError(f"kube-api does not take KEDA's definition: {said.get('message')}")
+        name = definition["metadata"]["name"]
+        _until("it serves ScaledObjects", lambda: _served(api.ask("GET", f"{DEFINITIONS}/{name}")[1]))
+        yield api
+
+
+def _served(definition: Mapping[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+
+def _until(what: str, so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not so():
+        if time.monotonic() > deadline:
+            raise ServiceError(f"kube-api: {what} within {READY_SECONDS:g} s was hoped for")
+        time.sleep(POLL_SECONDS)
+
+
+def _digest() -> str:
+    sources = b"".join((PROGRAM / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
+    return hashlib.sha256(sources + KEDA_SUM.encode()).hexdigest()[:12]
+
+
+def _build(folder: Path) -> None:
+    print("leasehold: building Kubernetes's API server with go, once (minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
+    with tempfile.TemporaryDirectory(prefix="leasehold-go-") as place:
+        keda = fetched("KEDA", Path(place), KEDA, KEDA_SUM)
+        shutil.copy(keda / DEFINITION, folder / "scaledobjects.yaml")
+        project = shutil.copytree(PROGRAM, Path(place) / "go")
+        run_go("Kubernetes's API server", project, "build", "-o", str(folder / BINARY), ".")

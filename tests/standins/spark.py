@@ -1,0 +1,75 @@
+"""Spark on this machine alone: a session, or a cluster, with no network but loopback."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leasehold.adapters.local.java import java_home
+from leasehold.adapters.local.process import Command, free_port, serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+START_SECONDS = 240
+
+
+@contextmanager
+def spark_session(cores: int = 2) -> Iterator["SparkSession"]:
+    """The session, stopped when the block ends; a process can have only one at a time.
+
+    Raises ServiceError if there is no Java, ImportError if there is no pyspark.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415  an extra, and slow to load
+
+    from leasehold.adapters.spark import register  # noqa: PLC0415  likewise
+    from leasehold.adapters.spark.pipeline.session import SETTINGS  # noqa: PLC0415  likewise
+
+    os.environ["JAVA_HOME"] = str(java_home())
+    # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master(f"local[{cores}]").config(map=SETTINGS).getOrCreate()
+    register(session)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> Command:
+    """One of the programs in Spark's own package."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Command((str(Path(spec.origin).parent / "bin/spark-class"), name, *arguments), dict(environment))
+
+
+@contextmanager
+def spark_cluster(environment: Mapping[str, str], memory: str = "600m") -> Iterator[str]:
+    """A master and two workers of one core each, every one with a temporary folder of its own; its address."""
+    with ExitStack() as stack:
+
+        def apart() -> dict[str, str]:
+            return {**environment, "TMPDIR": stack.enter_context(tempfile.TemporaryDirectory())}
+
+        def master(port: int) -> Command:
+            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
+            return spark_class("org.apache.spark.deploy.master.Master", *place, environment=apart())
+
+        found = stack.enter_context(serving("spark-master", master, START_SECONDS))
+        url = f"spark://127.0.0.1:{found.port}"
+
+        def worker(port: int) -> Command:
+            env = apart()
+            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
+            place += ["--cores", "1", "--memory", memory, "--work-dir", env["TMPDIR"]]
+            return spark_class("org.apache.spark.deploy.worker.Worker", *place, url, environment=env)
+
+        for number in range(2):
+            stack.enter_context(serving(f"spark-worker-{number}", worker, START_SECONDS))
+        yield url

@@ -1,0 +1,45 @@
+"""versitygw: S3 whose conditions hold in a race, as moto's do not; built from its Go module, once per machine."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leasehold.adapters.local.cache import filled
+from leasehold.adapters.local.process import HOST, Command, Service, serving
+from standins.go_tool import fetched, run_go
+
+MODULE, VERSION = "github.com/versity/versitygw", "v1.8.0"
+CHECKSUM = "h1:au+wI+aybno/STsQiSm35Uu6Q6iK5MWReQxgO6SEMFc="
+KEY_ID = SECRET = "testing"  # noqa: S105  it opens nothing but a folder that is gone with its process
+REGION = "eu-west-1"
+
+
+@contextmanager
+def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
+    """Buckets for who signs with `key`, as id and as secret, in `REGION`; they are kept in a folder that is named.
+
+    Raises ServiceError with go's own words, or where there is no go.
+    """
+    program = str(filled(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
+    with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as place:
+        buckets, facts = (Path(kept or place, name) for name in ("buckets", "facts"))
+        for folder in (buckets, facts):
+            folder.mkdir(exist_ok=True)
+
+        def command(port: int) -> Command:
+            # Its facts about objects lie in files beside them: not every folder has extended attributes.
+            options = ("--port", f"{HOST}:{port}", "--region", REGION, "--quiet", "posix", "--sidecar", str(facts))
+            keys = {"ROOT_ACCESS_KEY_ID": key, "ROOT_SECRET_ACCESS_KEY": key}
+            return Command((program, *options, str(buckets)), keys)
+
+        with serving("versitygw", command) as service:
+            yield service
+
+
+def _build(folder: Path) -> None:
+    print("leasehold: building versitygw with go, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
+    fetched("versitygw", folder, f"{MODULE}@{VERSION}", CHECKSUM)
+    # Built as its author locked it: by the go.sum of the module, which the checksum covers.
+    run_go("versitygw", folder, "install", f"{MODULE}/cmd/versitygw@{VERSION}")

@@ -1,0 +1,266 @@
+"""The read-only server: what it shows, what monitoring reads, and whom it refuses."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from attrs import evolve
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.serve import app
+from leasehold.adapters.steering.serving.app import server
+from leasehold.adapters.steering.serving.prometheus import exposition
+from leasehold.adapters.steering.serving.record import FleetRecord, LagPoint, SeenMove
+from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Listing, OutcomeUnknown
+from leasehold.stores.writes import ReleaseLease, StealLease
+
+EVIL = '<b>x</b>"\\\n'
+
+
+def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
+    """A lease that one of our workers signed, and told how far behind it is."""
+    now = time.time()
+    reach = Reach(now, owner, "vm-7", moves, behind, not behind, now - 1, now)
+    return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
+
+
+class Table(MemoryStore):
+    """A table that can be told to fail."""
+
+    down = False
+
+    def list(self) -> Listing:
+        """As the memory store, unless it is down."""
+        if self.down:
+            raise OutcomeUnknown("the line is down")
+        return super().list()
+
+
+@pytest.fixture
+def store() -> Table:
+    """Two workers, one of them far behind, and a lease with a name that would be markup."""
+    table = Table()
+    rows = [held("s-0", "a", 12.5, 3), held("s-1", "a"), held("s-2", "a"), held("s-3", "b"), held(EVIL, "b")]
+    for row in rows:
+        placed(table, row)
+    placed(table, Lease("s-9", checkpoint=SHARD_END))
+    return table
+
+
+@pytest.fixture
+def watcher(store: Table) -> TableWatcher:
+    """A watcher that has looked once."""
+    found = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
+    found.look()
+    return found
+
+
+@pytest.fixture
+def port(watcher: TableWatcher) -> Iterator[int]:
+    """The server at work."""
+    config = uvicorn.Config(server([watcher], ["127.0.0.1", "localhost"]), port=0, log_level="error", lifespan="off")
+    listening = config.bind_socket()
+    listening.listen()
+    serving = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: serving.run(sockets=[listening]))
+    thread.start()
+    yield listening.getsockname()[1]
+    serving.should_exit = serving.force_exit = True
+    thread.join()
+    listening.close()
+
+
+def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of an answer."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
+    """A page, a script and a person would see three different fleets."""
+    (told,) = json.loads(got(port, "/leases.json")[2])
+    whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "unread", "lag_max", "moves")}
+    assert whole == {"leases": 5, "finished": 1, "workers": 2, "unread": 0, "lag_max": 12.5, "moves": 0}
+    assert [(each["worker"], each["leases"], each["target"]) for each in told["workers"]] == [("a", 3, 3), ("b", 2, 2)]
+    first = next(lease for lease in told["leases"] if lease["key"] == "s-0")
+    assert (first["owner"], first["lag"]["seconds"], first["lag"]["host"], first["lag"]["moves"]) == (
+        "a",
+        12.5,
+        "vm-7",
+        3,
+    )
+
+
+def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port: int) -> None:
+    """Somebody would see that a lease moved, and never why."""
+    (row,) = store.get(["s-0"])
+    done(store.write(StealLease(row, "c")))
+    watcher.look()
+    (told,) = json.loads(got(port, "/leases.json")[2])
+    assert [move[1:] for move in told["moves"]] == [["s-0", "a", "c", "H2"]]
+    done(store.write(ReleaseLease(evolve(row, owner="c"), "c")))
+    watcher.look()
+    (told,) = json.loads(got(port, "/leases.json")[2])
+    assert told["moves"][0][1:] == ["s-0", "c", None, ""]
+    assert (told["total"]["unowned"], told["total"]["unread"], told["total"]["moves"]) == (1, 1, 2)
+
+
+def test_explanations_are_those_of_the_command(port: int) -> None:
+    """The page would say something else than `leasehold explain`."""
+    lease = json.loads(got(port, "/explain?lease=s-3")[2])
+    assert lease["should"].startswith("b: it holds 2 where its share is 2")
+    worker = json.loads(got(port, "/explain?worker=a")[2])
+    assert [(each["worker"], each["share"]) for each in worker["workers"]] == [("a", 3)]
+    assert [
+        got(port, f"/explain?{query}")[0]
+        for query in ("lease=none", "worker=none", "table=7", "table=x", "table=" + "9" * 5000)
+    ] == [404] * 5
+
+
+def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
+    """A page of an hour ago would pass for the present."""
+    assert got(port, "/healthz")[0] == 200
+    store.down = True
+    watcher.start()
+    while not watcher.seen.trouble:
+        time.sleep(0.01)  # the thread looks at once, and then tells
+    status, _, text = got(port, "/healthz")
+    assert (status, json.loads(text)) == (503, {"ok": False, "stale": ["memory://x"]})
+    assert 'leasehold_up{store="memory://x"} 0\n' in got(port, "/metrics")[2]
+    assert json.loads(got(port, "/leases.json")[2])[0]["trouble"] == "the line is down"
+    watcher.close()
+
+
+def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
+    """No rule could be written on what is not there, and a name could forge a line."""
+    text = got(port, "/metrics")[2]
+    store = 'store="memory://x"'
+    for line in (
+        f"leasehold_lag_max_seconds{{{store}}} 12.5",
+        f'leasehold_lease_lag_seconds{{{store},lease="s-0"}} 12.5',
+        f'leasehold_lease_kilobytes_per_second{{{store},lease="s-3"}} 2',
+        f'leasehold_worker_target{{{store},worker="a"}} 3',
+        f"leasehold_owner_changes_total{{{store}}} 0",
+        f'leasehold_lease_unread{{{store},lease="<b>x</b>\\"\\\\\\n"}} 0',
+    ):
+        assert f"{line}\n" in text
+    assert all(line.startswith(("#", "leasehold_")) for line in text.splitlines())
+
+
+def test_another_hosts_name_is_refused(port: int) -> None:
+    """A page on the web could read the fleet through a name that it points at this machine."""
+    assert got(port, "/leases.json", Host="evil.example")[0] == 400
+    assert got(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/leases.json", "/explain?lease=s-3", "/metrics"])
+def test_nothing_is_written_nor_fetched_from_elsewhere(port: int, path: str) -> None:
+    """A page for looking could be made to act, or tell somebody else who looks."""
+    status, headers, text = got(port, path)
+    assert (status, headers["content-security-policy"].split(";")[0]) == (200, "default-src 'none'")
+    assert "https://" not in text
+    assert got(port, path, "POST")[0] == 405
+
+
+def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: TableWatcher, port: int) -> None:
+    """The page would have to be loaded anew to be believed."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", "/events")
+        answer = connection.getresponse()
+        first = json.loads(answer.readline().removeprefix(b"data: "))
+        answer.readline()
+        placed(store, held("s-7", "c"))
+        watcher.look()
+        second = json.loads(answer.readline().removeprefix(b"data: "))
+    assert [len(told[0]["leases"]) for told in (first, second)] == [6, 7]
+
+
+def test_the_record_outlives_the_server(tmp_path: Path) -> None:
+    """What moved in the night would be gone with the restart in the morning."""
+    path = str(tmp_path / "moves.db")
+    record = FleetRecord(path)
+    record.add(
+        "x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5, 0)
+    )
+    record.close()
+    again = FleetRecord(path)
+    assert [(move.after, move.rule) for move in again.moves("x")] == [("b", "M6"), (None, "")]
+    assert (again.lag("x"), again.count("x"), again.count("y")) == ((LagPoint(6.0, 1.5, 2.5, 0),), 2, 0)
+    again.add("x", (), LagPoint(6.0 + 8 * 86400, 0.0, 0.0, 0))
+    assert (again.count("x"), len(again.lag("x"))) == (0, 1)
+    again.close()
+
+
+def test_a_table_that_was_never_read_has_no_figures() -> None:
+    """A zero that nobody measured would keep an alarm silent."""
+    unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
+    assert exposition([(unread.state(), unread.fresh)]).splitlines()[2:] == ['leasehold_up{store="x"} 0']
+
+
+def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to a page, or leave its port open."""
+    table = SqliteStore(str(tmp_path / "l.db"))
+    placed(table, held("s-0", "a"))
+    table.close()
+    command = (
+        "serve",
+        f"sqlite://{tmp_path}/l.db",
+        "--port",
+        "0",
+        "--every",
+        "0.1",
+        "--history",
+        str(tmp_path / "h.db"),
+    )
+    with subprocess.Popen(
+        (sys.executable, "-m", "leasehold.adapters.cli.main", *command),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    ) as serving:
+        assert serving.stdout is not None
+        port = int(serving.stdout.readline().partition("/ (")[0].rpartition(":")[2])
+        told: dict[str, Any] = {}
+        while not told.get("leases"):
+            (told,) = json.loads(got(port, "/leases.json")[2])
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 0
+    assert told["store"] == f"sqlite://{tmp_path}/l.db"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["nowhere://x"], 2, "unknown scheme"),
+        (["sqlite://{}/none.db"], 1, "there is no file"),
+        (["sqlite://{}/none.db", "--source", "kinesis://a", "--source", "kinesis://b"], 2, "--source: give one"),
+        (["sqlite://{}/none.db", "--history", "{}/none/h.db"], 1, "--history:"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    """A user would see a traceback, or a page of nothing."""
+    ran = CliRunner().invoke(app, [each.format(tmp_path) for each in arguments])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
+    assert says in ran.stderr

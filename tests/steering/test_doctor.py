@@ -1,0 +1,243 @@
+"""What is well and what is wrong before a fleet starts, without a service."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from attrs import evolve
+from botocore.exceptions import ClientError
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.doctor import app
+from leasehold.adapters.sources import urls as sources
+from leasehold.adapters.sources.event_hubs.pace import paced
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.steering.doctor import examination
+from leasehold.adapters.steering.doctor.attempts import (
+    NotThere,
+    NotTried,
+    RightAttempt,
+    RightsTrial,
+    ServiceClock,
+    attempted,
+)
+from leasehold.adapters.steering.doctor.embedded import memory_trial, sqlite_trial
+from leasehold.adapters.steering.doctor.expectations import LIST_PRICES, Fleet, cost_of, gap_seconds, loads
+from leasehold.adapters.steering.doctor.findings import Finding, clock_of, well
+from leasehold.adapters.steering.doctor.recognised import recognised
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, Lease, Shard
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.stores import urls as stores
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Done, Listing, Malformed, Outcome, OutcomeUnknown, StoreError
+from leasehold.stores.writes import Write
+
+SHARDS = (Shard("s-0", hash_range=(0, 4)), Shard("s-1", hash_range=(5, 9)))
+ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))
+
+
+def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
+    """A right whose use ends in this."""
+
+    def ask() -> str:
+        raise error from cause
+
+    return RightAttempt("x:Do", ask, writes=True)
+
+
+def refusal(code: str) -> ClientError:
+    """The answer of a service of AWS."""
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Do")  # type: ignore[typeddict-item]
+
+
+def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
+    """What comes of these."""
+    trial = RightsTrial("table t", attempts, None, None, lambda: None)
+    return list(attempted(trial, read_only=read_only))
+
+
+FINE = RightAttempt("x:Read", lambda: "allowed")
+
+
+def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
+    """Policies would be mended by one line for each start."""
+    found = tried(raising(StoreError("t: no"), refusal("AccessDeniedException")), FINE)
+    assert found == [
+        Finding("x:Do", "wrong", "t: no", "allow x:Do"),
+        Finding("x:Read", "ok", "table t: allowed"),
+    ]
+    assert not well(found)
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "more"),
+    [
+        (raising(OutcomeUnknown("t: no route")), "wrong", 0),
+        (raising(OutcomeUnknown("t: slow down"), refusal("ThrottlingException")), "unknown", 1),
+        (raising(SourceUnavailable("t: slow down"), refusal("LimitExceededException")), "unknown", 1),
+        (raising(SourceError("t: no such"), refusal("ResourceNotFoundException")), "wrong", 0),
+        (raising(NotThere("there is no table")), "unknown", 0),
+        (raising(NotTried("not tried")), "unknown", 1),
+    ],
+)
+def test_silence_is_told_from_a_refusal(ends: RightAttempt, state: str, more: int) -> None:
+    """A wrong name would be told five times, or a busy service be called broken."""
+    found = tried(ends, FINE)
+    assert ([found[0].state], len(found) - 1) == ([state], more)
+
+
+def test_no_right_to_write_is_used_where_none_may_be() -> None:
+    """Whoever looks after a fleet of others would write to its table."""
+    found = tried(raising(StoreError("asked")), FINE, read_only=True)
+    assert [each.state for each in found] == ["unknown", "ok"]
+    assert "--read-only" in found[0].says
+    assert well(found)
+
+
+@pytest.mark.parametrize(
+    ("listing", "state", "says"),
+    [
+        (Listing(()), "ok", "no leases yet; workers make those of 2 shards"),
+        (Listing(ROWS), "ok", "2 leases of this stream, and 1 owners"),
+        (Listing((), (Malformed("k-9", "checkpoint", "is missing"),)), "wrong", "another application's"),
+        (Listing(ROWS, (Malformed("k-9", "checkpoint", "is missing"),)), "wrong", "1 of 3 rows cannot be read"),
+        (Listing((Lease("t-0"), Lease("t-1"))), "wrong", "the shards of none of its 2 leases (t-0, t-1)"),
+        (Listing((evolve(ROWS[0], hash_range=(0, 9)),)), "wrong", "1 leases (s-0) have other hash ranges"),
+        (Listing((*ROWS, Lease("s-old"))), "unknown", "not the shards of 1 unfinished leases (s-old)"),
+        (Listing((*ROWS, Lease("s-old", checkpoint=SHARD_END))), "ok", "3 leases of this stream"),
+    ],
+)
+def test_the_table_of_another_is_recognised(listing: Listing, state: str, says: str) -> None:
+    """A fleet would delete what it does not know, or read nothing."""
+    (found,) = recognised(listing, SHARDS, lambda _lease: True)
+    assert (found.what, found.state) == ("table", state)
+    assert says in found.says
+
+
+def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
+    """One table may serve many streams; partitions of all hubs have the same numbers."""
+    (found,) = recognised(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
+    assert (found.state, "; 1 leases are of streams that are not read here" in found.says) == ("ok", True)
+
+    def refuse(_lease: Lease) -> bool:
+        raise SourceError("lease '0': another hub")
+
+    (found,) = recognised(Listing(ROWS), SHARDS, refuse)
+    assert (found.state, found.says) == ("wrong", "lease '0': another hub")
+
+
+@pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
+def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
+    """Requests would be refused as signed at another time, and nobody see why."""
+    clock = ServiceClock(lambda: ours)
+    clock.heard(SimpleNamespace(headers={}))
+    assert clock_of("x", clock.ahead).state == "unknown"
+    clock.heard(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
+    assert clock.ahead == ahead
+    assert clock_of("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
+
+
+def test_the_gap_is_a_lease_and_a_look() -> None:
+    """An operator would be told of seconds that no fleet keeps."""
+    assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
+    assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
+    assert gap_seconds(paced(Config(), ())) == 1.05 * 120 + 30
+
+
+@pytest.mark.parametrize(
+    ("shards", "workers", "writes", "reads", "dollars"),
+    [(10, 2, 10.8, 0.7, 18), (100, 10, 99.1, 4.4, 164), (1000, 50, 972.5, 28.3, 1607)],
+)
+def test_costs_are_those_that_were_measured(
+    shards: int, workers: int, writes: float, reads: float, dollars: float
+) -> None:
+    """What is said here would not be the bill of docs/from-java-kcl.md."""
+    rest, busy = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
+    assert busy.writes == pytest.approx(writes, rel=0.1)
+    assert busy.reads == pytest.approx(reads, rel=0.3)
+    assert busy.month(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
+    assert rest.writes == pytest.approx(shards / 5.3)
+
+
+def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
+    """Blobs would seem as cheap as rows."""
+    fleet = Fleet("s3", 10, 2, 1.0, parts=3)
+    rest, busy = loads(fleet, Config())
+    assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
+    assert "US$" in cost_of(fleet, Config(), LIST_PRICES["s3"]).says
+    assert "US$" not in cost_of(fleet, Config(), None).says
+
+
+def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
+    """A row of the examination would be claimed by a worker."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    trial = sqlite_trial(str(tmp_path / "l.db"), {})
+    before = (tmp_path / "l.db").read_bytes()
+    assert [(each.what, each.state) for each in attempted(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
+    trial.close()
+    assert (tmp_path / "l.db").read_bytes() == before
+    (found,) = attempted(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
+    assert found.state == "unknown"
+    assert [path.name for path in tmp_path.iterdir()] == ["l.db"]
+
+
+def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers would own one lease."""
+
+    def careless(_store: object, write: Write) -> Outcome:
+        return Done(write.lease)
+
+    monkeypatch.setattr(MemoryStore, "write", careless)
+    found = list(attempted(memory_trial("careless", {}), read_only=False))
+    assert [each.state for each in found] == ["ok", "wrong"]
+    assert "under a condition that did not hold" in found[1].says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing://x", "--store", "memory://m"], "source URL: unknown scheme"),
+        (["kinesis://x", "--store", "memory://m?a=b"], "store URL: unknown option 'a'"),
+        (["kinesis://x", "--store", "memory://m", "--rules", "none"], "rules"),
+        (
+            ["kinesis://x", "--store", "azblob://a/c", "--write-price", "5"],
+            "--read-price: no list price",
+        ),
+    ],
+)
+def test_what_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
+    """A script would take a typing error for an illness."""
+    ran = CliRunner().invoke(app, arguments)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert says in ran.stderr
+
+
+def test_every_store_and_source_can_be_examined() -> None:
+    """A new one would end the command with a stack of calls."""
+    assert set(examination._STORES) == set(stores._SCHEMES)  # noqa: SLF001  two lists of the same
+    assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
+
+
+def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
+    """Each mended fault would bring up the next one."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
+    ran = CliRunner().invoke(app, [*asked, "--json"])
+    told = json.loads(ran.stdout)
+    assert (ran.exit_code, told["well"], told["expected"]) == (1, False, {"gap_seconds": 30.55})
+    states = {each["what"]: each["state"] for each in told["findings"]}
+    assert states == {
+        "kinesis:DescribeStreamSummary": "wrong",
+        "clock of stream orders": "unknown",
+        "read": "ok",
+        "write": "ok",
+        "conditional writes": "ok",
+        "table": "unknown",
+        "gap": "ok",
+    }
+    shown = CliRunner().invoke(app, asked).stdout.splitlines()
+    assert shown[0].startswith("WRONG    kinesis:DescribeStreamSummary")
+    assert shown[-1] == "7 findings: 1 wrong, 2 unknown"

@@ -1,0 +1,171 @@
+"""Why a worker acts and a lease stays, as `leasehold explain` says it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.explain import app
+from leasehold.adapters.steering.explaining import plans, story
+from leasehold.adapters.steering.sentences import SENTENCES
+from leasehold.adapters.steering.shares import shares
+from leasehold.adapters.steering.watching import WatchedTable, watched
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, History, Lease
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.writes import RenewLease
+
+CONFIG = Config()
+
+
+def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
+    """A lease that one of our workers signed."""
+    notes = (("process", f"p/{owner}"),) if owner else ()
+    return Lease(key, owner=owner, idle=idle, yields=owner is not None, notes=notes)
+
+
+FLEET = (*(held(f"s-{number}", "a") for number in range(5)), held("s-5", "b"), Lease("s-6", checkpoint=SHARD_END))
+
+
+def table(*leases: Lease) -> WatchedTable:
+    """A table that was watched for a while."""
+    return WatchedTable(leases, History(), 12.0)
+
+
+def test_every_rule_that_a_plan_can_name_has_its_sentence() -> None:
+    """Somebody would be told 'M12', and left to search for it."""
+    sources = Path(__file__).parents[2] / "leasehold" / "balancer"
+    named = {
+        rule for path in sources.rglob("*.py") for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 25
+    assert named - SENTENCES.keys() == set()
+
+
+def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
+    """An operator would see that a lease moves and never why."""
+    a, b = plans(table(*FLEET), CONFIG)
+    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, ("nothing: it holds its share or more (M3)",))
+    assert (b.held, b.share) == (1, 3)
+    assert [line.split(" s-")[0] for line in b.lines] == ["would ask a for"] * 2
+    assert all(line.endswith("(H2)") for line in b.lines)
+
+
+def test_a_worker_that_is_not_there_yet_can_be_asked() -> None:
+    """Nobody could try what a newcomer would take before starting it."""
+    (newcomer,) = (each for each in plans(table(*FLEET), CONFIG, ("c",)) if each.worker == "c")
+    assert (newcomer.held, newcomer.share, len(newcomer.actions)) == (0, 2, 1)
+
+
+def test_another_librarys_worker_is_told_apart() -> None:
+    """A Java worker would be said to do what only ours do."""
+    java = Lease("s-7", owner="java", idle=1.0)
+    assert [(each.worker, each.ours) for each in plans(table(*FLEET, java), CONFIG)] == [
+        ("a", True),
+        ("b", True),
+        ("java", False),
+    ]
+
+
+def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> None:
+    """A dead worker would be told as one that holds its share, and its leases as read."""
+    dead = evolve(held("s-5", "b"), idle=20.0)
+    found = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
+    assert [each.worker for each in found] == ["a", "c"]
+    tale = story(table(dead), CONFIG, dead, found)
+    assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
+    assert tale.should.startswith("c, by M6: ")
+    assert "at c's next look" in tale.moves
+
+
+@pytest.mark.parametrize(
+    ("lease", "should", "moves"),
+    [
+        (FLEET[6], "nobody: it is finished", "never"),
+        (FLEET[5], "b: it holds 1 where its share is 3, no more than its share", "when workers come or go; or if b"),
+        (evolve(FLEET[5], heir="a"), "", "once its owner has finished"),
+    ],
+)
+def test_the_story_of_a_lease(lease: Lease, should: str, moves: str) -> None:
+    """Whoever waits for a lease to move would not know for what."""
+    rows = tuple(row for row in FLEET if row.key != lease.key)
+    now = table(*rows, lease)
+    tale = story(
+        now,
+        CONFIG,
+        lease,
+        plans(now, CONFIG),
+    )
+    assert should in tale.should
+    assert tale.moves.startswith(moves)
+
+
+def test_shares_are_even_and_groups_with_them() -> None:
+    """The target that a screen shows would be another than the rules work for."""
+    assert shares(FLEET) == {"a": 3, "b": 3}
+    rows = [held(f"s-{number}", f"x-{number % 3}" if number else "y-0") for number in range(6)]
+    assert shares(rows, "prefix") == {"x-0": 1, "x-1": 2, "x-2": 2, "y-0": 1}
+    assert shares([Lease("s-0")]) == {}
+
+
+def test_watching_tells_the_living_from_the_dead() -> None:
+    """One look at a table without times would call everybody alive."""
+    store, now = MemoryStore(), [0.0]
+    quick, dead = (placed(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
+    rows = [quick]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+        rows.append(done(store.write(RenewLease(rows[-1]))))
+
+    seen = watched(store, 12.0, lambda: now[0], wait)
+    assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
+    assert (seen.seconds, dead.owner) == (12.0, "b")
+
+
+def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to a sentence."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    for row in FLEET[:6]:
+        placed(store, row)
+    store.close()
+    url = f"sqlite://{tmp_path}/l.db"
+    shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])
+    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "b  holds 1, share 3")
+    told = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
+    assert [(each["worker"], each["actions"][0]["rule"]) for each in told["workers"] if each["actions"]] == [
+        ("b", "K8")
+    ]
+    assert told["says"]["K8"] == SENTENCES["K8"]
+    lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
+    assert lease.stdout.splitlines()[:2] == ["s-5", "  b owns it; one look does not tell when it was renewed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["memory://nowhere-to-be-seen"], 2, "is seen by the process that made it alone"),
+        (["sqlite://{}/none.db"], 1, "there is no file"),
+        (["sqlite://{}/none.db", "--rules", "kc"], 2, "rules"),
+        (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),
+    ],
+)
+def test_what_cannot_be_explained_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    """A user would see a traceback."""
+    ran = CliRunner().invoke(app, [*(each.format(tmp_path) for each in arguments), "--for", "0"])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
+    assert says in ran.stderr
+
+
+def test_kcl_plans_are_told_by_its_own_rules() -> None:
+    """Under another rule set the sentences of ours would be wrong."""
+    _, b = plans(table(*FLEET[:6]), Config(Kcl()))
+    assert [action.rule for action in b.actions] == ["K8"]

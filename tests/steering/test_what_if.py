@@ -1,0 +1,101 @@
+"""What would move if workers came or went, started at the table as it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.what_if import app
+from leasehold.adapters.proving.simulator.forecast import Forecast
+from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import History, Lease
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.embedded.sqlite import SqliteStore
+
+CONFIG = Config()
+KEYS = tuple(f"orders:shard-{number:02}" for number in range(12))
+ROWS = tuple(
+    Lease(key, owner=f"w-{number % 3}", idle=1.0, yields=True, notes=(("process", f"p/w-{number % 3}"),))
+    for number, key in enumerate(KEYS)
+)
+
+
+def told(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> Forecast:
+    """The forecast for a table of three workers with four leases each."""
+    return forecast(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
+
+
+def test_nothing_moves_where_nothing_changes() -> None:
+    """A balanced fleet would be said to move by itself."""
+    found = told(FleetChange())
+    assert (found.moves, found.before, found.held) == ((), (), {"w-0": 4, "w-1": 4, "w-2": 4})
+
+
+def test_a_newcomer_gets_its_share_by_the_fewest_moves() -> None:
+    """Somebody would not dare to add a worker, for fear of a storm of moves."""
+    found = told(FleetChange(add=("new",)))
+    assert found.held == {"new": 3, "w-0": 3, "w-1": 3, "w-2": 3}
+    assert {one.key for one in found.moves} < set(KEYS)
+    assert [(one.after, one.before in {"w-0", "w-1", "w-2"}) for one in found.moves] == [("new", True)] * 3
+    assert found.figures.moves == found.figures.moves_minimum == 3
+
+
+@pytest.mark.parametrize(("ending", "least"), [("leave", 0.0), ("crash", 10.0)])
+def test_the_leases_of_one_that_goes_find_owners(ending: str, least: float) -> None:
+    """How long a crash leaves shards unread is what an operator wants to know before a night."""
+    found = told(FleetChange(remove=("w-1",), ending="crash" if ending == "crash" else "leave"))
+    assert found.held == {"w-0": 6, "w-2": 6}
+    assert len(found.moves) == 4
+    assert found.figures.seconds >= least
+    assert (found.figures.unowned_lease_cycles_max * CONFIG.cycle_seconds >= 10.0) == (ending == "crash")
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    """Two people who ask the same would argue."""
+    assert told(FleetChange(add=("x",), seed=3)) == told(FleetChange(add=("x",), seed=3))
+
+
+def test_numbers_and_names_of_those_that_come() -> None:
+    """A name that is there already would be simulated as the same worker."""
+    assert names_of(["2", "z"], ["added-1"]) == ("added-2", "added-3", "z")
+    with pytest.raises(ValueError, match="--add: there is a worker 'w-1' already"):
+        names_of(["w-1"], ["w-1"])
+    with pytest.raises(ValueError, match="at most 10000 workers"):
+        names_of(["9" * 5000], [])
+
+
+def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to an answer."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    for row in ROWS:
+        placed(store, row)
+    store.close()
+    asked = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert {each["worker"]: each["leases"] for each in found["workers"]}["added-1"] == 3
+    assert (len(found["moves"]), found["figures"]["moves"], found["moves_before"]) == (3, 3, 0)
+    shown = CliRunner().invoke(app, asked).stdout.splitlines()
+    assert shown[0].startswith("3 moves of least possible 3, 0 claims, over after ")
+    assert shown[3].split() == ["WORKER", "LEASES", "GAINED", "GIVEN", "KB/S"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--remove", "w-9"], "--remove: no living worker 'w-9'"),
+        (["--add", "w-1"], "--add: there is a worker 'w-1' already"),
+        (["--rules", "none"], "rules"),
+    ],
+)
+def test_what_cannot_be_tried_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    """A typing error would be simulated."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, ROWS[1])
+    store.close()
+    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--for", "0", *arguments])
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert says in ran.stderr

@@ -1,0 +1,69 @@
+"""A bucket in this process that keeps a log of what was asked, and fails or is overtaken on request."""
+
+from collections.abc import Callable
+from itertools import count
+
+from attrs import define, field
+
+from leasehold.stores.objects.requests import ObjectFields, Stored
+from leasehold.stores.protocol import OutcomeUnknown
+
+
+@define
+class ObjectMemory:
+    """Objects under ETags.
+
+    log     every call: the verb and the last two parts of the name
+    before  called with each line of the log before the call is carried out
+    mute    verbs whose writes are applied and whose replies are lost
+    """
+
+    stored: dict[str, Stored] = field(factory=dict)
+    log: list[str] = field(factory=list)
+    before: Callable[[str], None] = lambda _line: None
+    mute: frozenset[str] = frozenset()
+    etags: "count[int]" = field(factory=lambda: count(1))
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        """Sorted by name."""
+        self._ask("list", prefix.rstrip("/"))
+        return tuple(one for name, one in sorted(self.stored.items()) if name.startswith(prefix))
+
+    def get(self, name: str) -> Stored | None:
+        """As stored."""
+        self._ask("get", name)
+        return self.stored.get(name)
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Only where there is nothing."""
+        self._ask("new", name)
+        return self._put("new", name, fields) if name not in self.stored else None
+
+    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+        """Only over this one."""
+        self._ask("over", name)
+        known = self.stored.get(name)
+        return self._put("over", name, fields) if known and known.etag == etag else None
+
+    def delete(self, name: str, etag: str) -> bool:
+        """Only this one."""
+        self._ask("delete", name)
+        known = self.stored.get(name)
+        if known and known.etag == etag:
+            del self.stored[name]
+        return name not in self.stored
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _ask(self, verb: str, name: str) -> None:
+        line = f"{verb} {'/'.join(name.split('/')[-2:])}"
+        self.before(line)
+        self.log.append(line)
+
+    def _put(self, verb: str, name: str, fields: ObjectFields) -> str:
+        etag = f"e-{next(self.etags)}"
+        self.stored[name] = Stored(name, etag, fields)
+        if verb in self.mute:
+            raise OutcomeUnknown("the reply was lost")
+        return etag

@@ -1,0 +1,98 @@
+"""Containers and buckets of one test, and stores in them whose leases compare as whole values."""
+
+import json
+from uuid import uuid4
+
+import boto3
+from attrs import evolve
+from azure.storage.blob import ContainerClient
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.objects.blob import BlobObjects
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.layout import Part, Parts
+from leasehold.stores.objects.requests import ObjectFields, Stored
+from leasehold.stores.objects.s3 import S3Objects
+
+
+class AgelessBlobs(BlobObjects):
+    """A container whose blobs are always new: a lease read a second later must equal itself."""
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        """Every blob, age 0."""
+        return tuple(evolve(one, age=0.0) for one in super().list(prefix))
+
+    def get(self, name: str) -> Stored | None:
+        """One blob, age 0."""
+        one = super().get(name)
+        return one and evolve(one, age=0.0)
+
+
+class AgelessS3(S3Objects):
+    """A bucket whose objects are always new."""
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        """Every object, age 0."""
+        return tuple(evolve(one, age=0.0) for one in super().list(prefix))
+
+    def get(self, name: str) -> Stored | None:
+        """One object, age 0."""
+        one = super().get(name)
+        return one and evolve(one, age=0.0)
+
+
+def container(connection: str) -> ContainerClient:
+    """A new, empty container."""
+    client = ContainerClient.from_connection_string(connection, f"test-{uuid4().hex}", retry_total=0)
+    client.create_container()
+    return client
+
+
+def bucket(endpoint: str) -> AgelessS3:
+    """A new, empty bucket."""
+    name = f"test-{uuid4().hex}"
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    client.close()
+    return AgelessS3(name, endpoint=endpoint)
+
+
+class RoomyLayout(EventHubLayout):
+    """The Azure SDKs' layout with room made for what no partition has, so that every clause can be asked.
+
+    Any key is a partition; what is fixed at birth stands in one more field; a number without an
+    offset gets one made up, and a sub-sequence number hides in it.
+    """
+
+    def name(self, key: str, part: Part) -> str:
+        """Its case kept: partitions are numbers, shards are not."""
+        return self.prefix(part) + key
+
+    def key(self, name: str, part: Part) -> str | None:
+        """Whatever the clause calls it."""
+        return name.removeprefix(self.prefix(part))
+
+    def lease(self, key: str, parts: Parts) -> Lease | None:
+        """With what was made room for."""
+        lease = super().lease(key, parts)
+        if lease is None:
+            return None
+        parents, hash_range, weight = json.loads(parts.fields("checkpoint").get("room", "[[], null, null]"))
+        sub, _, token = lease.checkpoint.token.partition("/")
+        return evolve(
+            lease,
+            stream="",
+            parents=tuple(parents),
+            hash_range=tuple(hash_range) if hash_range else None,
+            weight=weight if lease.weight is None else lease.weight,
+            checkpoint=evolve(lease.checkpoint, sub=int(sub), token=token)
+            if lease.checkpoint.numbered
+            else lease.checkpoint,
+        )
+
+    def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
+        """With what room is made for."""
+        at = after.checkpoint
+        told = evolve(at, sub=0, token=f"{at.sub}/{at.token}") if at.numbered else at
+        fields = super().checkpoint(stored, evolve(after, checkpoint=told))
+        return {**fields, "room": json.dumps([after.parents, after.hash_range, after.weight])}

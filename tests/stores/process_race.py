@@ -1,0 +1,47 @@
+"""Several processes claim the same leases, each at the same moment as the others."""
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.protocol import Done
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import ClaimLease, CreateLease
+
+PROCESSES = 4
+KEYS = tuple(f"shard-{number:02}" for number in range(20))
+
+_gates: list[Barrier] = []
+
+
+def _remember(gate: Barrier) -> None:
+    _gates.append(gate)
+
+
+def _claims(url: str, me: str) -> tuple[str, ...]:
+    store = open_store(url)
+    seen = store.get(KEYS)
+    _gates[0].wait(timeout=60)
+    return tuple(lease.key for lease in seen if isinstance(store.write(ClaimLease(lease, me)), Done))
+
+
+def wins(url: str) -> Iterator[tuple[str, str]]:
+    """(key, worker) for every claim that was answered with Done, over all processes."""
+    store = open_store(url)
+    for key in KEYS:
+        store.write(CreateLease(Lease(key)))
+    context = get_context("spawn")  # a forked child would share the parent's connections
+    gate = context.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, context, _remember, (gate,)) as pool:
+        workers = tuple(f"w-{number}" for number in range(PROCESSES))
+        for me, keys in zip(workers, pool.map(_claims, [url] * PROCESSES, workers), strict=True):
+            yield from ((key, me) for key in keys)
+
+
+def assert_one_winner_each(url: str) -> None:
+    """Every lease was won once, by the worker the store shows as its owner."""
+    won = sorted(wins(url))
+    assert [key for key, _ in won] == list(KEYS)
+    assert won == [(lease.key, lease.owner) for lease in open_store(url).get(KEYS)]

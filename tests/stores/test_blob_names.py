@@ -1,0 +1,174 @@
+"""The Azure SDKs' blobs, byte for byte: names, metadata, and what other writers have put there."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version, at_timestamp
+from leasehold.stores.fields import BadRowField
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.layout import Parts
+from leasehold.stores.objects.requests import ObjectFields, Stored
+from leasehold.stores.protocol import StoreError
+
+HUB = EventHubLayout("Localhost:15672", "Hub1", "$Default")
+AT_9 = Position("9", 0, "4520")
+NOON = at_timestamp(1_700_000_000_000)
+
+
+def test_names_are_the_sdks_own() -> None:
+    """One letter in upper case, and the official workers would never meet ours."""
+    names = [HUB.name("0", "ownership"), HUB.name("12", "checkpoint"), HUB.prefix("ownership")]
+    assert names == [
+        "localhost:15672/hub1/$default/ownership/0",
+        "localhost:15672/hub1/$default/checkpoint/12",
+        "localhost:15672/hub1/$default/ownership/",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("localhost:15672/hub1/$default/ownership/0", "0"),
+        ("localhost:15672/hub1/$default/ownership/31", "31"),
+        ("localhost:15672/hub1/$default/ownership/007", None),
+        ("localhost:15672/hub1/$default/ownership/00", None),
+        ("localhost:15672/hub1/$default/ownership/", None),
+        ("localhost:15672/hub1/$default/ownership/0/old", None),
+        ("localhost:15672/hub1/$default/ownership/readme.txt", None),
+        ("localhost:15672/hub1/$Default/ownership/0", None),  # the Go SDK's, of another group in effect
+        ("localhost:15672/hub1/$default/0", None),  # the Event Processor Host's
+    ],
+)
+def test_only_a_partitions_name_is_a_lease(name: str, key: str | None) -> None:
+    """A stray file below the prefix would be balanced as if it were a partition."""
+    assert HUB.key(name, "ownership") == key
+
+
+def test_ownership_is_written_as_the_sdks_read_it() -> None:
+    """`ownerid` missing from one blob makes the Python SDK's whole listing fail."""
+    free = Lease("0")
+    owned = evolve(free, owner="ann", yields=True)
+    asked = evolve(owned, heir="bob", notes=(("seal", "é 7"),))
+    assert [HUB.ownership({}, free, lease) for lease in (owned, asked, free)] == [
+        {"ownerid": "ann", "handoffowner": "ann"},
+        {"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob", "notes": '{"seal": "\\u00e9 7"}'},
+        {"ownerid": ""},
+    ]
+
+
+def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
+    """A missing field, or a number that is none, makes the SDKs' whole listing fail."""
+    written = [HUB.checkpoint({}, Lease("0", checkpoint=at)) for at in (AT_9, TRIM_HORIZON, LATEST, NOON)]
+    assert written == [
+        {"offset": "4520", "sequencenumber": "9"},
+        {"offset": "-1", "sequencenumber": "-1"},
+        {"offset": "@latest", "sequencenumber": "-1"},
+        {"offset": "-1", "sequencenumber": "-1", "position": "AT_TIMESTAMP 1700000000000"},
+    ]
+
+
+def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> None:
+    """.NET's `clientidentifier` would vanish at our first write; a start long left would come back."""
+    stored = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
+    freed = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
+    moved = HUB.checkpoint({"clientidentifier": "them", "position": "AT_TIMESTAMP 1"}, Lease("0", checkpoint=AT_9))
+    assert (freed, moved) == (
+        {"clientidentifier": "them", "ownerid": ""},
+        {"clientidentifier": "them", "offset": "4520", "sequencenumber": "9"},
+    )
+
+
+def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
+    """A dead owner that is asked would pass for alive, and wait for another `lease_seconds`."""
+    owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
+    asked, renewed = evolve(owned, heir="bob"), evolve(owned, heir="bob", epoch=1)
+    request = HUB.ownership({}, owned, asked)
+    withdrawal = HUB.ownership(request, asked, owned)
+    renewal = HUB.ownership(request, asked, renewed)
+    written = [Parts(Stored("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
+    assert [HUB.lease("0", parts).version for parts in written] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
+
+
+def test_a_version_that_a_stranger_kept_does_not_count() -> None:
+    """A worker that renews and keeps metadata it does not know would look dead."""
+    kept = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
+    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", kept)))
+    assert lease is not None
+    assert lease.version == "0x8E"
+
+
+@pytest.mark.parametrize(
+    ("fields", "owner", "heir", "yields"),
+    [
+        ({"ownerid": "ann"}, "ann", None, False),
+        ({"ownerid": ""}, None, None, False),
+        ({}, None, None, False),
+        ({"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob"}, "ann", "bob", True),
+        ({"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}, "cat", None, False),
+    ],
+)
+def test_ownership_is_read(fields: ObjectFields, owner: str | None, heir: str | None, yields: bool) -> None:
+    """A released partition would look owned, or a stranger's be asked for what it never answers."""
+    lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields, age=7.0)))
+    stream = "localhost:15672/hub1/$default"
+    assert lease == Lease("0", stream, owner=owner, heir=heir, yields=yields, version=Version("0x8D"), idle=7.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"offset": "4520", "sequencenumber": "9"}, AT_9),
+        ({"offset": "no offset", "sequencenumber": "9"}, Position("9")),
+        ({"offset": "", "sequencenumber": "9"}, Position("9")),
+        ({"sequencenumber": "9"}, Position("9")),
+        ({"offset": "4520"}, Position("0", 0, "4520")),
+        ({"offset": "4520", "sequencenumber": ""}, Position("0", 0, "4520")),
+        ({"offset": "1:geo:4520", "sequencenumber": "9"}, Position("9", 0, "1:geo:4520")),
+        ({"offset": "no offset"}, LATEST),
+        ({}, LATEST),
+        ({"offset": "-1", "sequencenumber": "-1"}, TRIM_HORIZON),
+        ({"offset": "@latest", "sequencenumber": "-1"}, LATEST),
+        ({"offset": "-1", "sequencenumber": "-1", "position": "AT_TIMESTAMP 1700000000000"}, NOON),
+        ({"offset": "-1", "sequencenumber": "-1", "position": "SHARD_END 0"}, SHARD_END),
+        ({"offset": "4520", "sequencenumber": "9", "position": "SHARD_END 0"}, AT_9),
+    ],
+)
+def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Position) -> None:
+    """A checkpoint misread starts a partition in the wrong place, or not at all."""
+    lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
+    assert lease is not None
+    assert (lease.checkpoint, lease.checkpoint.token) == (expected, expected.token)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"offset": "4520", "sequencenumber": "nine"}, "sequencenumber"),
+        ({"offset": "-1", "position": "SHARD_END"}, "position"),
+        ({"offset": "-1", "position": "NOWHERE 0"}, "position"),
+    ],
+)
+def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
+    """Read as no checkpoint, one typing error would start the partition all over."""
+    with pytest.raises(BadRowField) as caught:
+        HUB.lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("at", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
+def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
+    """The official workers of the group would all fail at their next listing."""
+    with pytest.raises(StoreError, match="offset"):
+        HUB.checkpoint({}, Lease("0", checkpoint=at))
+
+
+def test_a_shard_is_no_partition() -> None:
+    """A lease written under such a name would be skipped by every listing, ours included."""
+    with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout has room for partitions"):
+        HUB.name("shardId-0", "checkpoint")
+
+
+def test_an_owner_that_no_header_can_carry_is_named() -> None:
+    """The service's own refusal would speak of a malformed header and of nobody."""
+    with pytest.raises(StoreError, match=r"owner: 'ann\\n' cannot stand"):
+        HUB.ownership({}, Lease("0"), Lease("0", owner="ann\n"))

@@ -1,0 +1,108 @@
+"""A lease written down stays itself, and one bad row costs no other; what else may stand there, tests/fuzz tries."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from odd_values import (
+    DEEP,
+    LONG,
+    assert_said,
+    leases,
+    token_of,
+    unowned,
+)
+
+from leasehold.adapters.json_form.lease import lease_json
+from leasehold.balancer.model import Lease, Version
+from leasehold.stores.dynamodb.rows import to_item, to_lease
+from leasehold.stores.embedded.rows import to_lease as row_to_lease
+from leasehold.stores.embedded.rows import to_row
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.layout import Parts
+from leasehold.stores.objects.requests import Stored
+from leasehold.stores.protocol import Malformed
+from leasehold.stores.writes import CreateLease
+
+FLEET = ObjectLayout("fleet/one")
+
+
+@given(leases)
+def test_a_lease_and_its_item_are_the_same(lease: Lease) -> None:
+    """What a layout drops or bends on the way is read wrong by whoever takes the lease next."""
+    lease = evolve(lease, version=Version(str(lease.epoch)), shard=lease.key)
+    if not lease.stream:
+        assert token_of(to_lease(to_item(lease))) == token_of(lease)  # type: ignore[arg-type]
+
+
+@given(leases)
+def test_a_lease_and_its_row_are_the_same(lease: Lease) -> None:
+    """A copy to another machine's file would not be the lease it was."""
+    read = row_to_lease(to_row(lease))  # type: ignore[arg-type]
+    assert token_of(read) == token_of(evolve(lease, version=Version(str(lease.epoch))))  # type: ignore[arg-type]
+
+
+@given(leases)
+def test_a_lease_and_its_objects_are_the_same(lease: Lease) -> None:
+    """A field bent in an object's header or body is lost for every source without a layout of its own."""
+    told = evolve(lease, epoch=0, version=Version(""))
+    blank = unowned(told)
+    parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, told)))
+    assert token_of(FLEET.lease(lease.key, parts)) == token_of(blank)  # type: ignore[arg-type]
+    owned = evolve(told, owner="ann é%", yields=True)
+    parts = parts.having("ownership", Stored("o", "e", FLEET.ownership({}, blank, owned)))
+    read = evolve(owned, epoch=1, version=Version("e"))
+    assert token_of(FLEET.lease(lease.key, parts)) == token_of(read)  # type: ignore[arg-type]
+
+
+SPOILT = (
+    "counter = 9223372036854775807",
+    "counter = -1",
+    "counter = 1e30",
+    "sub = -1",
+    "weight = 9e999",
+    "weight = -1.0",
+    f"checkpoint = '{'1' * 130}'",
+    f"parents = '{DEEP}'",
+    f"notes = '{DEEP}'",
+    f"notes = '{{\"a\": {LONG}}}'",
+    'notes = \'{"a": "\\ud800"}\'',
+    "owner = CAST(x'ff' AS TEXT)",
+    "shard = CAST(x'c3' AS TEXT)",
+    f"last_hash = '{2**128}', first_hash = '0'",
+)
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil[:30])
+def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> None:
+    """A new worker took none of four leases because of a fifth row."""
+    path = str(tmp_path / "leases.db")
+    store = SqliteStore(path)
+    for key in ("bad", "good"):
+        store.write(CreateLease(Lease(key)))
+    with sqlite3.connect(path) as other:
+        other.execute(f"UPDATE leases SET {spoil} WHERE key = 'bad'")  # noqa: S608  the test's own words
+    other.close()
+    listing = store.list()
+    store.close()
+    assert [lease.key for lease in listing.leases] == ["good"]
+    (bad,) = listing.malformed
+    assert (bad.key, bad.field) == ("bad", spoil.split("=", maxsplit=1)[0].strip())
+    assert_said(bad)
+    assert [lease_json(lease)["key"] for lease in listing.leases] == ["good"]
+
+
+def test_a_key_that_is_no_text_is_named_all_the_same(tmp_path: Path) -> None:
+    """Whoever must correct the row could not find it."""
+    path = str(tmp_path / "leases.db")
+    store = SqliteStore(path)
+    store.write(CreateLease(Lease("good")))
+    with sqlite3.connect(path) as other:
+        other.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (CAST(x'ff' AS TEXT), '', 0, '1')")
+    other.close()
+    listing = store.list()
+    store.close()
+    assert listing.malformed == (Malformed("b'\\xff'", "key", "b'\\xff' is not of the type this column holds"),)

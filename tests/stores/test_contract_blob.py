@@ -1,0 +1,23 @@
+"""Leases of any source keep the contract in a blob container."""
+
+from collections.abc import Iterator
+
+import pytest
+from object_stores import AgelessBlobs, container
+
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
+
+pytestmark = pytest.mark.services
+
+
+class TestBlob(StoreContract):
+    """Every clause, on azurite."""
+
+    @pytest.fixture
+    def store(self, azurite_connection: str) -> Iterator[EtagStore]:
+        """A store in a container of its own."""
+        store = EtagStore(AgelessBlobs(container(azurite_connection)), ObjectLayout("fleet/one"))
+        yield store
+        store.close()

@@ -1,0 +1,60 @@
+"""The DynamoDB store keeps the contract, on services that can be trusted about conditional writes."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from boto3 import Session
+from process_race import assert_one_winner_each
+
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.dynamodb.store import DynamoStore
+
+_numbers = count()
+
+
+def new_store(url: str, session: Session) -> Iterator[DynamoStore]:
+    """A store on a table of its own."""
+    opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def session() -> Session:
+    """One session for all, for the service's description takes long to read."""
+    return Session()
+
+
+@pytest.mark.services
+class TestDynalite(StoreContract):
+    """Every clause, where a refusal brings no row."""
+
+    @pytest.fixture
+    def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
+        """A new, empty store."""
+        yield from new_store(dynalite_url, session)
+
+
+@pytest.mark.more
+@pytest.mark.services
+class TestDynamoDBLocal(StoreContract):
+    """Every clause, where a refusal brings the row as stored."""
+
+    @pytest.fixture
+    def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
+        """A new, empty store."""
+        yield from new_store(dynamodb_local_url, session)
+
+
+@pytest.mark.services
+def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynalite_url}")
+
+
+@pytest.mark.more
+@pytest.mark.services
+def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str) -> None:
+    """Likewise, on Amazon's own implementation."""
+    assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynamodb_local_url}")

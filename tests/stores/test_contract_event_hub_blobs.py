@@ -1,0 +1,24 @@
+"""The Azure SDKs' own layout keeps the contract, apart from what it does not promise."""
+
+from collections.abc import Iterator
+
+import pytest
+from object_stores import AgelessBlobs, RoomyLayout, container
+
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.objects.store import EtagStore
+
+pytestmark = pytest.mark.services
+
+HUB = RoomyLayout("ns.servicebus.windows.net", "Orders", "$Default")
+
+
+class TestEventHubBlobs(StoreContract):
+    """Every clause, on azurite."""
+
+    @pytest.fixture
+    def store(self, azurite_connection: str) -> Iterator[EtagStore]:
+        """A store in a container of its own."""
+        store = EtagStore(AgelessBlobs(container(azurite_connection)), HUB)
+        yield store
+        store.close()

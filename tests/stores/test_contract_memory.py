@@ -1,0 +1,25 @@
+"""The reference store keeps the contract, and shares its table by name."""
+
+import pytest
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.writes import CreateLease
+
+
+class TestMemory(StoreContract):
+    """Every clause, on a dictionary."""
+
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        """A new, empty store."""
+        return MemoryStore()
+
+
+def test_a_name_is_shared_and_no_name_is_not() -> None:
+    """Workers of one process would each balance a table of their own, or tests disturb each other."""
+    row = done(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
+    assert MemoryStore("shared-by-name").get(["s-0"]) == (row,)
+    assert MemoryStore("another").get(["s-0"]) == MemoryStore().get(["s-0"]) == ()

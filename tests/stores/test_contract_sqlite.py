@@ -1,0 +1,184 @@
+"""The SQLite store keeps the contract, between processes too, and says what is wrong with a file."""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from process_race import assert_one_winner_each
+
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import FULL, KEY, done, owned
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Where a new file may be made."""
+    return str(tmp_path / "leases.db")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[SqliteStore]:
+    """A new, empty store."""
+    opened = SqliteStore(path)
+    yield opened
+    opened.close()
+
+
+class TestSqlite(StoreContract):
+    """Every clause, on one file."""
+
+
+def sql(path: str, statement: str) -> list[tuple[object, ...]]:
+    """What another program does to the file."""
+    connection = sqlite3.connect(path)
+    with connection:
+        rows = connection.execute(statement).fetchall()
+    connection.close()
+    return rows
+
+
+def test_one_winner_between_processes(path: str) -> None:
+    """A lock that holds only between threads would let two processes read one shard."""
+    assert_one_winner_each(f"sqlite://{path}")
+
+
+def test_what_was_done_is_there_after_reopening(path: str, store: SqliteStore) -> None:
+    """A restart would begin every shard anew."""
+    seen = done(
+        store.write(
+            CheckpointLease(
+                done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann"))), Position("42", 1, "t")
+            )
+        )
+    )
+    store.close()
+    again = SqliteStore(path, create=False)
+    assert again.list().leases == (seen,)
+    assert again.get([KEY])[0].checkpoint.token == "t"  # noqa: S105  an offset
+    again.close()
+
+
+def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
+    """A team that notes who to call beside each lease would lose it at the next renewal."""
+    seen = owned(store)
+    sql(path, "ALTER TABLE leases ADD COLUMN oncall TEXT")
+    sql(path, "UPDATE leases SET oncall = 'the blue team'")
+    done(
+        store.write(
+            ReleaseLease(done(store.write(CheckpointLease(done(store.write(RenewLease(seen))), Position("41")))), "ann")
+        )
+    )
+    assert sql(path, "SELECT oncall FROM leases") == [("the blue team",)]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field", "why"),
+    [
+        ("checkpoint = 'EARLIEST'", "checkpoint", "'EARLIEST' is neither a sentinel nor a decimal sequence number"),
+        ("checkpoint = ''", "checkpoint", "'' is neither a sentinel nor a decimal sequence number"),
+        ("counter = 'many'", "counter", "'many' is not of the type this column holds"),
+        ("parents = '[1]'", "parents", "'[1]' is no list of lease keys"),
+        ("parents = '['", "parents", "'[' is not JSON"),
+        ("notes = '[]'", "notes", "'[]' is no object of strings"),
+        ("owner = x'00'", "owner", "b'\\x00' is not of the type this column holds"),
+        ("first_hash = '5'", "last_hash", "None is no decimal hash key"),
+        ("first_hash = '5', last_hash = '4'", "first_hash", "5 lies after the last hash key, 4"),
+    ],
+)
+def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
+    """One bad row would stop every worker, or worse, be taken for a lease that starts anew."""
+    seen = owned(store)
+    good = owned(store, key="good")
+    sql(path, f"UPDATE leases SET {spoil} WHERE key = '{KEY}'")  # noqa: S608  the test's own words
+    listing = store.list()
+    assert (listing.leases, listing.malformed) == ((good,), (Malformed(KEY, field, why),))
+    with pytest.raises(StoreError, match=rf"lease {KEY}: {field}: .*correct the row"):
+        store.write(RenewLease(seen))
+
+
+def test_a_file_that_may_not_be_made_is_said(path: str) -> None:
+    """A mistyped path would make an empty table, and the whole stream be read again."""
+    with pytest.raises(StoreError, match=r"there is no file .*leases.db, and it may not be created"):
+        SqliteStore(path, create=False)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """A user would see a traceback of the database library."""
+    with pytest.raises(StoreError, match=r"unable to open database file; check the folder"):
+        SqliteStore(str(tmp_path / "no" / "leases.db"))
+
+
+def test_a_file_that_is_no_database_is_said(tmp_path: Path) -> None:
+    """Likewise, and somebody's file would be written over."""
+    (tmp_path / "notes.txt").write_text("these are not leases, " * 100)
+    with pytest.raises(StoreError, match=r"notes.txt cannot be used as a lease table"):
+        SqliteStore(str(tmp_path / "notes.txt"))
+
+
+def test_a_table_of_another_shape_is_said(path: str) -> None:
+    """A file of some other program would be used until the first write fails."""
+    sql(path, "CREATE TABLE leases (id TEXT)")
+    with pytest.raises(StoreError, match=r"no such column: .*check the folder, the permissions and the table"):
+        SqliteStore(path)
+
+
+@pytest.mark.slow
+def test_a_lock_that_is_never_released_is_an_unknown_outcome(
+    path: str, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker would die of another process's stall instead of trying again."""
+    monkeypatch.setattr("leasehold.stores.embedded.sqlite.BUSY_SECONDS", 0.05)
+    impatient = SqliteStore(path)
+    with sqlite3.connect(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutcomeUnknown, match="locked"):
+            impatient.write(CreateLease(Lease(KEY)))
+    other.close()
+    impatient.close()
+    assert store.list().leases == ()
+
+
+def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(store: SqliteStore) -> None:
+    """Without it a disk that takes nothing more would make owners of leases that the file does not know of."""
+    lease = done(store.write(CreateLease(FULL)))
+    store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more than there are by now
+    with pytest.raises(OutcomeUnknown, match="full"):
+        store.write(ClaimLease(lease, "ann", (("note", "x" * 100_000),)))
+    assert store.get([KEY]) == (lease,)
+    assert done(store.write(ClaimLease(lease, "ann"))).owner == "ann"
+
+
+def test_a_new_file_is_its_owners_alone(path: str) -> None:
+    """Everybody on the machine could read who works where, and whatever stands in notes."""
+    before = os.umask(0o022)
+    try:
+        made = SqliteStore(path)
+        owned(made)
+        found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
+        made.close()
+    finally:
+        os.umask(before)
+    assert found == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
+
+
+def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
+    """A group that shares a file would lose it to whoever opens it next."""
+    SqliteStore(path).close()
+    Path(path).chmod(0o660)
+    SqliteStore(path).close()
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o660
+
+
+def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers and writers would wait for each other, and leases expire meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=r"keeps no write-ahead log here \(it answers 'memory'\)"):
+        SqliteStore(":memory:")
+    assert list(tmp_path.iterdir()) == []

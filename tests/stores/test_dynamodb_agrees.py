@@ -1,0 +1,109 @@
+"""DynamoDB's conditions, stated in its own words, decide as the reference does."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from attrs import evolve
+from boto3 import Session
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.stores.contract.actors import KEY, done
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLate,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    ResetLease,
+    StealLease,
+    TakeBackLease,
+    WithdrawRequest,
+    Write,
+)
+
+WORKERS = ("ann", "bob", "cat")
+NOON = at_timestamp(1_700_000_000_000)
+POSITIONS = (
+    TRIM_HORIZON,
+    LATEST,
+    NOON,
+    Position("9"),
+    Position("10"),
+    Position("10", 2),
+    Position("123456"),
+    SHARD_END,
+)
+
+workers = st.sampled_from(WORKERS)
+positions = st.sampled_from(POSITIONS)
+words = st.sampled_from(("x", "y"))
+
+
+def _writes(lease: Lease, me: str, at: Position, word: str) -> dict[str, Write]:
+    return {
+        "create": CreateLease(evolve(lease, owner=me, checkpoint=at)),
+        "claim": ClaimLease(lease, me, (("n", word),)),
+        "steal": StealLease(lease, me),
+        "renew": RenewLease(lease, (("n", word),)),
+        "checkpoint": CheckpointLease(lease, at, keep_owner=word == "x"),
+        "late": CheckpointLate(lease, at),
+        "release": ReleaseLease(lease, me),
+        "request": RequestLease(lease, me),
+        "give": GiveLease(lease, at),
+        "take back": TakeBackLease(lease, me),
+        "withdraw": WithdrawRequest(lease, me),
+        "annotate": AnnotateLease(lease, "n", word),
+        "reset": ResetLease(lease, at, (("n", word),), epoch=9 if word == "x" else 0),
+        "delete": DeleteLease(lease),
+    }
+
+
+NAMES = tuple(_writes(Lease(KEY), "ann", SHARD_END, ""))
+
+steps = st.tuples(
+    st.sampled_from(NAMES),
+    workers,
+    positions,
+    words,
+    st.integers(0, 3),  # how many readings old the view is that the write is made under
+)
+
+
+@pytest.fixture(scope="module")
+def store(dynalite_url: str) -> Iterator[DynamoStore]:
+    """One table; each example has a lease of its own."""
+    opened = DynamoStore("agrees", endpoint=dynalite_url, session=Session())
+    yield opened
+    opened.close()
+
+
+_numbers = count()
+
+
+@pytest.mark.services
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(steps, min_size=4, max_size=14))
+def test_every_write_decides_as_the_reference(
+    store: DynamoStore, story: list[tuple[str, str, Position, str, int]]
+) -> None:
+    """One condition stated differently, and what was proven of the reference holds nowhere else."""
+    key = f"{KEY}-{next(_numbers)}"
+    reference = MemoryStore()
+    views = [done(each.write(CreateLease(Lease(key)))) for each in (store, reference)]
+    for name, me, at, word, age in story:
+        seen = views[max(0, len(views) - 1 - age)]
+        write = _writes(seen, me, at, word)[name]
+        expected, outcome = reference.write(write), store.write(write)
+        assert outcome == expected, (name, me, at, word, seen)
+        if expected.lease is not None:
+            views.append(expected.lease)

@@ -1,0 +1,322 @@
+"""What DynamoDB may answer besides yes and no, and what a worker is told then."""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from boto3 import Session
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.exceptions import NoCredentialsError, ReadTimeoutError
+from botocore.httpsession import URLLib3Session
+from types_boto3_dynamodb import DynamoDBClient
+
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    StealLease,
+)
+
+pytestmark = pytest.mark.services
+
+_numbers = count()
+TIMEOUT = ReadTimeoutError(endpoint_url="http://the-service")
+
+
+class Body:
+    """What an answer's text is read from."""
+
+    def __init__(self, code: str) -> None:
+        self._text = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "says it"}}'
+
+    def stream(self) -> Iterator[bytes]:
+        """The whole text at once."""
+        yield self._text.encode()
+
+
+def reply(status: int, code: str) -> AWSResponse:
+    """An error as the service sends it."""
+    return AWSResponse("http://the-service", status, HTTPHeaders(), Body(code))
+
+
+class Line:
+    """The line between a store and its service: answers what it was told to, then lets through.
+
+    Once told to `lose_reply`, it lets the next request through and loses what comes back.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.answers: list[AWSResponse | Exception] = []
+        self.sent: list[str] = []
+        self.bodies: list[str] = []
+        self.lose_reply = False
+        # The stubs say a hook answers nothing; botocore takes what this one does for the reply.
+        session.events.register("before-send.dynamodb.*", self._before)  # type: ignore[arg-type]
+
+    def _before(self, event_name: str, request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
+        self.sent.append(event_name.rpartition(".")[2])
+        self.bodies.append(request.body.decode() if isinstance(request.body, bytes) else str(request.body))
+        if self.lose_reply:
+            self.lose_reply = False
+            URLLib3Session().send(request)
+            raise TIMEOUT
+        if not self.answers:
+            return None
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def session() -> Session:
+    """A session whose line can be tampered with."""
+    return Session()
+
+
+@pytest.fixture
+def line(session: Session) -> Line:
+    """What happens to requests."""
+    return Line(session)
+
+
+@pytest.fixture
+def table() -> str:
+    """A name nobody has used."""
+    return f"faults-{next(_numbers)}"
+
+
+@pytest.fixture
+def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterator[DynamoStore]:
+    """A store behind that line."""
+    opened = DynamoStore(table, endpoint=dynalite_url, session=session)
+    line.sent.clear()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("answer", [TIMEOUT, reply(500, "InternalServerError"), reply(503, "ServiceUnavailable")])
+def test_a_write_without_an_answer_is_sent_once(
+    store: DynamoStore, line: Line, answer: AWSResponse | Exception
+) -> None:
+    """Sent again, it would meet its own first attempt and report my own lease as lost to me."""
+    line.answers = [answer]
+    with pytest.raises(OutcomeUnknown):
+        store.write(CreateLease(Lease(KEY)))
+    assert line.sent == ["PutItem"]
+
+
+def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line: Line) -> None:
+    """A worker would believe that it lost the lease it has just renewed, and stop reading its shard."""
+    seen = owned(store)
+    line.lose_reply = True
+    with pytest.raises(OutcomeUnknown):
+        store.write(RenewLease(seen))
+    now = stored(store)
+    assert (now.owner, now.epoch) == ("ann", seen.epoch + 1)
+    assert lost(store.write(RenewLease(seen))) == now
+    assert done(store.write(RenewLease(now))).owner == "ann"
+
+
+@pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
+def test_a_throttled_write_is_sent_again(store: DynamoStore, line: Line, code: str) -> None:
+    """A table with a fixed throughput would cost its workers their renewals."""
+    line.answers = [reply(400, code), reply(400, code)]
+    assert isinstance(store.write(CreateLease(Lease(KEY))), Done)
+    assert line.sent == ["PutItem"] * 3
+
+
+def test_a_write_throttled_for_long_is_an_unknown_outcome(store: DynamoStore, line: Line) -> None:
+    """A worker would wait for ever, or take the refusal for a lost lease."""
+    line.answers = [reply(400, "ThrottlingException")] * 3
+    with pytest.raises(OutcomeUnknown, match="ThrottlingException"):
+        store.write(CreateLease(Lease(KEY)))
+    assert line.answers == []
+
+
+def test_readings_are_repeated(store: DynamoStore, line: Line) -> None:
+    """Every lost packet would cost a worker its turn."""
+    seen = owned(store)
+    line.answers = [reply(500, "InternalServerError"), TIMEOUT]
+    assert store.get([KEY]) == (seen,)
+
+
+def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: Line) -> None:
+    """Leases of the missing page would look deleted, and be created anew."""
+    for number in range(10):
+        owned(store, key=f"s-{number}")
+    line.answers = [reply(500, "InternalServerError")] * 3
+    with pytest.raises(OutcomeUnknown):
+        store.list()
+    assert [lease.key for lease in store.list().leases] == [f"s-{number}" for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (reply(400, "UnrecognizedClientException"), "the credentials are not known to this endpoint"),
+        (reply(400, "AccessDeniedException"), "these credentials may not do this"),
+        (reply(400, "ExpiredTokenException"), "the session token has expired; fetch new credentials"),
+        (reply(400, "ResourceNotFoundException"), "there is no such table here; check its name"),
+        (reply(400, "ValidationException"), "says it"),
+        (NoCredentialsError(), "set AWS credentials in the environment"),
+    ],
+)
+def test_what_asking_again_cannot_help_is_said(
+    store: DynamoStore, line: Line, table: str, answer: AWSResponse | Exception, says: str
+) -> None:
+    """A worker would try for ever what only its operator can put right."""
+    line.answers = [answer]
+    with pytest.raises(StoreError, match=f"^{table}: .*{says}") as caught:
+        store.write(CreateLease(Lease(KEY)))
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
+def test_an_endpoint_that_is_not_there_is_an_unknown_outcome(line: Line, session: Session) -> None:
+    """A worker starting during an outage would give up for good."""
+    line.answers = [TIMEOUT] * 3
+    with pytest.raises(OutcomeUnknown):
+        DynamoStore("leases", endpoint="http://127.0.0.1:9", session=session)
+
+
+def test_a_region_that_is_set_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user would see a traceback instead of what to add to the URL."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(StoreError, match=r"no region is set; add \?region="):
+        open_store("dynamodb://leases")
+
+
+def test_a_table_that_may_not_be_made_is_said(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
+    """A mistyped name would make an empty table, and the whole stream be read again."""
+    with pytest.raises(StoreError, match=rf"^{table}: there is no such table, and it may not be made here"):
+        open_store(f"dynamodb://{table}?endpoint={dynalite_url}", create=False)
+    assert table not in dynalite_client.list_tables()["TableNames"]
+
+
+def test_a_table_of_another_shape_is_refused(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
+    """Somebody's own table would be filled with leases."""
+    dynalite_client.create_table(
+        TableName=table,
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "N"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    with pytest.raises(StoreError, match=r"its key is id \(N, HASH\), and a lease table's is leaseKey \(S, HASH\)"):
+        open_store(f"dynamodb://{table}?endpoint={dynalite_url}")
+
+
+def test_a_made_table_bills_by_request(store: DynamoStore, table: str, dynalite_client: DynamoDBClient) -> None:
+    """An idle group would be billed for a throughput it does not use."""
+    assert isinstance(store, DynamoStore)
+    made = dynalite_client.describe_table(TableName=table)["Table"]
+    assert made["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+
+
+def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
+    """The item as the service keeps it."""
+    return dict(client.get_item(TableName=table, Key={"leaseKey": {"S": KEY}}, ConsistentRead=True)["Item"])
+
+
+def test_attributes_of_others_survive_every_write(
+    store: DynamoStore, table: str, dynalite_client: DynamoDBClient
+) -> None:
+    """What Java workers or other tools keep on a lease would vanish at our next renewal."""
+    seen = owned(store)
+    foreign = {"somebodys": {"M": {"x": {"S": "1"}}}, "entityType": {"S": "LEASE"}, "throughputKBps": {"N": "2.5"}}
+    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign)
+    row = done(store.write(RenewLease(seen)))
+    row = done(store.write(CheckpointLease(row, Position("41"))))
+    row = done(store.write(AnnotateLease(row, "a", "1")))
+    row = done(store.write(RequestLease(row, "bob")))
+    row = done(store.write(GiveLease(row, Position("42"))))
+    row = done(store.write(ClaimLease(row, "bob")))
+    row = done(store.write(StealLease(row, "cat")))
+    row = done(store.write(ReleaseLease(row, "cat")))
+    row = done(store.write(ClaimLease(row, "dan")))
+    done(store.write(CheckpointLease(row, SHARD_END, children=("c-1", "c-2"))))
+    assert raw(dynalite_client, table) == foreign | {
+        "leaseKey": {"S": KEY},
+        "leaseCounter": {"N": "9"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": "SHARD_END"},
+        "checkpointSubSequenceNumber": {"N": "0"},
+        "childShardIds": {"SS": ["c-1", "c-2"]},
+        "lh_a": {"S": "1"},
+    }
+
+
+def test_a_listing_tells_leases_from_other_rows(
+    store: DynamoStore, table: str, dynalite_client: DynamoDBClient
+) -> None:
+    """Java 3.5's leader row would be read as a shard; a broken lease would be made a second time."""
+    good = owned(store)
+    dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
+    dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "s-9"}, "leaseCounter": {"N": "1"}})
+    listing = store.list()
+    assert listing.leases == (good,)
+    assert listing.malformed == (Malformed("s-9", "checkpoint", "is missing"),)
+    assert store.get(["Leader", KEY]) == (good,)
+    with pytest.raises(StoreError, match=r"lease s-9: checkpoint: is missing; correct the row"):
+        store.write(CreateLease(Lease("s-9")))
+
+
+def test_an_owner_nulled_by_another_client_is_no_owner(
+    store: DynamoStore, table: str, dynalite_client: DynamoDBClient
+) -> None:
+    """The lease would wait for ever for an owner without a name."""
+    owned(store)
+    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
+    free = stored(store)
+    assert free.owner is None
+    assert done(store.write(AnnotateLease(free, "a", "1"))).note("a") == "1"
+    assert done(store.write(ClaimLease(free, "bob"))).owner == "bob"
+
+
+def test_a_java_hand_off_is_finished_by_its_owner(
+    store: DynamoStore, table: str, dynalite_client: DynamoDBClient
+) -> None:
+    """The new owner would wait until its leader gives up, and records be read twice."""
+    seen = owned(store)
+    started = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
+    dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | started)
+    leaving = done(store.write(RenewLease(seen)))
+    assert (leaving.owner, leaving.heir, leaving.leaving) == ("ann", "java", True)
+    assert lost(store.write(RequestLease(leaving, "bob"))) == leaving
+    assert done(store.write(GiveLease(leaving, Position("41")))).owner == "java"
+    assert raw(dynalite_client, table) == {
+        "leaseKey": {"S": KEY},
+        "leaseOwner": {"S": "java"},
+        "leaseCounter": {"N": "3"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": "41"},
+        "checkpointSubSequenceNumber": {"N": "0"},
+    }
+
+
+def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None:
+    """The service refuses more than 100 keys at once: a large worker could never look at its own leases."""
+    owned(store, key="s-7")
+    line.sent.clear()
+    assert [lease.key for lease in store.get([f"s-{number}" for number in range(250)] + ["s-7"])] == ["s-7", "s-7"]
+    assert line.sent == ["BatchGetItem"] * 3
+
+
+def test_only_what_may_be_stale_is_read_at_half_the_price(store: DynamoStore, line: Line, table: str) -> None:
+    """Bulletins read consistently cost as much as the listings they save; a refusal's lease must be the truth."""
+    seen = owned(store)
+    line.bodies.clear()
+    assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
+    assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]

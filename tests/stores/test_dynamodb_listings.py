@@ -1,0 +1,112 @@
+"""Scans taken apart in boto3's place, beside what boto3 makes of the same answers."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.exceptions import ClientError
+
+from leasehold.stores.dynamodb import listings
+from leasehold.stores.dynamodb.calls import Clients
+from leasehold.stores.dynamodb.listings import read_listings_quickly
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.protocol import OutcomeUnknown
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+
+ROW = {
+    "leaseKey": {"S": "shardId-1"},
+    "leaseCounter": {"N": "17"},
+    "parentShardId": {"SS": ["a", "b"]},
+    "odd": {"M": {"x": {"L": [{"BOOL": True}, {"NULL": True}, {"NS": ["1"]}]}}},
+    "text": {"S": "caf\u00e9 \U0001f600"},
+}
+PAGE = {"Items": [ROW, {"leaseKey": {"S": "shardId-2"}}], "Count": 2, "ScannedCount": 2}
+
+
+class Raw:
+    """A body that has come."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self) -> list[bytes]:
+        """All of it."""
+        return [self._body]
+
+
+def client_saying(status: int, body: bytes) -> "DynamoDBClient":
+    """A client whose service says this to everything."""
+    client = boto3.client(
+        "dynamodb",
+        region_name="eu-west-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",  # noqa: S106  nobody's
+        endpoint_url="http://x",
+    )
+
+    def say(**_request: object) -> AWSResponse:
+        return AWSResponse("http://x", status, HTTPHeaders(), cast("Any", Raw(body)))
+
+    client.meta.events.register("before-send.dynamodb", cast("Callable[..., None]", say))
+    return client
+
+
+def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  whatever boto3 makes of it
+    """The answer, or its error; less the metadata of the request."""
+    client = client_saying(status, body)
+    if quick:
+        read_listings_quickly(client)
+    try:
+        answer: dict[str, Any] = dict(client.scan(TableName="t"))
+    except ClientError as refused:
+        return refused.response["Error"]
+    return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (200, PAGE),
+        (200, {**PAGE, "LastEvaluatedKey": {"leaseKey": {"S": "shardId-2"}}}),
+        (200, {**PAGE, "LastEvaluatedKey": None}),
+        (200, {"Items": [], "Count": 0}),
+        (200, {"Count": 3}),
+        (200, {"Items": [{**ROW, "blob": {"B": "aGk="}}], "Count": 1}),
+        (200, {"Items": [{**ROW, "blobs": {"BS": ["aGk="]}}], "Count": 1}),
+        (400, {"__type": "com.amazonaws.dynamodb#ResourceNotFoundException", "message": "no such table"}),
+    ],
+)
+def test_rows_are_what_boto3_makes_of_them(status: int, told: dict[str, Any]) -> None:
+    """Without it a listing would show other leases than a reading of the same rows."""
+    body = json.dumps(told).encode()
+    assert scanned(status, body, quick=True) == scanned(status, body, quick=False)
+
+
+def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a lookout would spend a tenth of a processor on ten thousand leases, and nobody would notice."""
+    client, read = client_saying(200, json.dumps(PAGE).encode()), []
+    read_listings_quickly(client)
+    client.meta.events.register_last(
+        "before-parse.dynamodb.Scan", lambda response_dict, **_: read.append(response_dict)
+    )
+    client.scan(TableName="t")
+    assert [json.loads(each["body"]) for each in read] == [{"Count": 2, "ScannedCount": 2}]
+    monkeypatch.setattr(listings, "orjson", None)  # then it works as before
+    assert scanned(200, json.dumps(PAGE).encode(), quick=True)["Items"] == PAGE["Items"]
+
+
+@pytest.mark.parametrize("body", [b"null", b"\x80", b"[]", b'{"Items": 7}', b'{"Items": [7]}', b"{}"])
+def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
+    """A proxy's page would end a worker's turn in another library's error, or pass for an empty table."""
+    client = client_saying(200, body)
+    read_listings_quickly(client)
+    store = DynamoStore.__new__(DynamoStore)
+    store._table, store._clients = "leases", Clients(client, client)  # noqa: SLF001  opening it asks for more
+    with pytest.raises(OutcomeUnknown, match="leases: an answer cannot be read"):
+        store.list()

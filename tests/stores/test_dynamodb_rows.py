@@ -1,0 +1,203 @@
+"""KCL's items and our leases, byte for byte both ways, without a service."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.looking.kcl3_leader import Reports
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
+from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
+from leasehold.stores.dynamodb.writes import request_of
+from leasehold.stores.protocol import Malformed
+from leasehold.stores.writes import CreateLease
+
+STREAM = "123456789012:orders:1700000000"
+
+BARE = {
+    "leaseKey": {"S": "s-1"},
+    "leaseCounter": {"N": "0"},
+    "ownerSwitchesSinceCheckpoint": {"N": "0"},
+    "checkpoint": {"S": "TRIM_HORIZON"},
+    "checkpointSubSequenceNumber": {"N": "0"},
+}
+WHOLE = {
+    "leaseKey": {"S": "s-1"},
+    "leaseOwner": {"S": "ann"},
+    "handoffOwner": {"S": "ann"},
+    "leaseCounter": {"N": "7"},
+    "ownerSwitchesSinceCheckpoint": {"N": "0"},
+    "checkpoint": {"S": "49590338271490256608559692538361571095921575989136588898"},
+    "checkpointSubSequenceNumber": {"N": "3"},
+    "checkpointToken": {"S": "8800"},
+    "parentShardId": {"SS": ["s-0"]},
+    "startingHashKey": {"S": "0"},
+    "endingHashKey": {"S": "340282366920938463463374607431768211455"},
+    "throughputKBps": {"N": "12.500000"},
+    "lh_a": {"S": "1"},
+    "lh_b": {"S": "two words"},
+}
+WHOLE_LEASE = Lease(
+    "s-1",
+    owner="ann",
+    version=Version("7"),
+    epoch=7,
+    checkpoint=Position("49590338271490256608559692538361571095921575989136588898", 3, "8800"),
+    parents=("s-0",),
+    hash_range=(0, 2**128 - 1),
+    weight=12_800,
+    yields=True,
+    notes=(("a", "1"), ("b", "two words")),
+)
+MULTI = {
+    **BARE,
+    "leaseKey": {"S": f"{STREAM}:s-1"},
+    "streamName": {"S": STREAM},
+    "shardId": {"S": "s-1"},
+    "parentShardId": {"SS": ["s-0", "s-00"]},
+}
+MULTI_LEASE = Lease(
+    f"{STREAM}:s-1",
+    stream=STREAM,
+    shard="s-1",
+    version=Version("0"),
+    parents=(f"{STREAM}:s-0", f"{STREAM}:s-00"),
+)
+PLAIN = {**BARE, "streamName": {"S": "orders"}, "shardId": {"S": "s-1"}, "parentShardId": {"SS": ["orders:s-0"]}}
+PLACED = {**BARE, "leaseKey": {"S": "hub/0"}, "streamName": {"S": "ns/hub"}, "shardId": {"S": "0"}}
+TIMED = {**BARE, "checkpoint": {"S": "AT_TIMESTAMP"}, "checkpointSubSequenceNumber": {"N": "1700000000000"}}
+
+BOTH_WAYS = (
+    (BARE, Lease("s-1", version=Version("0"))),
+    (WHOLE, WHOLE_LEASE),
+    (MULTI, MULTI_LEASE),
+    (PLAIN, Lease("s-1", stream="orders", version=Version("0"), parents=("orders:s-0",))),
+    (PLACED, Lease("hub/0", stream="ns/hub", shard="0", version=Version("0"))),
+    (TIMED, Lease("s-1", version=Version("0"), checkpoint=at_timestamp(1_700_000_000_000))),
+)
+
+
+@pytest.mark.parametrize(("item", "lease"), BOTH_WAYS)
+def test_an_item_and_its_lease_are_the_same(item: dict[str, Any], lease: Lease) -> None:
+    """One attribute of another name or type, and a Java worker stops taking leases."""
+    assert to_item(lease) == item
+    read = to_lease(item)
+    assert read == lease
+    assert isinstance(read, Lease)
+    assert read.checkpoint.token == lease.checkpoint.token  # positions are equal whatever their tokens
+
+
+def test_a_created_item_is_a_complete_lease() -> None:
+    """At a row without its counters Java 2.x takes no lease any more."""
+    assert request_of(CreateLease(Lease("s-1", checkpoint=LATEST))) == {
+        "ConditionExpression": "attribute_not_exists(leaseKey)",
+        "Item": {**BARE, "checkpoint": {"S": "LATEST"}},
+    }
+
+
+JAVA: dict[str, Any] = {
+    **BARE,
+    "leaseOwner": {"S": "java-1"},
+    "leaseCounter": {"N": "20"},
+    "ownerSwitchesSinceCheckpoint": {"N": "2"},
+    "checkpoint": {"S": "SHARD_END"},
+    "pendingCheckpoint": {"S": "42"},
+    "pendingCheckpointSubSequenceNumber": {"N": "0"},
+    "pendingCheckpointState": {"B": b"state"},
+    "childShardIds": {"SS": ["s-2", "s-3"]},
+    "throughputKBps": {"N": "0.25"},
+    "entityType": {"S": "LEASE"},
+    "somebodys": {"M": {"x": {"BOOL": True}}},
+}
+JAVA_LEASE = Lease("s-1", owner="java-1", version=Version("20"), epoch=20, checkpoint=SHARD_END, weight=256)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "lease"),
+    [
+        ({}, JAVA_LEASE),
+        ({"leaseOwner": {"NULL": True}}, evolve(JAVA_LEASE, owner=None)),
+        # KCL 3.x hands over: the worker named first is still at work (rule 3 of the writes).
+        ({"checkpointOwner": {"S": "java-0"}}, evolve(JAVA_LEASE, owner="java-0", heir="java-1", leaving=True)),
+        # Java took it from an owner of ours: what that one had been asked is void.
+        ({"handoffOwner": {"S": "ann"}, "handoffTo": {"S": "bob"}}, JAVA_LEASE),
+        (
+            {"handoffOwner": {"S": "java-1"}, "handoffTo": {"S": "bob"}},
+            evolve(JAVA_LEASE, yields=True, heir="bob"),
+        ),
+    ],
+)
+def test_items_written_by_others_are_understood(attributes: dict[str, Any], lease: Lease) -> None:
+    """A lease would be read as free, or as asked for, when it is neither."""
+    assert to_lease({**JAVA, **attributes}) == lease
+
+
+@pytest.mark.parametrize("entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS", "NEW"])
+def test_what_is_no_lease_is_skipped(entity: str) -> None:
+    """Java 3.5 keeps its own rows in the same table; taken for leases, they would be read as shards."""
+    assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
+
+
+def test_reports_are_the_leader_and_who_says_what_it_carries() -> None:
+    """A worker of KCL 3.5 that holds nothing yet would go unseen, or a row of another kind pass for a worker."""
+    metrics, leader = {"entityType": {"S": "WORKER_METRIC_STATS"}}, {"entityType": {"S": "LEADER"}}
+    rows: list[dict[str, Any]] = [
+        {**JAVA, "leaseKey": {"S": "Leader"}, "ownerName": {"S": "nobody"}},
+        BARE,
+        {"leaseKey": {"S": "java-2"}, "lut": {"N": "1795268982"}, "sts": {"M": {}}, **metrics},
+        {"leaseKey": {"S": "java-1"}, "lut": {"N": "1795268970"}, **metrics},
+        {"leaseKey": {"S": "java-3"}, "lut": {"S": "late"}, **metrics},
+        {"leaseKey": {"S": "java-4"}, **metrics},
+        {"leaseKey": {"S": "Migration3.0"}, "lut": {"N": "1"}, "entityType": {"S": "CLIENT_VERSION_MIGRATION"}},
+    ]
+    reported = (("java-1", "1795268970"), ("java-2", "1795268982"))
+    assert to_reports(rows) == Reports(None, reported)
+    rows.append({"leaseKey": {"S": "Leader"}, "ownerName": {"S": "java-1"}, **leader})
+    assert to_reports(rows) == Reports("java-1", reported)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "field", "why"),
+    [
+        ({"checkpoint": None}, "checkpoint", "is missing"),
+        ({"checkpointSubSequenceNumber": None}, "checkpointSubSequenceNumber", "is missing"),
+        ({"leaseCounter": None}, "leaseCounter", "is missing"),
+        ({"leaseCounter": {"S": "7"}}, "leaseCounter", "is of type S, and should be of type N"),
+        ({"leaseCounter": {"N": "1.5"}}, "leaseCounter", "'1.5' is no whole number"),
+        ({"leaseOwner": {"N": "1"}}, "leaseOwner", "is of type N, and should be of type S"),
+        (
+            {"checkpoint": {"S": "EARLIEST"}},
+            "checkpoint",
+            "'EARLIEST' is neither a sentinel nor a decimal sequence number",
+        ),
+        ({"checkpoint": {"S": ""}}, "checkpoint", "'' is neither a sentinel nor a decimal sequence number"),
+        ({"parentShardId": {"S": "s-0"}}, "parentShardId", "is of type S, and should be of type SS"),
+        ({"startingHashKey": {"S": "1"}}, "endingHashKey", "None is no decimal hash key"),
+        ({"startingHashKey": {"S": "x"}, "endingHashKey": {"S": "9"}}, "startingHashKey", "'x' is no decimal hash key"),
+        (
+            {"startingHashKey": {"S": "9"}, "endingHashKey": {"S": "1"}},
+            "startingHashKey",
+            "9 lies after the last hash key, 1",
+        ),
+        ({"throughputKBps": {"S": "fast"}}, "throughputKBps", "is of type S, and should be of type N"),
+        ({"lh_a": {"N": "1"}}, "lh_a", "is of type N, and should be of type S"),
+        ({"leaseOwner": {"S": 7}}, "leaseOwner", "7 is no text"),
+        ({"leaseOwner": {}}, "leaseOwner", "is of type none, and should be of type S"),
+        ({"leaseOwner": "ann"}, "leaseOwner", "is of type none, and should be of type S"),
+        ({"leaseCounter": {"N": 7}}, "leaseCounter", "7 is no text"),
+        ({"parentShardId": {"SS": ["s-0", ""]}}, "parentShardId", "is empty"),
+        ({"throughputKBps": {"N": "-1"}}, "throughputKBps", "'-1' is no throughput in KB/s, from 0 to 976562500000"),
+    ],
+)
+def test_an_item_that_is_no_whole_lease_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
+    """The shard would be given a second lease, and be read from its beginning."""
+    item = {name: value for name, value in {**BARE, **attributes}.items() if value is not None}
+    assert to_lease(item) == Malformed("s-1", field, why)
+
+
+def test_an_item_without_a_name_is_reported_by_what_stands_in_its_place() -> None:
+    """Whoever is to correct the table would not find the row."""
+    assert to_lease({**BARE, "leaseKey": {"S": ""}}) == Malformed("{'S': ''}", "leaseKey", "is empty")
+    assert to_lease({**BARE, "leaseKey": {"N": "7"}}) == Malformed(
+        "{'N': '7'}", "leaseKey", "is of type N, and should be of type S"
+    )

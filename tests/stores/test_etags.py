@@ -1,0 +1,341 @@
+"""In which order a lease's objects are written, and what that leaves behind when something happens in between."""
+
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+from object_memory import ObjectMemory
+
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.stores.contract.actors import done, facts, lost, placed
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.layout import Layout
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, StoreError
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLate,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    ResetLease,
+    StealLease,
+)
+
+OURS = ObjectLayout()
+HUB = EventHubLayout("ns", "hub", "group")
+LAYOUTS = pytest.mark.parametrize("layout", [OURS, HUB], ids=["ours", "event-hubs"])
+AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
+
+
+def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
+    """An empty bucket and a store in it."""
+    objects = ObjectMemory()
+    return objects, EtagStore(objects, layout)
+
+
+def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
+    """A lease of ann's; how it came about is not in the log."""
+    lease = placed(store, Lease("0", owner="ann"))
+    objects.log.clear()
+    return lease
+
+
+def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
+    """Does this just before the first such call."""
+    pending = [act]
+
+    def hook(asked: str) -> None:
+        if asked == line and pending:
+            pending.pop()()
+
+    return hook
+
+
+@LAYOUTS
+def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
+    """Whoever takes the lease from a creator that died would start somewhere else."""
+    objects, store = opened(layout)
+    placed(store, Lease("0", owner="ann"))
+    assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
+
+
+@LAYOUTS
+def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> None:
+    """The lease would exist for nobody and its start be lost."""
+    objects, store = opened(layout)
+    objects.mute = frozenset({"new"})
+    with pytest.raises(OutcomeUnknown):
+        placed(store, Lease("0", owner="ann", checkpoint=AT_9))
+    objects.mute = frozenset()
+    (lease,) = EtagStore(objects, layout).list().leases
+    assert lease == Lease("0", lease.stream, checkpoint=AT_9)
+    assert done(store.write(ClaimLease(lease, "bob"))).owner == "bob"
+
+
+@LAYOUTS
+def test_a_renewal_is_one_write_and_no_reading(layout: Layout) -> None:
+    """Ten thousand leases would cost forty thousand requests at every renewal instead of ten."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    lease = done(store.write(RenewLease(done(store.write(RenewLease(lease))))))
+    done(store.write(CheckpointLease(lease, AT_9)))
+    assert objects.log == ["over ownership/0"] * 3 + ["over checkpoint/0"]
+
+
+ROBBED: tuple[Callable[[EtagStore, Lease], Outcome], ...] = (
+    lambda store, lease: store.write(CheckpointLease(lease, AT_9)),
+    lambda store, lease: store.write(CheckpointLease(lease, SHARD_END)),
+    lambda store, lease: store.write(GiveLease(lease, AT_9)),
+)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("write", ROBBED, ids=["checkpoint", "end", "give"])
+def test_a_robbed_owner_moves_no_checkpoint(layout: Layout, write: Callable[[EtagStore, Lease], Outcome]) -> None:
+    """Rule 1: two workers would write their places over one another, though only one may."""
+    objects, store = opened(layout)
+    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
+    robbed = done(EtagStore(objects, layout).write(StealLease(lease, "cat")))
+    assert lost(write(store, lease)) == robbed
+    assert robbed.checkpoint == TRIM_HORIZON
+    assert "over checkpoint/0" not in objects.log
+
+
+@LAYOUTS
+def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
+    """Rule 2: an heir, or whoever claims a lease set free, would begin where the owner began."""
+    objects, store = opened(layout)
+    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = done(store.write(ClaimLease(done(store.write(GiveLease(lease, AT_9))), "bob")))
+    done(store.write(CheckpointLease(lease, SHARD_END)))
+    writes = [line for line in objects.log if line.startswith("over")]
+    request, accept, closing = "over ownership/0", "over ownership/0", ["over checkpoint/0", "over ownership/0"]
+    assert writes == [request, *closing, accept, *closing]
+
+
+@LAYOUTS
+def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout) -> None:
+    """The shard stands still for each request between the giver's last record and its heir's first."""
+    objects, store = opened(layout)
+    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
+    objects.log.clear()
+    done(store.write(GiveLease(lease, AT_9)))
+    assert objects.log == ["get ownership/0", "over checkpoint/0", "over ownership/0"]
+
+
+@LAYOUTS
+def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -> None:
+    """Each look would be three requests, one after the other; and an heir must begin where its giver stopped."""
+    objects, store = opened(layout)
+    heir = EtagStore(objects, layout)
+    lease = done(heir.write(RequestLease(owned(objects, store), "bob")))
+    objects.log.clear()
+    assert heir.get(["0"], stale_ok=True) == (lease,)
+    assert objects.log == ["get ownership/0"]
+    given = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
+    assert heir.get(["0"], stale_ok=True) == (given,)
+    assert given.checkpoint == AT_9
+
+
+@LAYOUTS
+def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> None:
+    """Requests of no use, just while the giver is busy giving ten leases."""
+    objects, store = opened(layout)
+    heir = EtagStore(objects, layout)
+    lease = done(store.write(RenewLease(done(heir.write(RequestLease(owned(objects, store), "bob"))))))
+    objects.log.clear()
+    assert heir.get(["0"], stale_ok=True) == (lease,)
+    assert objects.log == ["get ownership/0"]
+
+
+@LAYOUTS
+def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
+    """Ten requests at every look, from every newcomer, and the giver waits behind them."""
+    objects, store = opened(layout)
+    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(5))
+    objects.log.clear()
+    assert store.get([lease.key for lease in leases], stale_ok=True) == leases
+    assert objects.log == ["list group/ownership" if layout is HUB else "list ownership"]
+
+
+@LAYOUTS
+def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout: Layout) -> None:
+    """The shard stands still meanwhile: the gift that follows renews the lease, so the checkpoint need not."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    objects.log.clear()
+    now = done(store.write(CheckpointLease(lease, AT_9)))
+    assert now == evolve(lease, heir="bob", checkpoint=AT_9, epoch=now.epoch)
+    assert objects.log == ["over ownership/0", "get ownership/0", "over checkpoint/0"]
+
+
+@LAYOUTS
+def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
+    """There is nothing to remember of it, and it would be taken for gone."""
+    objects, store = opened(layout)
+    free = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
+
+
+@LAYOUTS
+def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
+    """Rule 3: what the victim checkpointed since the listing would be read twice."""
+    objects, store = opened(layout)
+    victim = owned(objects, store)
+    thief = EtagStore(objects, layout)
+    (seen,) = thief.list().leases
+    done(store.write(CheckpointLease(victim, AT_9)))
+    assert done(thief.write(StealLease(seen, "bob"))).checkpoint == AT_9
+
+
+@LAYOUTS
+def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
+    """Between the renewal and the checkpoint a drain has finished more: going back would undo it."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
+    outcome = store.write(CheckpointLease(lease, AT_9))
+    assert isinstance(outcome, Lost)
+    assert store.get(["0"]) == (outcome.lease,)
+    assert facts(outcome.lease) == facts(evolve(lease, checkpoint=AT_10))
+
+
+@LAYOUTS
+def test_a_checkpoint_rewritten_by_another_is_tried_again(layout: Layout) -> None:
+    """An earlier checkpoint landing in between would refuse the later one for good."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_9)))
+    assert done(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
+
+
+@LAYOUTS
+@pytest.mark.parametrize("verb", ["claim", "steal", "renew", "release"])
+def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
+    """The Python SDK counts such a claim as won, and reads a partition that may not be its own."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    objects.mute = frozenset({"over"})
+    writes: dict[str, Callable[[], object]] = {
+        "claim": lambda: store.write(ClaimLease(lease, "bob")),
+        "steal": lambda: store.write(StealLease(lease, "bob")),
+        "renew": lambda: store.write(RenewLease(lease)),
+        "release": lambda: store.write(ReleaseLease(lease, "ann")),
+    }
+    with pytest.raises(OutcomeUnknown):
+        writes[verb]()
+    assert objects.log == ["over ownership/0"]
+
+
+def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
+    """An ownership without a lease would be adopted by whoever creates that key again."""
+    objects, store = opened(OURS)
+    free = done(store.write(CreateLease(Lease("0"))))
+    other = EtagStore(objects, OURS)
+    objects.before = once("new ownership/0", lambda: other.write(DeleteLease(free)))
+    assert store.write(ClaimLease(free, "ann")) == Lost("0", None)
+    assert objects.stored == {}
+
+
+def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
+    """The new owner's next renewal would be refused by its predecessor's drain."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    other = EtagStore(objects, OURS)
+    done(other.write(CheckpointLate(lease, AT_9)))
+    done(other.write(AnnotateLease(lease, "seal", "7")))
+    objects.log.clear()
+    assert done(store.write(RenewLease(lease))).owner == "ann"
+    assert objects.log == ["over ownership/0"]
+
+
+@LAYOUTS
+def test_nothing_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
+    """With soft delete or versioning on, each needless write is kept and billed for years."""
+    objects, store = opened(layout)
+    lease = done(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
+    lease = done(store.write(RequestLease(lease, "bob")))
+    objects.log.clear()
+    assert done(store.write(AnnotateLease(lease, "seal", "7"))) == lease
+    assert done(store.write(RequestLease(lease, "bob"))) == lease
+    assert lost(store.write(CreateLease(Lease("0")))) == lease
+    assert not [line for line in objects.log if line.startswith(("over", "delete"))]
+
+
+@LAYOUTS
+def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) -> None:
+    """Taken for missing, it would be created again and its partition start all over."""
+    objects, store = opened(layout)
+    done(store.write(CreateLease(Lease("1"))))
+    objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
+    listing = store.list()
+    assert [lease.key for lease in listing.leases] == ["1"]
+    assert [(bad.key, bad.field) for bad in listing.malformed] in ([("0", "sequence")], [("0", "sequencenumber")])
+    with pytest.raises(StoreError, match="lease 0: sequence"):
+        store.get(["0"])
+
+
+def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written() -> None:
+    """The renewal would have happened, and the owner not know its own version any more."""
+    objects, store = opened(HUB)
+    lease = owned(objects, store)
+    with pytest.raises(StoreError, match="wants its offset"):
+        store.write(CheckpointLease(lease, Position("9")))
+    assert objects.log == []
+    assert done(store.write(RenewLease(lease))).owner == "ann"
+
+
+def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
+    """The SDKs checkpoint long after claiming; creating over them would set a start they never chose."""
+    objects, store = opened(HUB)
+    objects.put_new(HUB.name("0", "ownership"), {"ownerid": "sdk"})
+    (lease,) = store.list().leases
+    assert (lease.owner, lease.checkpoint) == ("sdk", TRIM_HORIZON)
+    assert lost(store.write(CreateLease(Lease("0")))) == lease
+    assert set(objects.stored) == {"ns/hub/group/ownership/0"}
+
+
+def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker would ask for ever, and nobody would learn why."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    monkeypatch.setattr(ObjectMemory, "put_over", lambda *_asked: None)
+    with pytest.raises(StoreError, match="64 conditional writes in a row were refused"):
+        store.write(StealLease(lease, "bob"))
+
+
+@LAYOUTS
+def test_a_reset_that_dies_in_between_leaves_the_lease_free_where_it_was(layout: Layout) -> None:
+    """An operator's Ctrl-C would leave a checkpoint set back under a row that nobody was told of."""
+    objects, store = opened(layout)
+    seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    objects.mute = frozenset({"new"})
+    with pytest.raises(OutcomeUnknown):
+        store.write(ResetLease(seen, TRIM_HORIZON))
+    objects.mute = frozenset()
+    (left,) = EtagStore(objects, layout).list().leases
+    assert facts(left) == facts(seen)
+    assert left.version != seen.version
+    assert done(store.write(ResetLease(left, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
+
+
+@LAYOUTS
+def test_a_reset_that_was_overtaken_says_so(layout: Layout) -> None:
+    """Whoever takes the lease between the two writes has read the former checkpoint, and goes on from there."""
+    objects, store = opened(layout)
+    seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    rival = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: done(rival.write(ClaimLease(rival.get(["0"])[0], "ann"))))
+    refused = lost(store.write(ResetLease(seen, TRIM_HORIZON)))
+    assert refused is not None
+    assert refused.owner == "ann"

@@ -1,0 +1,127 @@
+"""The real BlobCheckpointStore of azure-eventhub and ours, in one container: each reads and obeys the other."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
+from azure.storage.blob import ContainerClient
+from object_stores import container
+
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.contract.actors import done, lost, placed
+from leasehold.stores.objects.blob import BlobObjects
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.writes import (
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    StealLease,
+)
+
+pytestmark = pytest.mark.services
+
+NAMESPACE, HUB, GROUP = WHERE = ("ns.servicebus.windows.net", "Orders", "$Default")
+PLACE = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
+AT_9 = Position("9", 0, "4520")
+
+
+@pytest.fixture
+def blobs(azurite_connection: str) -> Iterator[ContainerClient]:
+    """A new, empty container."""
+    with container(azurite_connection) as client:
+        yield client
+
+
+@pytest.fixture
+def ours(blobs: ContainerClient) -> EtagStore:
+    """Our store in it."""
+    return EtagStore(BlobObjects(blobs), EventHubLayout(*WHERE))
+
+
+@pytest.fixture
+def theirs(azurite_connection: str, blobs: ContainerClient) -> Iterator[BlobCheckpointStore]:
+    """The official store in it."""
+    with BlobCheckpointStore.from_connection_string(azurite_connection, blobs.container_name) as store:
+        yield store
+
+
+def owners(store: BlobCheckpointStore) -> dict[str, dict[str, Any]]:
+    """What the official store lists, by partition."""
+    return {row["partition_id"]: row for row in store.list_ownership(*WHERE)}
+
+
+def checkpoints(store: BlobCheckpointStore) -> dict[str, tuple[str, int]]:
+    """Offset and sequence number, by partition."""
+    return {row["partition_id"]: (row["offset"], row["sequence_number"]) for row in store.list_checkpoints(*WHERE)}
+
+
+def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | None = None) -> list[dict[str, Any]]:
+    """What the official store claims."""
+    record = {**PLACE, "partition_id": partition, "owner_id": owner, **({"etag": etag} if etag else {})}
+    return list(store.claim_ownership([record]))
+
+
+def test_they_read_what_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+    """An official worker would start our partitions from the beginning, or fail at its listing."""
+    lease = placed(ours, Lease("0", owner="ann"))
+    done(ours.write(CreateLease(Lease("1"))))
+    assert checkpoints(theirs) == {"0": ("-1", -1), "1": ("-1", -1)}
+    lease = done(ours.write(CheckpointLease(lease, AT_9)))
+    assert checkpoints(theirs)["0"] == ("4520", 9)
+    (row,) = owners(theirs).values()
+    assert (row["owner_id"], row["etag"].strip('"')) == ("ann", lease.version)
+    done(ours.write(ReleaseLease(lease, "ann")))
+    # None, which its own balancer takes for free as it does an empty one.
+    assert not owners(theirs)["0"]["owner_id"]
+
+
+def test_we_read_what_they_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+    """Ours would take a living official worker's partition, or start it in the wrong place."""
+    (record,) = claimed(theirs, "0", "sdk-1")
+    theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
+    (record,) = claimed(theirs, "0", "sdk-1", record["etag"])
+    claimed(theirs, "1", "sdk-1")
+    zero, one = ours.list().leases
+    assert (zero.owner, zero.version, zero.checkpoint, zero.checkpoint.token) == (
+        "sdk-1",
+        record["etag"].strip('"'),
+        AT_9,
+        "4520",
+    )
+    assert (one.owner, one.checkpoint, one.yields) == ("sdk-1", TRIM_HORIZON, False)
+    claimed(theirs, "0", "", record["etag"])
+    assert ours.get(["0"])[0].owner is None
+
+
+def test_they_lose_what_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+    """Both would read on, each with a claim it believes in."""
+    (record,) = claimed(theirs, "0", "sdk-1")
+    taken = done(ours.write(StealLease(ours.list().leases[0], "ann")))
+    assert claimed(theirs, "0", "sdk-1", record["etag"]) == []
+    assert done(ours.write(RenewLease(taken))).owner == "ann"
+
+
+def test_we_lose_what_they_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+    """The same the other way round; and what they leave out of the metadata is void."""
+    lease = done(ours.write(RequestLease(placed(ours, Lease("0", owner="ann")), "bob")))
+    assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
+    now = lost(ours.write(RenewLease(lease)))
+    assert now is not None
+    assert (now.owner, now.heir, now.yields) == ("sdk-1", None, False)
+    assert lost(ours.write(CheckpointLease(lease, AT_9))) == now
+    assert checkpoints(theirs) == {"0": ("-1", -1)}
+
+
+def test_a_start_they_find_is_theirs_to_move(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+    """A start stored by us would be taken for a conflict, or come back over their checkpoint."""
+    lease = done(ours.write(CreateLease(Lease("0"))))
+    claimed(theirs, "0", "sdk-1")
+    theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
+    assert lost(ours.write(CreateLease(Lease("0")))) is not None
+    assert lost(ours.write(ClaimLease(lease, "ann"))) is not None
+    assert ours.get(["0"])[0].checkpoint == AT_9

@@ -1,0 +1,102 @@
+"""Every action of a plan becomes the one write it stands for."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.actions import Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.stores.contract.actors import asked, done, lost, owned, stored, unowned
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.execute import execute
+from leasehold.stores.protocol import Done, OutcomeUnknown
+from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A new, empty store."""
+    return MemoryStore()
+
+
+def test_create(store: MemoryStore) -> None:
+    """New shards would have no lease."""
+    row = done(execute(store, Create(Lease("s-0"), "L3"), "ann"))
+    assert store.list().leases == (row,)
+
+
+def test_renew_brings_its_own_notes(store: MemoryStore) -> None:
+    """A bulletin would never be published."""
+    seen = owned(store)
+    row = done(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", notes=(("n", "2"),)))
+    assert (row.note("n"), row.version != seen.version) == ("1", True)
+
+
+def test_claim_and_steal_bring_the_workers_notes(store: MemoryStore) -> None:
+    """A twin of this worker could not be told from its restart."""
+    free = unowned(store)
+    mine = done(execute(store, Claim(free, "K5"), "ann", notes=(("process", "1"),)))
+    assert (mine.owner, mine.note("process")) == ("ann", "1")
+    stolen = done(execute(store, Steal(mine, "ann", "K7"), "bob", notes=(("process", "2"),)))
+    assert (stolen.owner, stolen.note("process")) == ("bob", "2")
+
+
+def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
+    """Of many workers that want the same lease, all but one would get nothing this turn."""
+    first, second, third = (unowned(store, key) for key in ("s-0", "s-1", "s-2"))
+    done(store.write(ClaimLease(first, "cat")))
+    done(store.write(ClaimLease(second, "cat")))
+    action = Claim(first, "M5", (Claim(second, "M5"), Claim(third, "M5"), Claim(first, "M5")))
+    assert done(execute(store, action, "ann")).key == "s-2"
+    assert lost(execute(store, action, "bob")) == stored(store, "s-0")
+    assert [lease.owner for lease in store.list().leases] == ["cat", "cat", "ann"]
+
+
+def test_who_was_asked_by_somebody_else_is_not_waited_for(store: MemoryStore) -> None:
+    """A newcomer whose only request is refused stays unseen until its next look, and shares are computed without it."""
+    first, second = (owned(store, "ann", key) for key in ("s-0", "s-1"))
+    done(store.write(RequestLease(first, "cat")))
+    action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
+    assert done(execute(store, action, "bob")).key == "s-1"
+    assert [lease.heir for lease in store.list().leases] == ["cat", "bob"]
+
+
+def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two leases would be taken for one."""
+    first, second = unowned(store, "s-0"), unowned(store, "s-1")
+
+    def unanswered(*_: object) -> Done:
+        raise OutcomeUnknown("no answer")
+
+    monkeypatch.setattr(store, "write", unanswered)
+    with pytest.raises(OutcomeUnknown):
+        execute(store, Claim(first, "M5", (Steal(second, "x", "M6"),)), "ann")
+    assert [lease.owner for lease in store.list().leases] == [None, None]
+
+
+def test_request(store: MemoryStore) -> None:
+    """A planned move would never begin."""
+    seen = owned(store, "ann")
+    assert done(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).heir == "bob"
+
+
+def test_release_frees_or_gives(store: MemoryStore) -> None:
+    """A drained lease would go to nobody, or begin before the record its giver stopped at."""
+    seen = asked(store)
+    given = done(execute(store, Release(seen, "H3", heir="bob"), "ann", drained=Position("41")))
+    assert (given.owner, given.checkpoint) == ("bob", Position("41"))
+    freed = done(execute(store, Release(given, "M12"), "bob"))
+    assert (freed.owner, freed.checkpoint) == (None, Position("41"))
+
+
+def test_giving_without_news_keeps_the_checkpoint(store: MemoryStore) -> None:
+    """An owner that had read nothing could not hand over."""
+    seen = done(store.write(CheckpointLease(asked(store), Position("40"))))
+    given = done(execute(store, Release(seen, "H3", heir="bob"), "ann"))
+    assert given == evolve(stored(store), owner="bob", checkpoint=Position("40"))
+
+
+def test_delete(store: MemoryStore) -> None:
+    """Finished leases would pile up."""
+    ended = done(store.write(CheckpointLease(owned(store), SHARD_END)))
+    assert execute(store, Delete(ended, "L9"), "ann") == Done(ended)
+    assert store.list().leases == ()

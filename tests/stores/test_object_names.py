@@ -1,0 +1,140 @@
+"""Our own three objects, byte for byte, and the order of notes among them."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Version
+from leasehold.stores.fields import BadRowField
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.layout import Parts
+from leasehold.stores.objects.requests import ObjectFields, Stored
+
+FLEET = ObjectLayout("fleet/one")
+WHOLE = Lease(
+    "orders:shardId-1/ü",
+    stream="orders é",
+    shard="shardId-1",
+    parents=("orders:shardId-0",),
+    checkpoint=Position("41", 3, "tok en"),
+    hash_range=HASH_KEYS,
+    weight=12_800,
+    notes=(("seal", "batch 7"),),
+)
+
+
+def stored(fields: ObjectFields, etag: str = "e-1") -> Stored:
+    """An object that says this."""
+    return Stored("name", etag, fields, age=7.0)
+
+
+def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[tuple[str, str], ...]:
+    """The notes of a lease whose objects say these."""
+    parts = Parts(
+        stored({"ownerid": "ann", "counter": "5", "notes": ownership}),
+        stored({"sequence": "TRIM_HORIZON", "notes": birth}),
+        stored({"notes": notes}),
+    )
+    lease = FLEET.lease("s-0", parts)
+    assert lease is not None
+    return lease.notes
+
+
+def test_a_key_is_one_segment_of_a_name() -> None:
+    """Two keys would share an object, or one object be listed as a folder."""
+    keys = ("s-0", "a:b", "a/b", "a%2Fb", "ü", "A", "a b")
+    names = [FLEET.name(key, "checkpoint") for key in keys]
+    assert names == [
+        f"fleet/one/checkpoint/{end}" for end in ("s-0", "a:b", "a%2Fb", "a%252Fb", "%C3%BC", "A", "a%20b")
+    ]
+    assert [FLEET.key(name, "checkpoint") for name in names] == list(keys)
+
+
+def test_the_whole_container_is_a_prefix_too() -> None:
+    """A leading slash would make a folder without a name."""
+    assert ObjectLayout().name("s-0", "notes") == ObjectLayout("/").name("s-0", "notes") == "notes/s-0"
+
+
+@pytest.mark.parametrize("name", ["fleet/one/notes/", "fleet/one/notes/a/b", "fleet/one/notes/a b"])
+def test_a_strangers_name_is_no_lease(name: str) -> None:
+    """A file of somebody else's below the prefix would be taken for a lease."""
+    assert FLEET.key(name, "notes") is None
+
+
+def test_a_lease_is_written_and_read_back_whole() -> None:
+    """A field lost here is lost for every source that has no layout of its own."""
+    checkpoint = FLEET.checkpoint({}, WHOLE)
+    assert checkpoint == {
+        "sequence": "41",
+        "sub": "3",
+        "token": "tok%20en",
+        "stream": "orders%20%C3%A9",
+        "shard": "shardId-1",
+        "parents": '["orders:shardId-0"]',
+        "firsthash": "0",
+        "lasthash": "340282366920938463463374607431768211455",
+        "weight": "12.5",
+        "notes": '{"seal": ["batch 7", 0]}',
+    }
+    lease = FLEET.lease(WHOLE.key, Parts(checkpoint=stored(checkpoint)))
+    assert (lease, lease and lease.checkpoint.token) == (WHOLE, "tok en")
+
+
+def test_the_least_lease_says_its_start_only() -> None:
+    """Blank fields would be stored on every object, and S3 bills by size."""
+    assert FLEET.checkpoint({}, Lease("s-0")) == {"sequence": "TRIM_HORIZON"}
+    assert FLEET.lease("s-0", Parts(ownership=stored({"ownerid": "ann"}))) is None
+
+
+def test_ownership_counts_every_write() -> None:
+    """An S3 ETag is a digest of the content: a renewal that changed nothing would look like no renewal."""
+    free = Lease("s-0")
+    owned = evolve(free, owner="ann", yields=True, notes=(("n", "7"),))
+    first = FLEET.ownership({}, free, owned)
+    held = evolve(owned, version=Version("e-1"))
+    second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, heir="bob"))
+    assert (first, second) == (
+        {"ownerid": "ann", "counter": "1", "handoffowner": "ann", "notes": '{"n": ["7", 1]}'},
+        {
+            "ownerid": "ann",
+            "counter": "2",
+            "handoffowner": "ann",
+            "handoffto": "bob",
+            "handoffversion": "e-1",
+            "notes": '{"n": ["7", 1]}',
+            "theirs": "kept",
+        },
+    )
+    lease = FLEET.lease("s-0", Parts(stored(second, "e-2"), stored({"sequence": "TRIM_HORIZON"})))
+    seen = evolve(owned, heir="bob", version=Version("e-1"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON)
+    assert lease == seen
+
+
+def test_of_two_notes_the_later_word_counts() -> None:
+    """A pinned start would come back after it was overruled, or a renewal's news be hidden by old ones."""
+    assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (("a", "renewed"),)
+    assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (("a", "noted"),)
+    assert noted(birth='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}') == (
+        ("a", "noted"),
+        ("b", "born"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "sequence"),
+        ({"sequence": "soon"}, "sequence"),
+        ({"sequence": "41", "sub": "-1"}, "sub"),
+        ({"sequence": "41", "parents": "s-0"}, "parents"),
+        ({"sequence": "41", "parents": "[0]"}, "parents"),
+        ({"sequence": "41", "firsthash": "0"}, "lasthash"),
+        ({"sequence": "41", "weight": "heavy"}, "weight"),
+        ({"sequence": "41", "notes": '{"a": "1"}'}, "notes"),
+        ({"sequence": "41", "notes": "a=1"}, "notes"),
+    ],
+)
+def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
+    """Whoever edited the object by hand must learn which field to correct."""
+    with pytest.raises(BadRowField) as caught:
+        FLEET.lease("s-0", Parts(checkpoint=stored(fields)))
+    assert caught.value.field == field

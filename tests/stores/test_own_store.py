@@ -1,0 +1,111 @@
+"""A store that a user writes: four methods and a property, and every write passes through one of them."""
+
+from collections import Counter
+from collections.abc import Iterable
+from threading import Lock
+from typing import get_args
+
+from attrs import Factory, field, frozen
+
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.stores.applied import applied
+from leasehold.stores.contract.actors import done, owned
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.execute import execute, write_of
+from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
+from leasehold.stores.writes import CreateLease, DeleteLease, Write
+from leasehold.testing import leasehold_store_contract
+
+
+@frozen
+class DictStore:
+    """The smallest store: a dictionary and a lock."""
+
+    rows: dict[str, Lease] = Factory(dict)
+    lock: Lock = field(factory=Lock, eq=False)
+    promises: Promises = Factory(Promises)
+
+    def list(self) -> Listing:
+        """Every lease."""
+        return Listing(tuple(self.rows.values()))
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
+        """These leases, in the order asked."""
+        return tuple(self.rows[key] for key in keys if key in self.rows)
+
+    def write(self, write: Write) -> Outcome:
+        """Decide and replace under the lock."""
+        with self.lock:
+            stored = self.rows.get(write.lease.key)
+            after = applied(write, stored)
+            if after is None:
+                return Lost(write.lease.key, stored)
+            if isinstance(write, DeleteLease):
+                self.rows.pop(after.key, None)
+            else:
+                self.rows[after.key] = after
+            return Done(after)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+TestDictStore = leasehold_store_contract(DictStore)
+"""The whole contract holds for a store that states no condition of its own."""
+
+
+@frozen
+class Counted:
+    """A wrapper that counts: one method is enough for it to see every write."""
+
+    store: MemoryStore = Factory(MemoryStore)
+    seen: Counter[type[Write]] = Factory(Counter)
+    promises: Promises = Factory(Promises)
+
+    def list(self) -> Listing:
+        """As the store lists."""
+        return self.store.list()
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """As the store reads."""
+        return self.store.get(keys, stale_ok=stale_ok)
+
+    def write(self, write: Write) -> Outcome:
+        """Count it and pass it on."""
+        self.seen[type(write)] += 1
+        return self.store.write(write)
+
+    def close(self) -> None:
+        """As the store closes."""
+        self.store.close()
+
+
+def test_one_wrapper_sees_every_write_of_a_plan() -> None:
+    """Without it a fault, a trace or a count would miss the writes of a method that nobody wrapped."""
+    lease, heir = Lease("s-0", owner="ann", checkpoint=SHARD_END), Lease("s-1", owner="ann", heir="bob")
+    actions: tuple[Action, ...] = (
+        Create(lease, "L3"),
+        Renew(lease, "K1"),
+        Claim(lease, "K5"),
+        Steal(lease, "ann", "K7"),
+        RequestHandoff(lease, "ann", "H2"),
+        Release(lease, "M12"),
+        Release(heir, "H3", heir="bob"),
+        Delete(lease, "L9"),
+    )
+    store = Counted()
+    for action in actions:
+        execute(store, action, "ann")
+    assert store.seen == Counter(type(write_of(action, "ann")) for action in actions)
+    assert len(store.seen) == len(actions)
+    assert {type(action) for action in actions} == set(get_args(Action))
+
+
+def test_a_deletion_answers_the_lease_as_it_was_seen() -> None:
+    """Without it nobody could tell a deletion carried out from one refused."""
+    store = MemoryStore()
+    seen = owned(store)
+    assert applied(DeleteLease(seen), seen) == applied(DeleteLease(seen), None) == seen
+    assert applied(CreateLease(seen), seen) is None
+    assert done(store.write(DeleteLease(seen))) == seen

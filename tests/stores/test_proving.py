@@ -1,0 +1,188 @@
+"""A store that is opened for writing refuses a service that does not keep its conditions, and leaves nothing behind."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from uuid import uuid4
+
+import boto3
+import pytest
+from attrs import define
+from object_memory import ObjectMemory
+from object_stores import container
+from standins.careless_line import careless_line
+from types_boto3_dynamodb import DynamoDBClient
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.contract.actors import done
+from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.layout import Layout
+from leasehold.stores.objects.requests import ObjectFields, Stored
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+FLEET = ObjectLayout("fleet/one")
+HUB = EventHubLayout("ns.servicebus.windows.net", "Orders", "$Default")
+
+_names = count()
+
+
+@define
+class CarelessMemory(ObjectMemory):
+    """A bucket that ignores the condition of one verb."""
+
+    ignores: str = ""
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Over whatever there is."""
+        if self.ignores != "new":
+            return ObjectMemory.put_new(self, name, fields)
+        self._ask("new", name)
+        return self._put("new", name, fields)
+
+    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+        """Likewise."""
+        if self.ignores == "etag":
+            self.stored[name] = Stored(name, etag, fields)
+            return etag
+        return (
+            self._put("over", name, fields)
+            if self.ignores == "over"
+            else ObjectMemory.put_over(self, name, fields, etag)
+        )
+
+    def delete(self, name: str, etag: str) -> bool:
+        """Whichever it is."""
+        if self.ignores == "delete":
+            self.stored.pop(name, None)
+        return ObjectMemory.delete(self, name, etag)
+
+
+@pytest.mark.parametrize("layout", [FLEET, HUB])
+@pytest.mark.parametrize(
+    ("ignores", "says"),
+    [
+        ("new", "the service ignores If-None-Match: \\* on a write, so two workers could own one lease"),
+        ("over", "the service ignores If-Match on a write"),
+        ("delete", "the service ignores If-Match on a deletion"),
+        ("etag", "the service gives new content an old ETag"),
+    ],
+)
+def test_a_bucket_that_ignores_a_condition_is_refused(layout: Layout, ignores: str, says: str) -> None:
+    """Sixteen of sixteen claimers won every lease."""
+    memory = CarelessMemory(ignores=ignores)
+    with pytest.raises(StoreError, match=says):
+        EtagStore(memory, layout).prove()
+    assert memory.stored == {}
+
+
+@pytest.mark.parametrize("layout", [FLEET, HUB])
+def test_a_careful_bucket_is_left_as_it_was(layout: Layout) -> None:
+    """A fleet's folder would fill with one object for each start, or the object be read as a lease."""
+    memory = ObjectMemory()
+    store = EtagStore(memory, layout)
+    row = done(store.write(CreateLease(Lease("0"))))
+    before, meanwhile = dict(memory.stored), list[Listing]()
+
+    def look(line: str) -> None:
+        if line.startswith("delete probe/"):
+            meanwhile.append(store.list())
+
+    memory.log.clear()
+    memory.before = look
+    store.prove()
+    assert memory.stored == before
+    verbs = [line.split()[0] for line in memory.log if "probe/" in line]
+    assert verbs == ["new", "new", "over", "over", "delete", "delete"]
+    assert meanwhile == [Listing((row,))] * 2
+
+
+def test_a_lost_reply_leaves_nothing_and_decides_nothing() -> None:
+    """A good service on a bad line would be called careless, or its folder keep the remains."""
+    memory = ObjectMemory(mute=frozenset({"over"}))
+    with pytest.raises(OutcomeUnknown):
+        EtagStore(memory, FLEET).prove()
+    assert memory.stored == {}
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("forgets", "says"),
+    [
+        ("PUT If-None-Match", "ignores If-None-Match"),
+        ("PUT If-Match", "ignores If-Match on a write"),
+        ("DELETE If-Match", "ignores If-Match on a deletion"),
+    ],
+)
+def test_an_s3_that_ignores_a_condition_is_refused_for_writing_only(moto_url: str, forgets: str, says: str) -> None:
+    """Likewise, over the wire; and whoever only wants to look must be able to."""
+    bucket = f"careless-{next(_names)}"
+    with careless_line(moto_url, forgets) as line:
+        url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={line.url}"
+        with pytest.raises(StoreError, match=says):
+            open_store(url)
+        line.asked.clear()
+        store = open_store(url, create=False, write=False)
+        assert store.list().leases == ()
+        store.close()
+        assert {asked.split()[0] for asked in line.asked} == {"GET"}
+    client = boto3.client("s3", endpoint_url=moto_url)
+    assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+    client.close()
+
+
+@pytest.mark.services
+def test_many_open_one_bucket_at_once(moto_url: str) -> None:
+    """The probe of one worker would look like the fault of another's, and half a fleet not start."""
+    url = f"s3://crowded-{next(_names)}/fleet?region=eu-west-1&endpoint={moto_url}"
+    open_store(url).close()
+    with ThreadPoolExecutor(8) as pool:
+        for store in pool.map(open_store, [url] * 16):
+            assert store.list().leases == ()
+            store.close()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("forgets", ["PutItem", "UpdateItem", "DeleteItem"])
+def test_a_dynamodb_that_ignores_conditions_is_refused_for_writing_only(
+    dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
+) -> None:
+    """Every worker would win every lease."""
+    table = f"careless-{next(_names)}"
+    with careless_line(dynalite_url, forgets) as line:
+        with pytest.raises(StoreError, match=f"{table}: the service ignores the conditions of writes"):
+            open_store(f"dynamodb://{table}?endpoint={line.url}")
+        line.asked.clear()
+        store = open_store(f"dynamodb://{table}?endpoint={line.url}", create=False, write=False)
+        assert store.list().leases == ()
+        store.close()
+        assert set(line.asked) <= {"DescribeTable", "Scan"}
+    assert dynalite_client.scan(TableName=table)["Items"] == []
+
+
+@pytest.mark.services
+def test_a_table_never_shows_a_row_of_the_probe(dynalite_url: str) -> None:
+    """A Java worker of KCL 2.x stops taking leases at a row that is none."""
+    with careless_line(dynalite_url) as line:
+        open_store(f"dynamodb://careful-{next(_names)}?endpoint={line.url}").close()
+        assert [asked for asked in line.asked if "Item" in asked] == ["DeleteItem", "UpdateItem", "PutItem"]
+
+
+@pytest.fixture
+def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The connection string, where a URL looks for it."""
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    return azurite_connection
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("options", ["prefix=fleet/one", "eventhub=ns/orders&group=$Default"])
+def test_a_container_is_left_as_it_was(connection: str, options: str) -> None:
+    """An official worker's listing fails on a blob that it cannot read."""
+    name = f"probe-{uuid4().hex}"
+    open_store(f"azblob://devstoreaccount1/{name}?{options}").close()
+    with container(connection) as client, client.from_connection_string(connection, name) as probed:
+        assert list(probed.list_blobs()) == []

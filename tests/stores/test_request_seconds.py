@@ -1,0 +1,89 @@
+"""How long one request of a store may take: never so long that a stalled one costs the lease."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.core.pipeline.transport import RequestsTransport
+from botocore.config import Config
+
+from leasehold.stores.dynamodb import calls as dynamodb_calls
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.objects import blob, s3
+from leasehold.stores.patience import PAUSE_SECONDS, Patience
+from leasehold.stores.urls import open_store
+
+THIRD = 10.0 / 3
+"""Of the default `lease_seconds`."""
+
+
+@pytest.mark.parametrize("seconds", [0.5, THIRD, 20 / 3, 40.0, 200.0])
+@pytest.mark.parametrize("usual", [dynamodb_calls.PATIENCE, s3.PATIENCE, blob.PATIENCE, Patience(5, 10, 1)])
+def test_a_request_with_its_repetitions_and_pauses_keeps_within_what_it_is_given(
+    usual: Patience, seconds: float
+) -> None:
+    """Without it a lease of ten seconds could be lost to one request of thirty."""
+    cut = usual.within(seconds)
+    whole = (cut.connect_seconds + cut.read_seconds) * cut.attempts + PAUSE_SECONDS * (cut.attempts - 1)
+    assert whole <= seconds + 1e-9
+    assert (cut.connect_seconds <= usual.connect_seconds, cut.attempts <= usual.attempts) == (True, True)
+
+
+def test_where_nothing_is_at_stake_nothing_is_cut() -> None:
+    """Without it a tool, which holds no lease, would give up too early over a slow line."""
+    usual = Patience(2, 5, 3)
+    assert (usual.within(None), usual.within(60.0)) == (usual, usual)
+
+
+class Told(Exception):
+    """What a client was set to."""
+
+
+def tells(*_given: object, config: Config, **_more: object) -> None:
+    """In place of a client."""
+    raise Told(config)
+
+
+@pytest.mark.parametrize("url", ["dynamodb://leases?region=eu-west-1", "s3://leases/p?region=eu-west-1"])
+def test_the_clients_of_amazons_stores_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a store would wait for a silent service as long as it pleases."""
+    monkeypatch.setattr("boto3.session.Session.client", tells)
+    with pytest.raises(Told) as told:
+        open_store(url, request_seconds=THIRD)
+    (config,) = told.value.args
+    assert config.connect_timeout + config.read_timeout == pytest.approx(THIRD)
+    assert config.retries["total_max_attempts"] == 1
+
+
+@pytest.mark.parametrize("options", ["prefix=p", "eventhub=ns/orders"])
+def test_the_client_of_azures_stores_is_told(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a store would wait for a silent service as long as it pleases."""
+    made: list[Any] = []
+
+    def noted(*_given: object, transport: RequestsTransport, retry_total: int, **_more: object) -> None:
+        timeouts = transport.connection_config
+        made.append((timeouts.timeout + timeouts.read_timeout, retry_total))
+        raise Told
+
+    monkeypatch.setenv(blob.CONNECTION_STRING, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
+    monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", noted)
+    with pytest.raises(Told):
+        open_store(f"azblob://a/leases?{options}", request_seconds=THIRD)
+    assert made == [(pytest.approx(THIRD), 0)]
+
+
+def test_sqlite_waits_no_longer_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a process that keeps the file locked would cost its neighbours their leases."""
+    waits: list[float] = []
+    connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+
+    def noted(path: str, *, timeout: float, isolation_level: None, check_same_thread: bool) -> sqlite3.Connection:
+        waits.append(timeout)
+        return connect(path, isolation_level=isolation_level, check_same_thread=check_same_thread)
+
+    monkeypatch.setattr("sqlite3.connect", noted)
+    open_store(f"sqlite:///{tmp_path}/l.db", request_seconds=THIRD).close()
+    SqliteStore(f"{tmp_path}/l.db").close()
+    assert waits == [THIRD, 10.0]

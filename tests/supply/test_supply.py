@@ -1,0 +1,50 @@
+"""The audit of the locked packages finds what it is there to find."""
+
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from supply import LOCKS, ROOT, changed, licences, locked, strangers, unpinned
+
+LOCK = """# made by a tool
+attrs==25.1.0 \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+    # via leasehold
+colorama==0.4.6 ; sys_platform == 'win32' \\
+    --hash=sha256:cc
+"""
+
+
+def test_every_locked_package_has_one_version_and_digests() -> None:
+    """A registry could hand out something other than what was tested."""
+    found = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
+    assert found == []
+    loose = locked("attrs>=25 --hash=sha256:aa\nrich==14.0\n")
+    assert [each.partition(":")[0] for each in unpinned(loose)] == ["attrs", "rich"]
+
+
+def test_another_version_than_the_locked_one_is_found() -> None:
+    """What was tested would not be what runs."""
+    packages = locked(LOCK)
+    assert [each.digests for each in packages] == [("sha256:aa", "sha256:bb"), ("sha256:cc",)]
+    assert list(strangers(packages, {"attrs": "25.1.0"})) == []
+    assert list(strangers(packages, {"attrs": "25.2"})) == ["attrs: 25.2 is installed where ==25.1.0 is locked"]
+    assert list(strangers(packages, {})) == ["attrs: nothing is installed where ==25.1.0 is locked"]
+
+
+def test_a_changed_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file altered after its installation would run unseen."""
+    package = distribution("iniconfig")
+    assert list(changed(package)) == []
+    (tmp_path / "other.py").write_text("import os", encoding="utf-8")
+    monkeypatch.setattr("importlib.metadata.PackagePath.locate", lambda _file: tmp_path / "other.py")
+    assert list(changed(package)) != []
+
+
+def test_an_unknown_licence_is_named() -> None:
+    """A dependency could forbid what users of this project do with it."""
+    assert list(licences({"a": "MIT", "b": "License :: Other/Proprietary License", "c": ""})) == [
+        "b: its licence, 'License :: Other/Proprietary License', is none of those known here",
+        "c: its licence, '', is none of those known here",
+    ]

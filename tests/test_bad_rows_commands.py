@@ -1,0 +1,67 @@
+"""`leasehold leases` and `report` show a table that has rows nobody can read."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.leases import app as leases
+from leasehold.adapters.cli.report import app as report
+from leasehold.balancer.model import Lease
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.embedded.sqlite import SqliteStore
+
+SPOILT = {
+    "deep": f"notes = '{'[' * 20_000}'",
+    "long": f"checkpoint = '{'1' * 130}'",
+    "far": "counter = 9223372036854775807",
+    "odd": "owner = CAST(x'ff' AS TEXT)",
+    "half": 'notes = \'{"a": "\\ud800"}\'',
+    "heavy": "weight = 9e999",
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A table with one good row, and one of each bad kind."""
+    path = str(tmp_path / "leases.db")
+    store = SqliteStore(path)
+    for key in ("good", *SPOILT):
+        placed(store, Lease(key, owner="ann"))
+    store.close()
+    with sqlite3.connect(path) as other:
+        for key, spoil in SPOILT.items():
+            other.execute(f"UPDATE leases SET {spoil} WHERE key = '{key}'")  # noqa: S608  the test's own words
+    other.close()
+    return f"sqlite://{path}"
+
+
+def ran(app: Typer, *arguments: str) -> str:
+    """What the command prints, with nothing amiss."""
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stderr) == (0, "")
+    done.stdout.encode()
+    return done.stdout
+
+
+def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
+    """Whoever must mend the table saw a traceback, and not which row it was."""
+    done = CliRunner().invoke(leases, [url])
+    assert done.exit_code == 0
+    said = done.output
+    said.encode()
+    assert "1 leases, 0 finished" in said
+    assert [key for key in SPOILT if f"{key} cannot be read: " not in said] == []
+    told = json.loads(ran(leases, url, "--json"))
+    assert [lease["key"] for lease in told["leases"]] == ["good"]
+    assert sorted(row["key"] for row in told["malformed"]) == sorted(SPOILT)
+
+
+def test_report_counts_the_bad_rows(url: str, tmp_path: Path) -> None:
+    """Likewise, where a page was wanted."""
+    told = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
+    assert (told["malformed"], told["distribution"]["leases"]) == (len(SPOILT), 1)
+    assert f"{len(SPOILT)} rows cannot be read" in (tmp_path / "r.html").read_text()

@@ -1,0 +1,240 @@
+"""A canary in every credential: nothing that leasehold says, writes or starts repeats one."""
+
+import base64
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from children import child
+from pyspark import cloudpickle
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.main import app
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB
+from leasehold.adapters.sources.event_hubs.access import by_connection_string
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased
+from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.lease_table.data_source import LeaseTable
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB
+from leasehold.stores.urls import open_store
+
+KEY_ID, SECRET, TOKEN = "AKIACANARYCANARY0000", "secretcanary/with+slashes", "tokencanary"
+AZURE = base64.b64encode(b"azurecanary").decode()
+SIGNATURE = "sigcanary"
+CANARIES = (KEY_ID, *SECRET.split("/"), TOKEN, AZURE, "azurecanary", SIGNATURE)
+NAMESPACE = "place.servicebus.windows.net"
+WAIT = 60.0
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every credential of the environment is a canary."""
+    blob = (
+        f"DefaultEndpointsProtocol=https;AccountName=account;AccountKey={AZURE};BlobEndpoint=http://127.0.0.1:1/account"
+    )
+    hub = f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=name;SharedAccessKey={AZURE};EntityPath=hub"
+    variables = {
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": TOKEN,
+        BLOB: blob,
+        HUB: hub,
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers others
+
+
+def found_in(said: str | bytes) -> list[str]:
+    """The canaries that sing in it, in any case."""
+    text = (said if isinstance(said, str) else said.decode(errors="replace")).lower()
+    return [canary for canary in CANARIES if canary.lower() in text]
+
+
+STORES = (
+    f"dynamodb://{KEY_ID}:{SECRET}@leases?region=eu-west-1",
+    f"dynamodb://leases?region=eu-west-1&X-Amz-Signature={SIGNATURE}",
+    f"dynamodb://leases?region=eu-west-1&endpoint=http://ann:{SECRET}@127.0.0.1:1",
+    f"s3://{KEY_ID}:{SECRET}@bucket/prefix?region=eu-west-1",
+    f"s3://bucket/prefix?X-Amz-Security-Token={TOKEN}",
+    f"azblob://account:{AZURE}@account/container",
+    f"azblob://account/container?sv=2024-01-01&sig={SIGNATURE}",
+    f"azblob://account/container?endpoint=https://account.blob.core.windows.net?sig={SIGNATURE}",
+    f"https://account.blob.core.windows.net/container?sv=2024&sig={SIGNATURE}",
+    f"DefaultEndpointsProtocol=https;AccountName=account;AccountKey={AZURE}",
+)
+SOURCES = (
+    f"kinesis://{KEY_ID}:{SECRET}@orders?region=eu-west-1",
+    f"kinesis://orders?region=eu-west-1&endpoint=http://ann:{SECRET}@127.0.0.1:1",
+    f"kinesis://orders?region=eu-west-1&X-Amz-Signature={SIGNATURE}",
+    f"eventhubs://name:{AZURE}@place/hub",
+    f"eventhubs://name:{SECRET}@place/hub",
+    f"eventhubs://place/hub?SharedAccessKey={AZURE}",
+    f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=name;SharedAccessKey={AZURE}",
+)
+OF_STORES = {
+    "leases": ["{}"],
+    "report": ["{}", "-o", "report.html"],
+    "explain": ["{}", "--for", "0"],
+    "what-if": ["{}", "--add", "1", "--for", "0"],
+    "serve": ["{}", "--port", "0"],
+    "reset": ["{}", "--to", "trim_horizon", "--dry-run"],
+    "copy-leases": ["{}", "sqlite://to.db"],
+    "consume": ["kinesis://orders?region=eu-west-1", "--store", "{}", "--events"],
+}
+OF_SOURCES = {
+    "consume": ["{}", "--store", "memory://canaries", "--events"],
+    "produce": ["{}", os.devnull],
+    "leases": ["sqlite://here.db", "--source", "{}"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "url"),
+    # `report` takes files too, and a text without :// is a file's name, which is repeated.
+    [(command, url) for command in OF_STORES for url in STORES if command != "report" or "://" in url],
+)
+@pytest.mark.usefixtures("planted")
+def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
+    command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An AWS secret has a slash as often as not, and was printed where it had one."""
+    monkeypatch.chdir(tmp_path)
+    _refused([command, *(word.format(url) for word in OF_STORES[command])], caplog)
+
+
+@pytest.mark.parametrize("url", SOURCES)
+@pytest.mark.parametrize("command", OF_SOURCES)
+@pytest.mark.usefixtures("planted")
+def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_source(
+    command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Likewise."""
+    monkeypatch.chdir(tmp_path)
+    open_store("sqlite://here.db").close()
+    _refused([command, *(word.format(url) for word in OF_SOURCES[command])], caplog)
+
+
+def _refused(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, found_in(done.output + repr(done.exception) + caplog.text)) == (2, [])
+    assert done.stderr.startswith(f"leasehold {arguments[0]}: ")
+
+
+@pytest.mark.parametrize("url", [*STORES, *SOURCES])
+def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
+    """Whoever embeds a store logs what it raises."""
+    for opened in (open_store, open_source):
+        with pytest.raises(ValueError, match="URL") as caught:
+            opened(url)
+        assert found_in(str(caught.value) + repr(caught.value)) == []
+
+
+@pytest.mark.usefixtures("planted")
+def test_no_object_shows_what_opens_a_service() -> None:
+    """A debugger's line, an f-string or a pickle of a task would carry it away."""
+    kinesis = open_source("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:1")
+    hub = open_source(f"eventhubs://{NAMESPACE}/hub")
+    worker = Worker(store=open_store("memory://canaries"), source=kinesis, me="ann", config=Config())
+    secret = os.environ[HUB]
+    shown: list[object] = [kinesis, hub, worker, Runner(worker, lambda _: None)]
+    shown += [
+        by_connection_string(secret, NAMESPACE, "hub", "$Default"),
+        event_hubs_options({"lease.store": "sqlite://x"}),
+    ]
+    shown += [kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]
+    for each in shown:
+        assert found_in(f"{each!r} {each!s}") == []
+    kinesis.close()
+    hub.close()
+
+
+SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
+    "kinesis": (KinesisLeased, {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1"}),
+    "eventhubs": (EventHubsLeased, {}),
+}
+
+
+@pytest.mark.parametrize("kind", SPARK)
+@pytest.mark.usefixtures("planted")
+def test_what_spark_stores_and_sends_to_tasks_holds_no_credential(kind: str) -> None:
+    """A checkpoint folder is read by many, and a pickle of the reader reaches every executor."""
+    source, options = SPARK[kind]
+    made = source({**options, "lease.store": "sqlite://x"})
+    reader = made.streamReader(from_arrow_schema(made._spec.columns.schema))  # noqa: SLF001  its own columns
+    assert found_in(json.dumps(reader.initialOffset())) == []
+    assert found_in(cloudpickle.dumps(reader)) == []  # type: ignore[no-untyped-call]  # Spark's own
+    assert found_in(repr(reader)) == []
+
+
+@pytest.mark.parametrize("url", STORES)
+def test_a_query_of_spark_does_not_repeat_the_credentials_in_an_option(url: str) -> None:
+    """The error of a query stands on Spark's pages."""
+
+    def read() -> None:
+        table = LeaseTable({"store": url}).reader(StructType())
+        list(table.read(table.partitions()[0]))
+
+    with pytest.raises(ValueError, match="store URL") as refused:
+        read()
+    assert found_in(str(refused.value)) == []
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("planted")
+def test_a_worker_and_its_tools_leave_no_credential_anywhere(moto_url: str, tmp_path: Path) -> None:
+    """Logs, events, metrics, the command line, rows and reports are read by those who may not read the stream."""
+    kinesis = boto3.client("kinesis", endpoint_url=moto_url, region_name="eu-west-1")
+    kinesis.create_stream(StreamName="canaries", ShardCount=1)
+    kinesis.put_record(StreamName="canaries", Data=b"x", PartitionKey="a")
+    kinesis.close()
+    at = f"region=eu-west-1&endpoint={moto_url}"
+    table = f"dynamodb://canaries?{at}"
+    more = ["--from", "trim_horizon", "--log", "json", "--verbose", "--metrics", "console"]
+    said = [*_consumed([f"kinesis://canaries?{at}&wire=json", "--store", table, "--events", *more], tmp_path)]
+    page = tmp_path / "report.html"
+    for arguments in (
+        ["leases", table, "--json"],
+        ["explain", table, "--for", "0"],
+        ["report", table, "-o", str(page)],
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        said.append(done.output)
+    store = open_store(table, write=False)
+    said += [page.read_text(), repr(store), repr(store.list())]
+    store.close()
+    assert [found_in(each) for each in said] == [[]] * len(said)
+
+
+def _consumed(arguments: list[str], folder: Path) -> Iterator[str]:
+    """The command line, the events and the log of a worker that has read a record and was ended."""
+    out, log = folder / "out", folder / "log"
+    command = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume", *arguments]
+    with out.open("w") as stdout, log.open("w") as stderr, child(command, stdout=stdout, stderr=stderr) as worker:
+        end = time.monotonic() + WAIT
+        while '"record"' not in out.read_text():
+            assert (worker.poll(), time.monotonic() < end) == (None, True), log.read_text()
+            time.sleep(0.05)
+        if (line := Path(f"/proc/{worker.pid}/cmdline")).exists():
+            yield line.read_text()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(WAIT) == 0, log.read_text()
+    assert "resource_metrics" in out.read_text() + log.read_text()
+    yield out.read_text()
+    yield log.read_text()

@@ -1,0 +1,120 @@
+"""Nothing that a row or an owner holds moves the cursor of whoever looks."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli import copy_leases, leases, report, reset
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.printable import escaped, printable, printable_lines
+from leasehold.stores.writes import CreateLease, RequestLease
+
+ESCAPE = "\x1b]0;mine\x07\x1b[2J"
+SHOWN = r"\x1b]0;mine\x07\x1b[2J"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A table in which a key, an owner, an heir and a bad row hold terminal escapes."""
+    path = tmp_path / "leases.db"
+    store = SqliteStore(str(path))
+    row = placed(store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024))
+    done(store.write(RequestLease(row, f"{ESCAPE}-bob")))
+    bad = store._connection  # noqa: SLF001  no store writes such a row
+    bad.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (?, ?, 0, ?)", (f"{ESCAPE}-bad", "s", "x"))
+    store.close()
+    return f"sqlite://{path}"
+
+
+def shown(*arguments: str) -> str:
+    """All that a command has printed."""
+    app = {"leases": leases, "report": report, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(app, arguments[1:])
+    return result.output
+
+
+def harmless(text: str) -> bool:
+    """Whether a terminal only writes it, line by line."""
+    return all(line.isprintable() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("by", [(), ("--by", "worker"), ("--by", "group")])
+def test_the_table_of_leases_shows_escapes_as_text(url: str, by: tuple[str, ...]) -> None:
+    """A worker's name could clear the operator's screen, or write into the terminal's title."""
+    output = shown("leases", url, *by)
+    assert SHOWN in output
+    assert harmless(output)
+
+
+def test_the_page_and_its_charts_show_escapes_as_text(tmp_path: Path) -> None:
+    """A page that is looked at in a terminal, or a chart's label, would carry them on."""
+    good = tmp_path / "good.json"
+    rows = [{"key": f"{ESCAPE}-key", "owner": f"{ESCAPE}-ann", "version": "1", "idle": 0}]
+    good.write_text("\n".join(json.dumps({"at": at, "leases": rows}) for at in (1.0, 100.0)))
+    shown("report", str(good), "-o", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert SHOWN in page
+    assert harmless(page)
+
+
+@pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])
+def test_what_cannot_be_used_is_told_without_its_escapes(url: str, command: tuple[str, ...]) -> None:
+    """The very message that names a bad row would be its weapon."""
+    output = shown(command[0], url, *command[1:])
+    assert SHOWN in output
+    assert harmless(output)
+
+
+def test_moves_are_told_without_their_escapes(tmp_path: Path) -> None:
+    """The table of a dry run shows every key there is."""
+    store = SqliteStore(str(tmp_path / "leases.db"))
+    done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
+    store.close()
+    output = shown("reset", f"sqlite://{tmp_path}/leases.db", "--to", "LATEST", "--dry-run")
+    assert SHOWN in output
+    assert harmless(output)
+
+
+def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFixture) -> None:
+    """An owner's name could forge a line of the log, or clear the screen of whoever follows it."""
+    log = escaped(logging.getLogger("leasehold.printable"))
+    log.error("worker %s\n2026-01-01 ERROR forged", ESCAPE, exc_info=ValueError(f"lease {ESCAPE}"))
+    assert caplog.messages == [rf"worker {SHOWN}\n2026-01-01 ERROR forged"]
+    assert harmless(caplog.text)
+    assert f"ValueError: lease {SHOWN}" in caplog.text
+
+
+def test_every_logger_of_ours_is_such() -> None:
+    """One module that forgets it, and the names it logs are let through."""
+    house = Path(__file__).parents[1]
+    loggers = [
+        (path.name, line)
+        for folder in ("adapters", "stores")
+        for path in sorted((house / folder).rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("log = ")
+    ]
+    assert len(loggers) > 20
+    assert [each for each in loggers if not each[1].startswith("log = escaped(logging.getLogger(")] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("s-1 ü 漢 '$'", "s-1 ü 漢 '$'"),
+        ("a\tb\r", r"a\tb\r"),
+        ("\x9b2J\x7f", r"\x9b2J\x7f"),
+        ("\u202egnp", r"\u202egnp"),
+        ("\u2028", r"\u2028"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(text: str, safe: str) -> None:
+    """Eight-bit escapes, characters that turn the text around, and halves of characters do harm too."""
+    assert printable(text) == safe
+    assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"

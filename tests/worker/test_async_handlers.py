@@ -1,0 +1,312 @@
+"""Handlers whose answer is to be awaited: a batch is done when that has ended, and nothing else counts as done."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from functools import partial, wraps
+from threading import Event, Lock
+
+import pytest
+from attrs import define, field
+from running import WAIT, run_to_its_end, running
+from test_reading import Bench, data
+from virtual_fleet import FaultyStore, four_shards
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Position
+
+
+def joined(store: FaultyStore, source: ListSource) -> Worker:
+    """A worker that starts at the beginning."""
+    return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
+
+
+@define
+class Seen:
+    """What was processed, and when it was all."""
+
+    expected: int
+    by_shard: dict[str, list[bytes]] = field(factory=dict)
+    all: Event = field(factory=Event)
+    lock: Lock = field(factory=Lock)
+
+    def add(self, delivery: Delivery) -> None:
+        """Another batch is done."""
+        with self.lock:
+            self.by_shard.setdefault(delivery.shard, []).extend(record.data for record in delivery.records)
+            if sum(map(len, self.by_shard.values())) >= self.expected:
+                self.all.set()
+
+
+Handle = Callable[[Delivery], Awaitable[None]]
+
+
+class AwaitedLater:
+    """Something to await that is no coroutine."""
+
+    def __init__(self, inner: Awaitable[None]) -> None:
+        self.inner = inner
+
+    def __await__(self) -> Generator[object, None, None]:
+        """Await what is inside."""
+        return self.inner.__await__()
+
+
+class Called:
+    """An object that can be called."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Handle it."""
+        await self.handle(delivery)
+
+
+def decorated(handle: Handle) -> Handle:
+    """A decorator that is not async itself."""
+
+    @wraps(handle)
+    def wrapper(*args: Delivery) -> Awaitable[None]:
+        return handle(*args)
+
+    return wrapper
+
+
+async def with_more(_more: str, handle: Handle, delivery: Delivery) -> None:
+    """A handler with arguments of its own."""
+    await handle(delivery)
+
+
+KINDS: dict[str, Callable[[Handle], Handle]] = {
+    "async def": lambda handle: handle,
+    "partial": lambda handle: partial(with_more, "more", handle),
+    "object": Called,
+    "decorator": decorated,
+    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  the very kind
+    "awaitable": lambda handle: lambda delivery: AwaitedLater(handle(delivery)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_can_be_awaited_is_awaited(kind: str) -> None:
+    """Without it nothing is processed, and all of it is checkpointed."""
+    store, seen = FaultyStore(), Seen(20)
+
+    async def handle(delivery: Delivery) -> None:
+        await asyncio.sleep(0)
+        seen.add(delivery)
+
+    shelves = {f"s-{n}": ShardRecords(records(5), size=2) for n in range(4)}
+    with running(Runner(joined(store, ListSource(four_shards(), shelves)), KINDS[kind](handle))):
+        assert seen.all.wait(WAIT)
+    assert seen.by_shard == {f"s-{n}": data(5) for n in range(4)}
+    assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
+
+
+def test_nothing_is_checkpointed_before_the_handler_has_ended() -> None:
+    """Without it a crash would lose what a handler was still awaiting."""
+    store, began, seen = FaultyStore(), Event(), Seen(5)
+    loops: list[asyncio.AbstractEventLoop] = []
+    gate = asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        loops.append(asyncio.get_running_loop())
+        began.set()
+        await gate.wait()
+        seen.add(delivery)
+
+    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handle)):
+        assert began.wait(WAIT)
+        before = store.row("s-0").checkpoint
+        loops[0].call_soon_threadsafe(gate.set)
+        assert seen.all.wait(WAIT)
+    assert (before, store.row("s-0").checkpoint) == (TRIM_HORIZON, Position("104"))
+
+
+def test_shards_that_await_hold_no_threads() -> None:
+    """Without it as few shards would be awaited side by side as there are threads."""
+    store, names = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
+    waiting, seen, all_wait = set[str](), Seen(40), asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        waiting.add(delivery.shard)
+        if len(waiting) == 40:
+            all_wait.set()
+        await all_wait.wait()
+        seen.add(delivery)
+
+    source = ListSource(even_shards(names), {name: ShardRecords(records(1)) for name in names})
+    with running(Runner(joined(store, source), handle, readers=2)):
+        assert seen.all.wait(WAIT)
+    assert sorted(seen.by_shard) == list(names)
+
+
+def test_an_async_dead_letter_is_awaited_before_the_shard_goes_on() -> None:
+    """Without it a batch would be gone from the shard and from the dead letter both."""
+    store, letters, seen = FaultyStore(), list[str](), Seen(2)
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.records[0].data == b"0":
+            raise ValueError("poison")
+        seen.add(delivery)
+
+    async def bury(delivery: Delivery, error: Exception) -> None:
+        await asyncio.sleep(0)
+        letters.extend([f"{delivery.records[0].data!r} {error}", store.row("s-0").checkpoint.sequence])
+
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(4), size=2)})
+    with running(Runner(joined(store, source), Handling(handle, attempts=1, dead_letter=bury))):
+        assert seen.all.wait(WAIT)
+    assert letters == ["b'0' poison", "TRIM_HORIZON"]
+    assert store.row("s-0").checkpoint == Position("103")
+
+
+def generator() -> Iterator[int]:
+    """Does nothing until it is asked."""
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    """Does nothing until it is asked."""
+    yield 1
+
+
+ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
+    "value": (lambda: 3, "it returned a value (int): None says that the batch is done, nothing else does"),
+    "false": (lambda: False, "it returned a value (bool)"),
+    "generator": (generator, "it returned a generator, which has done nothing yet"),
+    "async generator": (async_generator, "it returned a generator, which has done nothing yet"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it records would be behind a checkpoint that their handler has not finished with."""
+    returns, says = ANSWERS[answer]
+    bench = Bench()
+    bench.until_over(bench.reading(attempts=1, handler=lambda _delivery: returns()))
+    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    assert f"its handler failed on records 100 to 104, attempt 1 of 1: {says}" in caplog.text
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> None:
+    """Without it the log would say that a batch was buried which nobody has."""
+    returns, _ = ANSWERS[answer]
+
+    def fails(_delivery: Delivery) -> None:
+        raise OSError("for good")
+
+    bench = Bench(does=fails)
+    bench.until_over(bench.reading(attempts=1, dead_letter=lambda _delivery, _error: returns()))
+    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+
+
+def test_what_was_awaited_must_end_with_none_too() -> None:
+    """Without it an async function that returns another's coroutine would process nothing."""
+    store, tries, stopped = FaultyStore(), list[int](), Event()
+
+    async def inner(_delivery: Delivery) -> None:
+        raise AssertionError("nobody awaits it")
+
+    async def handle(delivery: Delivery) -> object:
+        tries.append(1)
+        return inner(delivery)
+
+    handling = Handling(
+        handle,  # type: ignore[arg-type]
+        attempts=2,
+        least_wait_seconds=0,
+        most_wait_seconds=0,
+        observer=lambda what, _holding: stopped.set() if what == "stopped" else None,
+    )
+    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
+        assert stopped.wait(WAIT)
+    assert (len(tries), store.row("s-0").checkpoint) == (2, TRIM_HORIZON)
+
+
+def plain(_batch: Delivery) -> None:
+    """A handler that fits."""
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"handler": lambda _batch: (yield)}, "handler: a generator does nothing when it is called"),
+        ({"handler": partial(lambda _more, _batch: (yield), 1)}, "handler: a generator does nothing"),
+        ({"handler": lambda: None}, r"handler: it is called with \(batch\), and that does not fit: too many"),
+        ({"handler": lambda _batch, _more: None}, "does not fit: missing a required argument: '_more'"),
+        ({"handler": 3}, "handler: 3 cannot be called"),
+        ({"handler": plain, "dead_letter": plain}, r"dead_letter: it is called with \(batch, error\)"),
+        ({"handler": plain, "dead_letter": lambda _batch, _error: (yield)}, "dead_letter: a generator"),
+        ({"handler": plain, "observer": plain}, r"observer: it is called with \(happening, holding\)"),
+        ({"handler": plain, "slow_seconds": 0}, "slow_seconds"),
+        ({"handler": plain, "handler_seconds": 0}, "handler_seconds"),
+    ],
+)
+def test_what_can_never_handle_anything_is_refused_at_the_start(given: dict[str, object], says: str) -> None:
+    """Without it a worker would take leases, and find at its first batch that it cannot call its handler."""
+    with pytest.raises(ValueError, match=says):
+        Handling(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("handler", [*KINDS, "decorator that brings an argument", "built in"])
+def test_whatever_fits_is_taken(handler: str) -> None:
+    """Without it a decorated handler could be refused by the signature of what it decorates."""
+
+    async def handle(_delivery: Delivery) -> None:
+        """Nothing."""
+
+    def with_database(_delivery: Delivery, _database: str) -> None:
+        """Nothing."""
+
+    @wraps(with_database)
+    def bringing(delivery: Delivery) -> None:
+        with_database(delivery, "database")
+
+    more = {"decorator that brings an argument": bringing, "built in": [].append}
+    given = KINDS[handler](handle) if handler in KINDS else more[handler]
+    assert Handling(given).handler is given  # type: ignore[arg-type]
+
+
+def test_the_event_loop_ends_with_the_worker() -> None:
+    """Without it each worker of a long program would leave a thread behind."""
+    seen = Seen(20)
+
+    async def handle(delivery: Delivery) -> None:
+        await asyncio.sleep(0)
+        seen.add(delivery)
+
+    before = set(threading.enumerate())
+    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
+    with running(Runner(joined(FaultyStore(), source), handle)):
+        assert seen.all.wait(WAIT)
+        assert "leasehold-loop" in {thread.name for thread in threading.enumerate()}
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(WAIT)
+    assert [thread.name for thread in left if thread.is_alive()] == []
+
+
+def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
+    """Without it the event loop would end, and every batch that it awaits would be held for ever."""
+    store, tasks = FaultyStore(), list[asyncio.Task[None]]()
+
+    async def ends() -> None:
+        raise SystemExit(3)
+
+    async def handle(_delivery: Delivery) -> None:
+        if not tasks:
+            tasks.append(asyncio.get_running_loop().create_task(ends()))
+        await asyncio.sleep(0)
+
+    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
+    with pytest.raises(SystemExit) as ended:
+        run_to_its_end(Runner(joined(store, source), handle))
+    assert (ended.value.code, [lease.owner for lease in store.list().leases]) == (3, [None] * 4)
+    assert isinstance(tasks[0].exception(), SystemExit)

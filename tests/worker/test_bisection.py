@@ -1,0 +1,188 @@
+"""A batch that keeps failing is narrowed to the records that fail: those are buried, all others are handled."""
+
+import logging
+from collections.abc import Iterator
+from random import uniform
+
+import pytest
+from attrs import define, field
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_reading import Bench, data
+
+from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
+from leasehold.adapters.reading.handlers.bisection import Attempts, TryAgain
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.room import Room
+from leasehold.adapters.sources.kinesis.records import KinesisRecords
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.balancer.model import TRIM_HORIZON, Position
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """That handlers fail is the point."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@define
+class Poisoned:
+    """A handler that raises where a poisoned record is in its batch, and what became of each record."""
+
+    poison: frozenset[bytes]
+    one_by_one: bool = False
+    attempts: list[tuple[list[bytes], int]] = field(factory=list)
+    handled: list[bytes] = field(factory=list)
+    buried: list[bytes] = field(factory=list)
+    dug: list[int] = field(factory=list)
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Handle all of it or nothing; or each record, which is checkpointed then, up to a poisoned one."""
+        given_now = [record.data for record in delivery.records]
+        self.attempts.append((given_now, delivery.attempts))
+        for record in delivery.records if self.one_by_one else ():
+            if record.data in self.poison:
+                raise ValueError("poison")
+            self.handled.append(record.data)
+            assert delivery.checkpoint(record)
+        if self.one_by_one:
+            return
+        if self.poison & set(given_now):
+            raise ValueError("poison")
+        self.handled += given_now
+
+    def bury(self, delivery: Delivery, _error: Exception) -> None:
+        """Take one record."""
+        self.buried += [record.data for record in delivery.records]
+        self.dug.append(delivery.attempts)
+
+
+def poisoned(*numbers: int) -> Poisoned:
+    """These records cannot be handled."""
+    return Poisoned(frozenset(b"%d" % number for number in numbers))
+
+
+def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
+    """Without it good records of a batch would be lost to the dead letters, or overtake each other."""
+    handler = poisoned(5)
+    bench = Bench(ShardRecords(records(8)), does=handler)
+    bench.steps(bench.reading(attempts=2, dead_letter=handler.bury), 12)
+    assert [given_now for given_now, _ in handler.attempts] == [
+        data(8),
+        data(8),
+        data(4),
+        data(4, 4),
+        data(2, 4),
+        data(1, 4),
+        data(1, 5),
+        data(2, 6),
+    ]
+    assert [attempt for _, attempt in handler.attempts] == [1, 2, 3, 3, 4, 5, 5, 4]
+    assert (handler.buried, handler.dug, handler.handled) == (data(1, 5), [5], data(5) + data(2, 6))
+    assert bench.store.row("s-0").checkpoint == Position("107")
+
+
+def test_nothing_is_waited_for_while_a_poisoned_record_is_searched() -> None:
+    """Without it a poisoned record would block its shard for longer than the attempts with their waits."""
+    handler = poisoned(*range(8))
+    bench = Bench(ShardRecords(records(8)), does=handler)
+    reading = bench.reading(attempts=1, dead_letter=handler.bury)
+    for _ in range(40):
+        reading.step(bench.clock.now)
+    assert (handler.buried, handler.handled) == (data(8), [])
+
+
+def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
+    """Without it a release would wait for the search, or lose what was done in it."""
+    handler = poisoned(3)
+    bench = Bench(ShardRecords(records(4)), does=handler)
+    reading = bench.reading(attempts=1, dead_letter=handler.bury, checkpoint_seconds=3600)
+    bench.steps(reading, 3)
+    assert handler.handled == data(2)
+    bench.holding.ask_release()
+    bench.until_over(reading)
+    row = bench.store.row("s-0")
+    assert (row.owner, row.checkpoint, handler.buried) == (None, Position("101"), [])
+
+
+def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done() -> None:
+    """Without it a letter that could not be written would be a record lost."""
+    handler = poisoned(2)
+
+    def fails(_delivery: Delivery, _error: Exception) -> None:
+        raise OSError("disk full")
+
+    bench = Bench(ShardRecords(records(4)), does=handler)
+    bench.until_over(bench.reading(attempts=1, dead_letter=fails))
+    row = bench.store.row("s-0")
+    assert (row.owner, row.checkpoint, bench.happened) == (None, Position("101"), ["initialize", "stopped"])
+
+
+def test_without_a_dead_letter_nothing_is_halved() -> None:
+    """Without it a handler would be called with parts of a batch that nobody can bury."""
+    handler = poisoned(3)
+    bench = Bench(ShardRecords(records(4)), does=handler)
+    bench.until_over(bench.reading(attempts=2))
+    assert [given_now for given_now, _ in handler.attempts] == [data(4), data(4)]
+    assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
+
+
+def test_a_half_of_a_batch_of_columns_has_columns() -> None:
+    """Without it `batch.to_arrow` would make objects of every record that is handed over again."""
+    bench = Bench()
+    attempts = Attempts(Handling(bench.handle, attempts=1, dead_letter=lambda *_: None), bench.holding, uniform)
+    batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)
+    assert attempts.failed(attempts.piece(batch), ValueError()) == TryAgain(0.0)
+    half = attempts.piece(batch).records
+    assert (type(half), [record.data for record in half]) == (KinesisRecords, data(2))
+
+
+CASES = st.tuples(
+    st.integers(1, 12),  # records
+    st.integers(1, 12),  # most in a batch
+    st.frozensets(st.integers(0, 11), max_size=12),  # poisoned
+    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # forgotten then, and the next batch's size
+    st.integers(1, 3),  # attempts
+    st.booleans(),  # whether the handler checkpoints each record
+    st.sampled_from((0.0, 3600.0)),  # seconds between two checkpoints
+)
+
+
+@given(CASES)
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_poisoned_and_forgotten_all_else_is_handled_in_order(
+    case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float],
+) -> None:
+    """Without it a record could be passed over where the batch comes again with another end."""
+    count, size, numbers, fates, attempts, one_by_one, seconds = case
+    handler = poisoned(*numbers)
+    handler.one_by_one = one_by_one
+    bench = Bench(ShardRecords(records(count), size=size), does=handler)
+    room = Room()
+    reading = bench.reading(room, attempts=attempts, dead_letter=handler.bury, checkpoint_seconds=seconds)
+    due = bench.clock.now
+    step = 0
+    while len(handler.handled) + len(handler.buried) < count:
+        forgotten, bench.shelf.size = fates[step] if step < len(fates) else (False, size)
+        for slot in room.held if forgotten else ():
+            slot.forget()
+        bench.clock.now = max(bench.clock.now, due)
+        bench.worker.renew(bench.clock.now)
+        due = reading.step(bench.clock.now)
+        step += 1
+        assert step < 1000
+        done = handler.handled + handler.buried
+        assert set(data(_passed(bench))) <= set(done)
+    assert handler.buried == [each for each in data(count) if each in handler.poison]
+    assert handler.handled == [each for each in data(count) if each not in handler.poison]
+    bench.holding.ask_release()
+    bench.until_over(reading)
+    assert _passed(bench) == count
+
+
+def _passed(bench: Bench) -> int:
+    """How many records the checkpoint covers."""
+    checkpoint = bench.store.row("s-0").checkpoint
+    return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0

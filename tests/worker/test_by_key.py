@@ -1,0 +1,198 @@
+"""The keys of a batch side by side: each in order, the batch done when all are, none at work when it comes again."""
+
+import asyncio
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
+from test_reading import Bench
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.consume import app
+from leasehold.adapters.proving.simulator.world.stream import ShardRecords
+from leasehold.adapters.reading.handlers.by_key import by_key
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.balancer.model import Position
+
+
+def keyed(*keys: str | None) -> list[Record]:
+    """A record of each of these keys, in order."""
+    return [Record(b"%d" % number, str(100 + number), partition_key=key) for number, key in enumerate(keys)]
+
+
+def delivery(records: list[Record]) -> Delivery:
+    """The records as a batch."""
+    return Delivery(records, records[-1].position, None, Bench().holding)
+
+
+@define
+class Crew:
+    """A handler that notes who is at work, and lets others begin before it ends."""
+
+    order: dict[str | None, list[int]] = field(factory=lambda: defaultdict(list))
+    at_work: set[str | None] = field(factory=set)
+    most: int = 0
+
+    async def __call__(self, batch: Delivery) -> None:
+        """Handle the records of one key."""
+        (key,) = {record.partition_key for record in batch.records}
+        assert key not in self.at_work
+        self.at_work.add(key)
+        self.most = max(self.most, len(self.at_work))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.order[key] += [int(record.sequence_number) for record in batch.records]
+        self.at_work.remove(key)
+
+
+@given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
+def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], most: int) -> None:
+    """Without it records of one key would overtake each other, or a database would meet more calls than meant."""
+    crew, records = Crew(), keyed(*keys)
+    asyncio.run(awaited(by_key(crew, most), delivery(records)))
+    wanted = {key: [100 + at for at, each in enumerate(keys) if each == key] for key in keys}
+    assert crew.order == wanted
+    assert crew.most == min(most, len(set(keys)))
+
+
+async def awaited(handler: object, batch: Delivery) -> None:
+    """Call it, and wait."""
+    assert callable(handler)
+    await handler(batch)
+
+
+def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
+    """Without it a record would be at work twice when the batch comes again, and its key's order be lost."""
+    seen: list[str] = []
+
+    async def handle(batch: Delivery) -> None:
+        key = str(batch.records[0].partition_key)
+        seen.append(f"{key} begins")
+        await asyncio.sleep(0)
+        if key == "a":
+            raise SystemExit(3)
+        await asyncio.sleep(0)
+        seen.append(f"{key} ends")
+
+    async def outcome() -> BaseException | None:
+        try:
+            await awaited(by_key(handle, 2), delivery(keyed("a", "b", "c")))
+        except BaseException as error:  # noqa: BLE001  what comes out is the point
+            return error
+        return None
+
+    error = asyncio.run(outcome())
+    assert isinstance(error, SystemExit)
+    assert seen == ["a begins", "b begins", "b ends"]
+
+
+@pytest.mark.parametrize("answer", ["value", "cancelled"])
+def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
+    """Without it a record would be behind a checkpoint that its handler has not finished with."""
+
+    async def handle(batch: Delivery) -> object:
+        if batch.records[0].partition_key == "a":
+            return None
+        if answer == "cancelled":
+            raise asyncio.CancelledError
+        return False
+
+    with pytest.raises(Exception, match=r"it raised CancelledError|it returned a value"):
+        asyncio.run(awaited(by_key(handle, 2), delivery(keyed("a", "b"))))
+
+
+def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
+    """Without it they would go on while another worker handles the same records."""
+    ended: list[str] = []
+
+    async def handle(batch: Delivery) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(str(batch.records[0].partition_key))
+
+    async def given_up() -> None:
+        task = asyncio.ensure_future(awaited(by_key(handle, 2), delivery(keyed("a", "b", "c"))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(given_up())
+    assert sorted(ended) == ["a", "b"]
+
+
+def test_a_part_cannot_be_checkpointed() -> None:
+    """Without it the unfinished records of other keys would be behind a checkpoint."""
+    bench = Bench(ShardRecords(keyed("a", "b", "a")))
+    refused: list[str] = []
+
+    async def handle(batch: Delivery) -> None:
+        for record in (None, batch.records[0]):
+            with pytest.raises(ValueError, match="other keys of this batch are at work") as error:
+                batch.checkpoint(record)
+            refused.append(str(error.value))
+
+    whole = Delivery(bench.shelf.records, Position("102"), None, bench.holding)
+    asyncio.run(awaited(by_key(handle, 2), whole))
+    assert len(refused) == 4
+    assert not bench.store.row("s-0").checkpoint.numbered
+
+
+def test_a_part_of_columns_is_told_as_columns_too() -> None:
+    """Without it `batch.to_arrow` would tell of the whole batch."""
+    told: list[int] = []
+
+    async def handle(batch: Delivery) -> None:
+        told.append(batch.to_arrow())
+
+    records = keyed("a", "b", "a")
+    batch = Batch(records, None, None, 0.0, in_columns=len)
+    asyncio.run(awaited(by_key(handle, 1), Delivery(records, Position("102"), None, Bench().holding, batch.in_columns)))
+    assert told == [2, 1]
+
+
+async def takes_more(_more: str, _batch: Delivery) -> None:
+    """An async handler with an argument of its own."""
+
+
+def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as a function without types says
+    """A handler that is not async."""
+
+
+def test_only_what_can_be_side_by_side_is_taken() -> None:
+    """Without it a plain handler would be called for one key after the other, and nobody would know."""
+    by_key(partial(takes_more, "more"), 1)
+    with pytest.raises(ValueError, match="only an `async def` handler"):
+        by_key(plain, 2)
+    with pytest.raises(ValueError, match="0 keys at once"):
+        by_key(Crew(), 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--events", "--concurrency", "2"], "--concurrency: it goes with --handler"),
+        (["--handler", "app:plain", "--concurrency", "2"], "only an `async def` handler"),
+        (["--handler", "app:keyed", "--concurrency", "0"], "0 keys at once are none"),
+    ],
+)
+def test_bad_usage_is_one_sentence(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a typing error would start a worker that does one thing after the other."""
+    name = tmp_path.name.replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("def plain(batch): pass\nasync def keyed(batch): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    given_now = [each.replace("app:", f"{name}:") for each in arguments]
+    done = CliRunner().invoke(app, ["kinesis://orders?region=eu-west-1", "--store", "memory://by-key", *given_now])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert says in done.stderr

@@ -1,0 +1,66 @@
+"""How often a lease is checkpointed: once a second, and at once where another worker would start from it."""
+
+from test_reading import Bench, data
+from virtual_fleet import FaultyStore
+
+from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
+from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS, Delivery, Handling
+from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold.stores.protocol import Done, Outcome
+from leasehold.stores.writes import CheckpointLease, Write
+
+
+class Counting(FaultyStore):
+    """Remembers the checkpoints, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[str] = []
+
+    def write(self, write: Write) -> Outcome:
+        """With its position noted."""
+        outcome = super().write(write)
+        if isinstance(write, CheckpointLease) and isinstance(outcome, Done):
+            self.kept.append(write.position.sequence)
+        return outcome
+
+
+def ignore(_delivery: Delivery) -> None:
+    """Handle nothing."""
+
+
+def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
+    """Without it a table would be billed for every batch: five writes a second for each shard."""
+    store = Counting()
+    bench = Bench(ShardRecords(records(50), size=1), store=store)
+    assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
+    bench.steps(bench.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
+    assert bench.handed == [[each] for each in data(50)]
+    # A batch every 0.2 s for 10 s: the first, then one a second, and the last record after no more than a second.
+    assert (len(store.kept), store.kept[-1]) == (11, "149")
+
+
+def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None:
+    """Without it a handler that asks for a checkpoint would wait for it, and a stop would repeat what was handled."""
+    store = Counting()
+    bench = Bench(ShardRecords(records(6), size=2), store=store)
+    bench.does = lambda delivery: delivery.checkpoint(delivery.records[0])
+    reading = bench.reading(checkpoint_seconds=3600)
+    bench.steps(reading, 3)
+    assert store.kept == ["100", "101", "102"]
+    bench.holding.ask_release()
+    reading.step(bench.clock.now)
+    assert (store.kept[-1], store.row("s-0").owner) == ("103", None)
+
+
+def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
+    """Without it one stall of the store would keep a busy shard's checkpoint back for another `checkpoint_seconds`."""
+    bench = Bench(ShardRecords(records(4), size=2))
+    reading = bench.reading(checkpoint_seconds=3600)
+    bench.steps(reading, 1)  # opened
+    bench.store.down = True
+    bench.steps(reading, 1)
+    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
+    bench.store.down = False
+    bench.steps(reading, 1)
+    assert bench.store.row("s-0").checkpoint == Position("103")

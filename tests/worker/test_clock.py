@@ -1,0 +1,25 @@
+"""The clock that leases are held by goes on while the machine is suspended."""
+
+import time
+
+import pytest
+from virtual_fleet import FaultyStore
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.worker.worker import Worker
+
+
+def test_a_worker_counts_the_seconds_of_a_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a laptop that wakes up would hand over what others have been reading for hours."""
+    monkeypatch.setattr(time, "CLOCK_BOOTTIME", 7, raising=False)
+    monkeypatch.setattr(time, "clock_gettime", {7: 5000.0}.__getitem__)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    assert Worker(store=FaultyStore(), source=ListSource(), me="a-1").clock() == 5000.0
+
+
+def test_a_system_without_such_a_clock_has_a_monotonic_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nothing would run there."""
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    assert seconds() == 100.0

@@ -1,0 +1,145 @@
+"""CloudWatch's alarms go off in the incidents that they are for, by what real workers tell OpenTelemetry in them."""
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+from attrs import evolve
+from incidents import Incident, down, flapping, forgotten, healthy, hot, hung, overloaded, slipping
+from moto import mock_aws
+from opentelemetry.sdk.metrics import Counter, MeterProvider
+from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
+from standins.cloudwatch import Point, collect, in_alarm, template
+from virtual_fleet import Clock, Driven, FaultyStore, member, together
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.reading.metrics import WorkerMetrics
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.config import Config
+from leasehold.stores.protocol import OutcomeUnknown
+
+ALARMS = Path(__file__).parents[2] / "docs" / "alarms"
+LEASES = tuple(f"s-{number}" for number in range(6))
+MINUTES = 25
+DELTA: dict[type, AggregationTemporality] = {Counter: AggregationTemporality.DELTA}
+GIVEN = {"Application": "orders", "Topic": "arn:aws:sns:eu-west-1:123456789012:on-call"}
+
+
+class Fleet:
+    """Two workers that hold six leases, and what they tell, a minute after the other."""
+
+    def __init__(self, incident: Incident) -> None:
+        self.incident, self.clock, self.store = incident, Clock(), FaultyStore()
+        self.reader = InMemoryMetricReader(preferred_temporality=DELTA)
+        meter = MeterProvider([self.reader], Resource({"service.name": "orders"})).get_meter("test")
+        source, config = ListSource(even_shards(LEASES)), Config(lease_seconds=10.0)
+        self.members = [member(self.store, source, self.clock, me, me, config) for me in ("a-1", "b-1")]
+        self.metrics = [WorkerMetrics(each.worker, meter) for each in self.members]
+        self.passed: dict[int, int] = {}
+        together(self.members, 60)
+
+    def minute(self, minute: int) -> None:
+        """Let a minute of the incident go by."""
+        for number, key in enumerate(LEASES):
+            try:
+                behind, silence, switches, _ = self.incident(minute, number)
+            except OutcomeUnknown:
+                self.store.down = True
+                break
+            owner, wall = self.store.row(key).owner or "", time.time()
+            reach = Reach(wall, owner, moves=switches, behind=behind, read=wall - silence)
+            self.store.rewrite(key, lambda lease, reach=reach: evolve(lease, notes=((NOTE, reach.note),)))  # type: ignore[misc]
+            if switches > self.passed.setdefault(number, switches):
+                self._pass_on(key)
+            self.passed[number] = switches
+        together(self.members, 60)
+        for each, metrics in zip(self.members, self.metrics, strict=True):
+            self._read(each, metrics, minute)
+
+    def _pass_on(self, key: str) -> None:
+        """Have its worker give up on a record of this lease, so that the other one takes it."""
+        for each in self.members:
+            for holding in each.worker.holdings:
+                if holding.key == key:
+                    each.worker.exclude(key, 90.0)
+                    holding.ask_release()
+                    holding.part()
+
+    def _read(self, each: Driven, metrics: WorkerMetrics, minute: int) -> None:
+        for holding in () if self.store.down else each.worker.holdings:
+            behind, silence, _, kbps = self.incident(minute, LEASES.index(holding.key))
+            if not silence:
+                batch = Batch((), None, behind, 0.2, size=round(10 * kbps * 1024))
+                holding.reach.read(batch, self.clock.now)
+                metrics.read(holding, batch)
+
+    def told(self, at: float) -> Iterator[Point]:
+        """What is exported now."""
+        data = self.reader.get_metrics_data()
+        for whole in data.resource_metrics if data else ():
+            resource = {name: str(value) for name, value in whole.resource.attributes.items()}
+            for metric in whole.scope_metrics[0].metrics:
+                for point in metric.data.data_points:
+                    own = {name: str(value) for name, value in (point.attributes or {}).items()}
+                    yield at, metric.name, float(getattr(point, "value", math.nan)), resource | own
+
+
+def points(incident: Incident, began: float) -> Iterator[Point]:
+    """All that is told in an incident, once a minute."""
+    fleet = Fleet(incident)
+    for minute in range(MINUTES):
+        fleet.minute(minute)
+        yield from fleet.told(began + 60 * minute)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("incident", "wanted"),
+    [
+        (overloaded, {"UnderProvisioned"}),
+        (hot, {"HotShard"}),
+        (hung, {"StuckLease", "LagGrowing"}),  # what nobody reads falls behind, too
+        (slipping, {"LagGrowing"}),
+        (forgotten, {"PotentialLoss"}),
+        (flapping, {"Flapping"}),
+        (down, {"TableUnread"}),
+        (healthy, set()),
+    ],
+)
+def test_the_alarms_of_each_incident_go_off_alone(
+    incident: Incident, wanted: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alarm that never goes off is found out on the day it was for."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    began = time.time() // 60 * 60 - 60 * MINUTES
+    told = list(points(incident, began))
+    exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
+    with mock_aws():
+        client = boto3.client("cloudwatch")
+        for alarm in template((ALARMS / "cloudwatch.yml").read_text(), GIVEN):
+            client.put_metric_alarm(**alarm)
+        collect(client, exporter, told)
+        names = [alarm["AlarmName"] for alarm in client.describe_alarms()["MetricAlarms"]]
+        fired = {name for name in names if in_alarm(client, name, began + 60 * MINUTES)}
+    assert len(names) == 7
+    assert fired == {f"orders-Leasehold{name}" for name in wanted}
+
+
+@pytest.mark.slow
+def test_cloudformation_would_take_the_template() -> None:
+    """A template that is refused warns nobody; its resources' schemas are Amazon's own."""
+    said = subprocess.run(
+        [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout + said.stderr) == (0, "")

@@ -1,0 +1,87 @@
+"""A batch as columns, for handlers that want Arrow."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import pytest
+from attrs import define, evolve, frozen
+from test_reading import Bench, data
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.sources import arrow
+from leasehold.adapters.sources.protocol import Batch, Reader, Record
+from leasehold.balancer.model import Lease, Position
+
+
+def told(given: Sequence[Record]) -> list[bytes]:
+    """Columns of a kind: the data, last record first."""
+    return [record.data for record in given][::-1]
+
+
+@frozen
+class ColumnReader:
+    """Reads what another reads, and knows how to make columns of it."""
+
+    reader: Reader
+
+    def read(self) -> Batch:
+        """With the columns."""
+        return evolve(self.reader.read(), in_columns=told)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@define
+class ColumnSource(ListSource):
+    """A source whose batches can be had as columns."""
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """Such a reader."""
+        return ColumnReader(super().open(lease, start))
+
+
+def test_a_handler_is_given_the_columns_of_its_source() -> None:
+    """Without it a handler would pay for an object for each record to make columns of them again."""
+    had: list[object] = []
+    bench = Bench(ShardRecords(records(3)), source=ColumnSource(), does=lambda batch: had.append(batch.to_arrow()))
+    bench.steps(bench.reading(), 2)
+    assert had == [data(3)[::-1]]
+
+
+def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
+    """Without it records that the handler has checkpointed would be handled twice."""
+    had: list[object] = []
+
+    def fail_once(batch: Delivery) -> None:
+        had.append(batch.to_arrow())
+        if len(had) == 1:
+            batch.checkpoint(batch.records[0])
+            raise ValueError
+
+    bench = Bench(ShardRecords(records(3)), source=ColumnSource(), does=fail_once)
+    bench.steps(bench.reading(), 4)
+    assert had == [data(3)[::-1], data(2, 1)[::-1]]
+
+
+def test_a_source_without_columns_says_so() -> None:
+    """Without it the handler would fail on a None, and its author would look in the wrong place."""
+    had: list[str] = []
+
+    def ask(batch: Delivery) -> None:
+        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as said:
+            batch.to_arrow()
+        had.append(str(said.value))
+
+    bench = Bench(ShardRecords(records(1)), does=ask)
+    bench.steps(bench.reading(), 2)
+    assert len(had) == 1
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the author of a handler would install pyspark for three megabytes of columns, or the wrong thing."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"), arrow.wanted():
+        importlib.import_module("pyarrow")

@@ -1,0 +1,338 @@
+"""Handlers that do not return: they are said, starve nobody, and beyond a limit their leases go to others."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from threading import Event, Lock, Thread
+
+import pytest
+from attrs import define, field
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from running import run_to_its_end, running
+from test_async_handlers import Seen, joined
+from test_metrics import told
+from test_reading import Bench, data
+from virtual_fleet import FaultyStore, four_shards
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handlers.executors import ThreadExecutor
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.runner import Runner
+from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold.stores.writes import ClaimLease, StealLease
+
+WAIT = 30.0
+
+
+@define
+class Hung:
+    """A worker on one shard whose handler hangs in a thread until it is let go; only the test moves the clock."""
+
+    policy: dict[str, object] = field(factory=dict)
+    threads: ThreadExecutor = field(factory=lambda: ThreadExecutor(1))
+    bench: Bench = field(factory=Bench)
+    began: Event = field(factory=Event)
+    finish: Event = field(factory=Event)
+    ended: Event = field(factory=Event)
+    deliveries: list[Delivery] = field(factory=list)
+    slow: list[float] = field(factory=list)
+    handovers: Handovers = field(init=False)
+    reading: ShardReading = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.bench.does = self.hang
+        self.handovers = Handovers(self.threads, again=lambda _key: self.ended.set())
+        self.reading = self.read()
+
+    def read(self) -> ShardReading:
+        """A reading of the lease held now."""
+        handling = Handling(
+            self.bench.handle,
+            slow=lambda _holding, seconds: self.slow.append(seconds),
+            observer=lambda happening, _holding: self.bench.happened.append(happening),
+            **self.policy,  # type: ignore[arg-type]
+        )
+        return ShardReading(self.bench.worker, self.bench.consumer.begun[-1], handling, handovers=self.handovers)
+
+    def hang(self, delivery: Delivery) -> None:
+        """Return when the test says so."""
+        self.deliveries.append(delivery)
+        self.began.set()
+        assert self.finish.wait(WAIT)
+
+    def hand_over(self) -> None:
+        """Open, read, and see the handler begin."""
+        self.bench.steps(self.reading, 2)
+        assert self.began.wait(WAIT)
+
+    def later(self, seconds: float) -> float:
+        """How long the next look may wait, so much later."""
+        self.bench.clock.now += seconds
+        return self.reading.step(self.bench.clock.now) - self.bench.clock.now
+
+    def let_go(self) -> None:
+        """Have the handler return, and be told of it."""
+        self.finish.set()
+        assert self.ended.wait(WAIT)
+
+
+@pytest.fixture
+def hung() -> Iterator[Hung]:
+    """A handler that is slow after 10 s, without a limit."""
+    made = Hung({"slow_seconds": 10.0})
+    yield made
+    made.finish.set()
+
+
+@pytest.fixture
+def limited() -> Iterator[Hung]:
+    """A handler that is slow after 10 s, and given up after 30 s."""
+    made = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
+    yield made
+    made.finish.set()
+
+
+def test_thirty_hung_of_forty_starve_nobody() -> None:
+    """Without it the healthy shards get nothing as soon as every thread hangs, and all leases are renewed."""
+    names = tuple(f"s-{n:02}" for n in range(40))
+    store, seen, finish, hangs = FaultyStore(), Seen(30), Event(), set(names[:30])
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.shard in hangs:
+            assert finish.wait(WAIT)
+        else:
+            seen.add(delivery)
+
+    shelves = {name: ShardRecords(records(3), size=1) for name in names}
+    handling = Handling(handle, slow_seconds=0.05)
+    with running(Runner(joined(store, ListSource(even_shards(names), shelves)), handling)):
+        assert seen.all.wait(WAIT)
+        finish.set()
+    assert seen.by_shard == {name: data(3) for name in names[30:]}
+
+
+def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a shard that stands still looks healthy, or fills the log."""
+    hung.hand_over()
+    assert [hung.later(seconds) for seconds in (4, 6, 5, 5, 20, 1)] == [6, 10, 5, 20, 40, 39]
+    assert hung.slow == [10, 20, 40]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
+    hung.let_go()
+    hung.later(0)
+    assert hung.bench.store.row("s-0").checkpoint == Position("104")
+
+
+def test_slow_handlers_are_counted() -> None:
+    """Without it no alarm could be built on a shard that stands still."""
+    reader, began, slow = InMemoryMetricReader(), Event(), Event()
+    finish = Event()
+
+    def handle(_delivery: Delivery) -> None:
+        began.set()
+        assert finish.wait(WAIT)
+
+    handling = Handling(handle, slow_seconds=0.01, slow=lambda _holding, _seconds: slow.set())
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})
+    meter = MeterProvider([reader]).get_meter("test")
+    with running(Runner(joined(FaultyStore(), source), handling, meter=meter)):
+        assert slow.wait(WAIT)
+        finish.set()
+    assert told(reader)["slow_handlers", "s-0"] >= 1
+
+
+def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
+    limited: Hung, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a shard whose handler hangs is held for ever, and read by nobody."""
+    limited.hand_over()
+    assert limited.later(29.5) == 0.5
+    limited.later(0.5)
+    assert limited.later(0) == float("inf")
+    assert (limited.bench.store.row("s-0").owner, limited.bench.happened) == (None, ["initialize", "stopped"])
+    why = "its handler has been at work for 30.0 s, and 30 s is the limit"
+    assert f"shard s-0 stops here: {why}; released, not taken again for 60 s" in caplog.text
+    limited.bench.worker.turn(limited.bench.clock.now)
+    assert limited.bench.worker.holdings == ()
+
+
+def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
+    """Without it the checkpoints of two readers of one shard would be mixed."""
+    limited.hand_over()
+    limited.later(30)
+    limited.later(0)
+    store = limited.bench.store
+    store.write(ClaimLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    heirs = store.row("s-0")
+    (delivery,) = limited.deliveries
+    assert (delivery.lost, delivery.checkpoint(), delivery.checkpoint(delivery.records[0])) == (True, False, False)
+    limited.let_go()
+    assert store.row("s-0") == heirs
+
+
+def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a lease that was given up and won again would be handled twice at a time."""
+    limited.hand_over()
+    limited.later(30)
+    limited.later(0)
+    bench = limited.bench
+    bench.clock.now += 61
+    bench.worker.turn(bench.clock.now)
+    limited.reading = limited.read()
+    bench.steps(limited.reading, 3)
+    assert "shard s-0 stops here: a handler that was given up is still at work on it; released" in caplog.text
+    assert (bench.handed, bench.store.row("s-0").owner) == ([data(5)], None)
+    limited.let_go()
+    assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
+    bench.clock.now += 61
+    bench.worker.turn(bench.clock.now)
+    limited.ended.clear()
+    limited.reading = limited.read()
+    bench.steps(limited.reading, 2)
+    assert limited.ended.wait(WAIT)
+    limited.later(0)
+    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
+
+
+def test_a_lost_lease_waits_for_its_handler_only_until_it_is_slow(hung: Hung) -> None:
+    """Without it a lease lost and won again would stand behind the hung handler, held, unread and unsaid."""
+    hung.hand_over()
+    hung.bench.holding.drop("stolen")
+    assert hung.later(9) == 1
+    assert hung.later(1) == float("inf")
+    assert hung.bench.happened == ["initialize", "lease-lost"]
+
+
+def test_what_is_done_after_a_theft_is_still_said() -> None:
+    """Without it the option would hold only for handlers that notice the theft themselves."""
+    hung = Hung({"late_checkpoints": True})
+    hung.hand_over()
+    store = hung.bench.store
+    store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    hung.bench.holding.drop("stolen")
+    hung.let_go()
+    assert hung.later(0) == float("inf")
+    row = store.row("s-0")
+    assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
+
+
+def test_a_batch_that_waits_for_a_thread_is_not_handed_over_once_its_lease_is_lost() -> None:
+    """Without it a thread that becomes free hands over what another worker is at already."""
+    first = Hung()
+    first.hand_over()
+    second = Hung(threads=first.threads)
+    second.bench.steps(second.reading, 2)
+    second.bench.holding.drop("stolen")
+    first.let_go()
+    assert second.ended.wait(WAIT)
+    assert second.later(0) == float("inf")
+    assert (second.bench.handed, second.bench.happened) == ([], ["initialize", "lease-lost"])
+
+
+def test_when_every_thread_hangs_what_waits_goes_to_others(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the leases behind the hung ones would be renewed and never handled."""
+    hung.threads = ThreadExecutor(1, most=1)
+    hung.handovers = Handovers(hung.threads)
+    hung.reading = hung.read()
+    hung.hand_over()
+    other = Hung({"slow_seconds": 10.0}, threads=hung.threads)
+    other.bench.steps(other.reading, 2)
+    assert other.later(1) == 10, "the thread may become free"
+    hung.later(10)
+    other.later(9)
+    assert other.later(0) == float("inf")
+    assert "no thread is free to hand its records over: as many as there may be hang in handlers" in caplog.text
+    assert (other.bench.handed, other.bench.store.row("s-0").owner) == ([], None)
+
+
+def test_what_is_awaited_beyond_the_limit_is_cancelled() -> None:
+    """Without it whatever a hung handler awaits would gather for as long as the worker lives."""
+    cancelled, store = Event(), FaultyStore()
+
+    async def handle(_delivery: Delivery) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    handling = Handling(handle, handler_seconds=0.05)
+    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
+        assert cancelled.wait(WAIT)
+    assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
+
+
+def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
+    """Without it a worker that let everything go would still not end."""
+    store, finish, stopped = FaultyStore(), Event(), Event()
+
+    def hang(_delivery: Delivery) -> None:
+        assert finish.wait(WAIT)
+
+    handling = Handling(
+        hang,
+        handler_seconds=0.05,
+        observer=lambda what, _holding: stopped.set() if what == "stopped" else None,
+    )
+    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
+        assert stopped.wait(WAIT)
+    finish.set()
+    assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
+
+
+def test_a_crew_replaces_slow_threads_up_to_its_bound() -> None:
+    """Without it hung handlers would take every thread, or each of them one more without end."""
+    crew, finish, lock, began = ThreadExecutor(2, most=3), Event(), Lock(), list[int]()
+    each = [Event() for _ in range(5)]
+
+    def work(number: int) -> Callable[[], None]:
+        def do() -> None:
+            with lock:
+                began.append(number)
+            each[number].set()
+            assert finish.wait(WAIT)
+
+        return do
+
+    works = [work(number) for number in range(5)]
+    for one in works:
+        crew.start(one)
+    assert each[0].wait(WAIT)
+    assert each[1].wait(WAIT)
+    assert (sorted(began), crew.stuck) == ([0, 1], False)
+    crew.replace(works[0])
+    assert each[2].wait(WAIT)
+    crew.replace(works[1])
+    crew.replace(works[2])
+    assert (sorted(began), crew.stuck) == ([0, 1, 2], True)
+    assert (crew.withdraw(works[4]), crew.withdraw(works[0])) == (True, False)
+    finish.set()
+    assert each[3].wait(WAIT)
+    crew.close()
+
+
+def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a held lease would be renewed and never handled, for want of a thread."""
+    store = FaultyStore()
+    runner = Runner(joined(store, ListSource(four_shards(), {"s-0": ShardRecords(records(5))})), lambda _delivery: None)
+
+    class NoThread(Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", NoThread)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        run_to_its_end(runner)
+    assert [lease.owner for lease in store.list().leases] == [None] * 4
+
+
+def test_a_reader_is_called_no_sooner_than_it_asked_for_and_no_later_for_a_slow_handler() -> None:
+    """Without it the time a handler takes would be added to the wait between two readings."""
+    hung = Hung()
+    hung.bench.shelf.wait_seconds = 5.0
+    began = hung.bench.clock.now
+    hung.hand_over()
+    hung.bench.clock.now += 2
+    hung.let_go()
+    assert hung.reading.step(hung.bench.clock.now) == began + 5.0

@@ -1,0 +1,35 @@
+"""Log lines as JSON: what a collector can search by."""
+
+import json
+import logging
+
+import pytest
+from virtual_fleet import Clock, FaultyStore, four_shards, member
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.reading.json_logs import JsonLines
+
+
+def test_what_is_taken_is_told_with_lease_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    """Why a lease moved in the night would have to be read out of prose."""
+    caplog.set_level(logging.INFO, "leasehold")
+    ours = member(FaultyStore(), ListSource(four_shards()), Clock())
+    ours.run(60)
+    lines = [json.loads(JsonLines("a-1").format(record)) for record in caplog.records]
+    claimed = [line for line in lines if line["message"].startswith("Claim of lease ")]
+    assert {(line["lease"], line["rule"], line["outcome"]) for line in claimed} >= {("s-1", "K5", "done")}
+    assert {line["lease"] for line in claimed} == {"s-0", "s-1", "s-2", "s-3"}
+    assert {line["worker"] for line in lines} == {"a-1"}
+
+
+def test_a_line_is_one_line_whatever_it_tells() -> None:
+    """A trace or a name with a line break would be taken for lines of their own."""
+    try:
+        raise ValueError("x\ny")  # noqa: TRY301  a trace is wanted
+    except ValueError as error:
+        caught = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("leasehold.x", logging.ERROR, "", 0, "lease %s", ("a\nb",), caught)
+    line = JsonLines("w").format(record)
+    told = json.loads(line)
+    assert "\n" not in line
+    assert (told["message"], told["level"], told["trace"].endswith("ValueError: x\ny")) == ("lease a\nb", "ERROR", True)

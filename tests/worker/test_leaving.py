@@ -1,0 +1,251 @@
+"""A worker that cannot go on leaves, with its reason, and within a stated time: nothing is held and not read."""
+
+import threading
+from collections.abc import Callable, Iterator
+from threading import Event, Thread
+from typing import Any, NoReturn
+
+import pytest
+from attrs import define, field
+from virtual_fleet import FaultyStore, four_shards
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.run import run
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.stores.protocol import Listing
+
+WAIT = 30.0
+
+
+def joined(store: FaultyStore) -> Worker:
+    """A worker of four shards of five records each."""
+    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
+    return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
+
+
+def done_with(_delivery: Delivery) -> None:
+    """Everything is handled."""
+
+
+STARTED: list["Ran"] = []
+
+
+@pytest.fixture(autouse=True)
+def _all_end() -> Iterator[None]:
+    """Whatever a test that fails has left running."""
+    yield
+    while STARTED:
+        ran = STARTED.pop()
+        ran.runner.stop()
+        ran.thread.join(WAIT)
+
+
+@define
+class Ran:
+    """A runner in a thread of its own, and what its run came to."""
+
+    runner: Runner
+    faults: list[BaseException] = field(factory=list)
+    thread: Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        STARTED.append(self)
+        self.thread = Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.runner.run()
+        except BaseException as fault:  # noqa: BLE001  looked at below
+            self.faults.append(fault)
+
+    def ended(self) -> bool:
+        """Wait for the end."""
+        self.thread.join(WAIT)
+        return not self.thread.is_alive()
+
+
+def scarce(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The system starts no thread of this name."""
+    start = Thread.start
+
+    def refuse(thread: Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("name", ["leasehold-read", "leasehold-act", "leasehold-turn", "leasehold-renew"])
+def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Leases would be renewed for ever, and read by nobody."""
+    scarce(monkeypatch, name)
+    store = FaultyStore()
+    ran = Ran(Runner(joined(store), done_with))
+    if name == "leasehold-renew":
+        scarce(monkeypatch, name)
+    assert ran.ended()
+    assert [type(fault) for fault in ran.faults] == [WorkerError]
+    assert "can't start new thread" in str(ran.faults[0])
+    assert {lease.owner for lease in store.list().leases} <= {None}
+
+
+class Broken(FaultyStore):
+    """A table whose listing raises what no store may."""
+
+    fault: BaseException = SystemExit(3)
+
+    def list(self) -> Listing:
+        """Never."""
+        raise self.fault
+
+
+def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
+    """Nobody would look any more, while leases are renewed for ever."""
+    ran = Ran(Runner(joined(Broken()), done_with))
+    assert ran.ended()
+    assert "SystemExit: 3" in str(ran.faults[0])
+
+
+def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shard would be read again, while all of them are held."""
+    store, handled, broken = FaultyStore(), Event(), Event()
+    runner = Runner(joined(store), lambda _delivery: handled.set())
+    begin = runner._readings._begin_due  # noqa: SLF001  nothing outside makes it fail
+
+    def fail_once() -> float:
+        if handled.is_set() and not broken.is_set():
+            broken.set()
+            raise MemoryError
+        return begin()
+
+    monkeypatch.setattr("leasehold.adapters.reading.appointments.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr(runner._readings, "_begin_due", fail_once)  # noqa: SLF001  likewise
+    ran = Ran(runner)
+    assert ran.ended()
+    assert "MemoryError" in str(ran.faults[0])
+    assert {lease.owner for lease in store.list().leases} == {None}
+
+
+def raising(fault: BaseException) -> Callable[..., NoReturn]:
+    """A callable that does nothing else."""
+
+    def call(*_args: object) -> NoReturn:
+        raise fault
+
+    return call
+
+
+@pytest.mark.parametrize("fault", [BrokenPipeError(), GeneratorExit()])
+@pytest.mark.parametrize("who", ["observer", "measure"])
+def test_who_looks_on_cannot_keep_a_shard_from_being_read_and_left(who: str, fault: BaseException) -> None:
+    """A closed pipe would leave every lease held, unread, and never released."""
+    store, count, all_done = FaultyStore(), [0], Event()
+
+    def handle(delivery: Delivery) -> None:
+        count[0] += len(delivery.records)
+        if count[0] == 20:
+            all_done.set()
+
+    onlooker: dict[str, Any] = {who: raising(fault)}
+    runner = Runner(joined(store), Handling(handle, **onlooker), readers=1)
+    ran = Ran(runner)
+    assert all_done.wait(WAIT)
+    runner.stop()
+    assert ran.ended()
+    assert ran.faults == []
+    assert {lease.owner for lease in store.list().leases} == {None}
+
+
+def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither Ctrl-C nor SIGTERM would end it."""
+    store, begun, finish = FaultyStore(), Event(), Event()
+    others = set(threading.enumerate())
+
+    def hang(delivery: Delivery) -> None:
+        if delivery.shard == "s-0":
+            begun.set()
+            finish.wait(2 * WAIT)
+
+    runner = Runner(joined(store), hang, drain_seconds=0.5)
+    ran = Ran(runner)
+    assert begun.wait(WAIT)
+    runner.stop()
+    assert ran.ended()
+    assert ran.faults == []
+    owners = {lease.key: lease.owner for lease in store.list().leases}
+    assert owners == {"s-0": "a-1", "s-1": None, "s-2": None, "s-3": None}
+    assert "not released within 0.5 s, left to expire: s-0" in caplog.text
+    before = store.row("s-0")
+    at_work = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
+    at_work = [thread for thread in at_work if thread not in others]
+    finish.set()
+    for thread in at_work:  # the handler's late return is what is waited for
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert store.row("s-0") == before, "nothing is written of a lease that others may have by then"
+
+
+def test_a_reading_that_raises_for_ever_lets_its_lease_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault nobody foresaw would leave a lease held and not read, for as long as the process lives."""
+    monkeypatch.setattr("leasehold.adapters.reading.guarding.FAULT_SECONDS", 0.0)
+    store, released = FaultyStore(), Event()
+    step = ShardReading.step
+
+    def fail(reading: ShardReading, now: float) -> float:
+        if reading.holding.key != "s-0":
+            return step(reading, now)
+        if not reading.holding.lost.is_set():
+            monkeypatch.setattr(reading.holding, "_noticed", _then(reading.holding, released))
+        raise AssertionError("unforeseen")
+
+    monkeypatch.setattr(ShardReading, "step", fail)
+    runner = Runner(joined(store), done_with)
+    ran = Ran(runner)
+    assert released.wait(WAIT)
+    assert store.row("s-0").owner is None
+    runner.stop()
+    assert ran.ended()
+
+
+def _then(holding: Holding, event: Event) -> Callable[[Holding], None]:
+    noticed = holding._noticed  # noqa: SLF001  what follows is waited for
+
+    def tell(lost: Holding) -> None:
+        noticed(lost)
+        event.set()
+
+    return tell
+
+
+def test_a_worker_with_a_consumer_of_its_own_is_not_run() -> None:
+    """Two would work on what it holds, or nobody."""
+    worker = Worker(store=FaultyStore(), source=ListSource(), me="a-1", consumer=Unread())
+    with pytest.raises(ValueError, match="it has a consumer of its own"):
+        run(worker, done_with)
+
+
+def test_an_observer_is_told_as_before() -> None:
+    """What guards it must not keep it from being told."""
+    told: list[Happening] = []
+    begun = Event()
+
+    def observe(happening: Happening, _holding: Holding) -> None:
+        told.append(happening)
+        begun.set()
+
+    runner = Runner(joined(FaultyStore()), Handling(done_with, observer=observe))
+    ran = Ran(runner)
+    assert begun.wait(WAIT)
+    runner.stop()
+    assert ran.ended()
+    assert told.count("initialize") == told.count("stopped") > 0

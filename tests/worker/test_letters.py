@@ -1,0 +1,307 @@
+"""Dead letters: what they say, that none is lost or doubled, and that a replay removes those alone that are done."""
+
+import json
+from asyncio import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from test_reading import Bench
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.consume import app as consume
+from leasehold.adapters.cli.main import app
+from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
+from leasehold.adapters.reading.handlers.answers import fault_from
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.letters.boxes import dead_letters, open_letters
+from leasehold.adapters.reading.letters.letter import TEXT_MOST, BadLetter, Letter, letter_of
+from leasehold.adapters.reading.letters.replaying import HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import TRIM_HORIZON, Position
+
+TEXTS = st.text(max_size=20)
+NUMBERS = st.integers(0, 10**56).map(str)
+RECORDS = st.builds(
+    Record,
+    st.binary(max_size=50),
+    NUMBERS,
+    st.integers(0, 10**6),
+    partition_key=st.none() | TEXTS,
+    explicit_hash_key=st.none() | NUMBERS,
+    arrived=st.none() | st.integers(0, 10**13).map(lambda ms: ms / 1000),
+    token=TEXTS,
+    aggregated=st.just(False),
+    event=st.none(),
+)
+LETTERS = st.builds(
+    Letter,
+    table=TEXTS,
+    stream=TEXTS,
+    shard=TEXTS,
+    lease=TEXTS,
+    record=RECORDS,
+    error=TEXTS,
+    text=TEXTS,
+    attempts=st.integers(0, 99),
+    worker=TEXTS,
+    time_ms=st.integers(0, 10**13),
+)
+
+
+@given(LETTERS)
+def test_a_letter_is_one_line_that_says_all_of_itself(letter: Letter) -> None:
+    """Without it what is replayed would not be what had failed."""
+    assert letter.line.count(b"\n") == 1
+    assert letter_of(letter.line) == letter
+    assert len(letter.name) < 255
+    assert "/" not in letter.name
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("data", "%", "data: it is not base64"),
+        ("data", None, "data: it wants a text"),
+        ("sequence_number", "LATEST", "sequence_number: it wants a decimal number"),
+        ("sub_sequence_number", "1", "sub_sequence_number: it wants a whole number"),
+        ("attempts", True, "attempts: it wants a whole number"),
+        ("shard", 3, "shard: it wants a text"),
+    ],
+)
+def test_what_is_no_letter_is_refused_by_the_field(field: str, value: object, says: str) -> None:
+    """Without it a damaged letter would be handed over as a record that never was."""
+    told = json.loads(letter("7").line) | {field: value}
+    with pytest.raises(BadLetter, match=says):
+        letter_of(json.dumps(told).encode())
+
+
+def letter(number: str, sub: int = 0, shard: str = "s-0") -> Letter:
+    """A letter of this record."""
+    record = Record(number.encode(), number, sub, partition_key="k")
+    return Letter("", "orders", shard, shard, record, "ValueError", "poison", 5, "w-1", 1)
+
+
+def url(folder: Path) -> str:
+    """The folder as a place of letters."""
+    return f"file://{folder}"
+
+
+def poison(*numbers: int) -> tuple[Bench, list[bytes]]:
+    """A worker whose handler cannot handle these records, and what it handles."""
+    handled: list[bytes] = []
+
+    def handle(delivery: Delivery) -> None:
+        if bad := [record.data for record in delivery.records if int(record.data) in numbers]:
+            raise ValueError(f"{bad[0]!r} is poison")
+        handled.extend(record.data for record in delivery.records)
+
+    return Bench(ShardRecords(records(6)), does=handle), handled
+
+
+def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_why(tmp_path: Path) -> None:
+    """Without it nobody could find the record, mend its cause, or hand it over again."""
+    bench, handled = poison(4)
+    bury = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
+    bench.steps(bench.reading(attempts=2, dead_letter=bury), 12)
+    (file,) = (tmp_path / "letters").iterdir()
+    told = json.loads(file.read_text())
+    assert isinstance(told.pop("time_ms"), int)
+    assert told == {
+        "table": "memory://orders-app",
+        "stream": "orders",
+        "shard": "s-0",
+        "lease": "s-0",
+        "sequence_number": "104",
+        "sub_sequence_number": 0,
+        "offset": "",
+        "partition_key": "k-4",
+        "explicit_hash_key": None,
+        "arrived_ms": None,
+        "error": "ValueError",
+        "text": "b'4' is poison",
+        "attempts": 5,
+        "worker": "a-1",
+        "data": "NA==",
+    }
+    assert handled == [b"0", b"1", b"2", b"3", b"5"]
+    assert bench.store.row("s-0").checkpoint == Position("105")
+
+
+def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a full disk would lose the record."""
+    bench, _ = poison(0)
+    bury = dead_letters(url(tmp_path / "letters"))
+    (tmp_path / "letters").rmdir()
+    bench.until_over(bench.reading(attempts=1, dead_letter=bury))
+    row = bench.store.row("s-0")
+    assert (row.owner, row.checkpoint, bench.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
+    assert "neither its handler nor the dead letter took record 100.0" in caplog.text
+
+
+def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp_path: Path) -> None:
+    """Without it a crash before the checkpoint would double letters, or one group's would stand for another's."""
+    for table in ("one", "one", "two"):
+        bench, _ = poison(4)
+        bury = dead_letters(url(tmp_path), table=table)
+        bench.steps(bench.reading(attempts=1, dead_letter=bury), 12)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_an_error_hides_is_told_and_long_texts_are_cut(tmp_path: Path) -> None:
+    """Without it a letter would say only that something was no exception, or be too large for its stream."""
+    bench, _ = poison(0)
+    (delivery,) = deliveries(bench)
+    bury = dead_letters(url(tmp_path))
+    bury(delivery, fault_from(GeneratorExit("x" * 2 * TEXT_MOST)))
+    (file,) = tmp_path.iterdir()
+    told = json.loads(file.read_text())
+    assert (told["error"], len(told["text"])) == ("GeneratorExit", TEXT_MOST)
+
+
+def deliveries(bench: Bench) -> list[Delivery]:
+    """What its handler is given in a first batch."""
+    given_now: list[Delivery] = []
+    bench.does = given_now.append
+    bench.steps(bench.reading(), 2)
+    return given_now
+
+
+def filled(folder: Path, *letters: Letter) -> Path:
+    """A folder with these letters."""
+    folder.mkdir()
+    for each in letters:
+        (folder / each.name).write_bytes(each.line)
+    return folder
+
+
+def test_letters_are_handed_over_in_order_and_removed_when_done(tmp_path: Path) -> None:
+    """Without it records of one key would overtake each other, or come again for ever."""
+    folder = filled(tmp_path / "box", letter("1000"), letter("20", 1), letter("20"), letter("7", shard="s-1"))
+    got: list[tuple[str, int, str, int]] = []
+
+    async def handle(delivery: Delivery) -> None:
+        (record,) = delivery.records
+        assert delivery.checkpoint(record)
+        got.append((record.sequence_number, record.sub_sequence_number, delivery.shard, delivery.attempts))
+
+    with HandlerCalls(handle) as calls:
+        verdict = replay(open_letters(url(folder)), calls.deliver, lambda *_: None)
+    assert verdict == ReplayVerdict(done=4)
+    assert got == [("7", 0, "s-1", 6), ("20", 0, "s-0", 6), ("20", 1, "s-0", 6), ("1000", 0, "s-0", 6)]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", ["raises", "returns", "cancels"])
+def test_a_letter_that_fails_again_stays_and_the_next_follows(tmp_path: Path, answer: str) -> None:
+    """Without it a replay would lose what it is for."""
+    folder = filled(tmp_path / "box", letter("1"), letter("2"), letter("3"))
+    told: list[tuple[str, str]] = []
+
+    def handle(delivery: Delivery) -> Any:  # noqa: ANN401  users' handlers return anything
+        if delivery.records[0].data != b"2":
+            return None
+        if answer == "returns":
+            return False
+        raise ValueError("again") if answer == "raises" else CancelledError
+
+    with HandlerCalls(handle) as calls:
+        verdict = replay(open_letters(url(folder)), calls.deliver, lambda *each: told.append(each))
+    assert verdict == ReplayVerdict(done=2, failed=1)
+    assert [file.name for file in folder.iterdir()] == [letter("2").name] == [name for name, _ in told]
+
+
+def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: Path) -> None:
+    """Without it the letter at work would be lost, or those that are done would come again."""
+    folder = filled(tmp_path / "box", letter("1"), letter("2"), letter("3"))
+    got: list[bytes] = []
+
+    def killed(delivery: Delivery) -> None:
+        got.append(delivery.records[0].data)
+        if len(got) == 2:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with HandlerCalls(killed) as calls:
+            try:
+                replay(open_letters(url(folder)), calls.deliver, lambda *_: None)
+            except KeyboardInterrupt:
+                assert len(list(folder.iterdir())) == 2
+    assert (got, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
+
+
+def test_what_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
+    """Without it a damaged letter would be passed over in silence."""
+    folder = filled(tmp_path / "box", letter("1"))
+    (folder / "notes.txt").write_text("mine")
+    (folder / letter("2").name).write_text("{")
+    (folder / ".half.unfinished").write_text("")
+    done = CliRunner().invoke(app, ["replay", url(folder), "--handler", "gc:unfreeze"])
+    assert done.exit_code == 2  # it takes no batch
+    done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
+    assert (done.exit_code, json.loads(done.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
+    assert "notes.txt stays: it is named as no letter is" in done.stderr
+    assert "it is no letter: it is not JSON" in done.stderr
+
+
+def taken(_delivery: Delivery) -> None:
+    """A handler that handles everything."""
+
+
+def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
+    """Without it nobody would know whether anything is left."""
+    folder = filled(tmp_path / "box", letter("1"))
+    done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
+    assert (done.exit_code, done.stdout) == (0, "1 letter: 1 handed over and removed, 0 failed again and stay\n")
+
+
+SECRET = "hunter2"  # noqa: S105  it opens nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["file:///nowhere/at/all"], 2, "choose one of --handler module:function and --to"),
+        (["file:///nowhere/at/all", "--handler", "json:dumps"], 1, "there is no folder '/nowhere/at/all'"),
+        (["file://", "--handler", "json:dumps"], 2, "it names no folder"),
+        (["kinesis://letters", "--handler", "json:dumps"], 2, "letters in a stream want --store"),
+        (["ftp://x", "--handler", "json:dumps"], 2, "letters URL: unknown scheme 'ftp'"),
+        ([f"s3://key:{SECRET}@bucket/p", "--handler", "json:dumps"], 2, "credentials do not belong in it"),
+        ([f"s3://b/p?endpoint=http://k:{SECRET}@h", "--handler", "json:dumps"], 2, "credentials do not belong in it"),
+    ],
+)
+def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, says: str) -> None:
+    """Without it a typing error would print a stack, or a secret."""
+    done = CliRunner().invoke(app, ["replay", *arguments])
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert SECRET not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("letters", "says"),
+    [
+        (f"s3://key:{SECRET}@bucket", "dead letter URL: credentials do not belong in it"),
+        ("gopher://x", "dead letter URL: unknown scheme 'gopher'"),
+        ("kinesis://orders?region=eu-west-1", "--dead-letter: it is the stream that is read"),
+        ("json:nothing", "module 'json' has no function 'nothing'"),
+    ],
+)
+def test_a_dead_letter_that_cannot_be_is_refused_at_the_start(letters: str, says: str) -> None:
+    """Without it the first record that fails would find it out."""
+    arguments = ["kinesis://orders?region=eu-west-1", "--store", "memory://letters", "--events"]
+    done = CliRunner().invoke(consume, [*arguments, "--dead-letter", letters])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert says in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_letters_of_one_record_differ_by_what_they_say_alone() -> None:
+    """Without it a letter would have another name at the next burial."""
+    first = letter("1")
+    assert evolve(first, attempts=9, worker="w-2", time_ms=9, text="other").name == first.name
+    assert evolve(first, table="other").name != first.name

@@ -1,0 +1,213 @@
+"""What users hand in may raise anything: a batch fails, a worker ends in good order, and nothing is held unread."""
+
+import os
+import subprocess
+import sys
+from asyncio import CancelledError
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from children import child
+from running import run_to_its_end, running
+from test_async_handlers import Seen, joined
+from test_reading import Bench, data
+from virtual_fleet import FaultyStore, four_shards
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.events import EventLines
+from leasehold.adapters.reading.handlers.answers import Unhandled
+from leasehold.adapters.reading.handlers.callables import load
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.worker.holding import Holding
+from leasehold.balancer.model import TRIM_HORIZON, Position
+
+WAIT = 30.0
+
+
+class Odd(BaseException):
+    """No Exception."""
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    """A callable that raises this, whatever it is called with."""
+
+    def raises(*_given: object) -> None:
+        raise error
+
+    return raises
+
+
+def stream(count: int = 5) -> ListSource:
+    """Four shards of some records."""
+    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(count)) for n in range(4)})
+
+
+@pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
+def test_whatever_a_handler_raises_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
+    bench = Bench(does=raising(error))
+    bench.until_over(bench.reading(attempts=2))
+    row = bench.store.row("s-0")
+    assert (bench.handed, bench.happened) == ([data(5)] * 2, ["initialize", "stopped"])
+    assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
+    assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {error!r}" in caplog.text
+
+
+def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
+    """Without it a dead letter that is written for exceptions could meet something else."""
+    letters: list[Exception] = []
+    bench = Bench(ShardRecords(records(1)), does=raising(CancelledError()))
+    bench.steps(bench.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
+    assert [(type(error), type(error.__cause__)) for error in letters] == [(Unhandled, CancelledError)]
+    assert bench.store.row("s-0").checkpoint == Position("100")
+
+
+@pytest.mark.parametrize("error", [CancelledError(), Odd()], ids=repr)
+def test_whatever_a_dead_letter_raises_stops_the_shard(error: BaseException) -> None:
+    """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
+    bench = Bench(does=raising(OSError()))
+    bench.until_over(bench.reading(attempts=1, dead_letter=raising(error)))
+    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("where", ["handler", "dead_letter", "observer", "measure"])
+def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
+    where: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it the shard is frozen, or the end is asked for and nobody hears it."""
+    store, letters = FaultyStore(), list[Delivery]()
+    asks = raising(error)
+    handling = {
+        "handler": Handling(asks, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery)),
+        "dead_letter": Handling(raising(OSError()), attempts=1, dead_letter=asks),
+        "observer": Handling(lambda _delivery: None, observer=asks),
+        "measure": Handling(lambda _delivery: None, measure=asks),
+    }[where]
+    with pytest.raises(type(error)) as ended:
+        run_to_its_end(Runner(joined(store, stream()), handling))
+    assert ended.value is error
+    assert [lease.owner for lease in store.list().leases] == [None] * 4
+    assert letters == [], "what ends the worker is no poison"
+    said = [record for record in caplog.records if record.getMessage() == f"the worker ends: {error!r}"]
+    assert len(said) == 1
+
+
+def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the worker drops all, and neither reads nor ends."""
+    store, seen, told = FaultyStore(), Seen(20), list[Happening]()
+
+    def observe(happening: Happening, _holding: Holding) -> None:
+        told.append(happening)
+        raise OSError("nobody listens")
+
+    with running(Runner(joined(store, stream()), Handling(seen.add, observer=observe))):
+        assert seen.all.wait(WAIT)
+    assert (sorted(told), seen.by_shard) == (
+        ["initialize"] * 4 + ["stopped"] * 4,
+        {f"s-{n}": data(5) for n in range(4)},
+    )
+    assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
+    assert caplog.text.count("the observer failed; this is said once") == 1
+
+
+def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the batch that was read would be dropped, and the next one read and checkpointed."""
+
+    def measure(_holding: Holding, _batch: Batch) -> None:
+        raise MemoryError("no room to count")
+
+    bench = Bench(ShardRecords(records(4), size=2))
+    bench.steps(bench.reading(measure=measure), 4)
+    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("103"))
+    assert caplog.text.count("the measure failed; this is said once") == 1
+
+
+def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it an async observer would never run, and only Python's own warning would tell."""
+
+    async def observe(_happening: Happening, _holding: Holding) -> None:
+        """Never runs."""
+
+    bench = Bench()
+    bench.steps(bench.reading(observer=observe), 2)
+    assert bench.handed == [data(5)]
+    assert "the observer failed; this is said once, and reading goes on: it returned a value (coroutine)" in caplog.text
+
+
+def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> None:
+    """Without it `--events | head` leaves a worker that drops and wins leases for ever, and does not end."""
+    store = FaultyStore()
+    nobody, end = os.pipe()
+    os.close(nobody)
+    with os.fdopen(end, "w", encoding="utf-8") as out, pytest.raises(SystemExit) as ended:
+        run_to_its_end(Runner(joined(store, stream()), EventLines("a-1", out).handling))
+    assert ended.value.code == 141
+    assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, TRIM_HORIZON)] * 4
+
+
+CONSUME = """
+import leasehold.adapters.cli.common.consuming as consuming
+import leasehold.adapters.cli.consume as consume
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+names = ("s-0", "s-1", "s-2", "s-3")
+source = ListSource(even_shards(names), {name: ShardRecords(records(5000)) for name in names})
+consuming.open_source = lambda _url: source
+consume.app()
+"""
+
+
+def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> None:
+    """Without it Python would add a traceback of its own, after ours, as it flushes what is left."""
+    command = [sys.executable, "-c", CONSUME, "a-stream", "--store", "memory://cut", "--events"]
+    more = ["--initial-position", "TRIM_HORIZON"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child([*command, *more], **pipes, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert '"event": ' in process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(WAIT) == 141
+    assert "Traceback" not in said
+    assert "the worker ends: SystemExit(141)" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def handle(batch:\n    pass\n", "'mine:handle': {file}, line 1: '(' was never closed"),
+        (
+            "import json\nimport no_such_library\n",
+            "'mine:handle': {file}, line 2: ModuleNotFoundError: No module named 'no_such_library'",
+        ),
+        ("\n\nfrom json import no_such_name\n", "'mine:handle': {file}, line 3: ImportError: cannot import name"),
+        ("import os\nos.environ['NO_SUCH']\n", "'mine:handle': {file}, line 2: KeyError: 'NO_SUCH'"),
+    ],
+)
+def test_a_handlers_file_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    """Without it a missing bracket prints a stack, most of which is ours."""
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(ValueError, match="mine:handle") as caught:
+        load("mine:handle")
+    assert str(caught.value).startswith(says.format(file=tmp_path / "mine.py"))
+
+
+def test_a_file_beside_the_user_does_not_stand_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a stray `graphlib.py` in the working folder would be what the worker itself imports."""
+    (tmp_path / "graphlib.py").write_text("TopologicalSorter = None\n")
+    (tmp_path / "beside.py").write_text("import graphlib\n\n\ndef handle(batch):\n    return graphlib.__file__\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    for name in ("graphlib", "beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert Path(load("beside:handle")(None)).parent != tmp_path
+    assert sys.path[-1] == str(tmp_path)

@@ -1,0 +1,445 @@
+"""One held lease, write by write: what each stores, what a refusal means, and why it ended."""
+
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+from virtual_fleet import Clock, FaultyStore
+
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.identity import Identity
+from leasehold.balancer.model import SHARD_END, Lease, Position, Version
+from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown
+from leasehold.stores.writes import (
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    StealLease,
+    WithdrawRequest,
+    Write,
+)
+
+SIGNED = (("process", "p-1/ann"),)
+
+
+class Recorder(FaultyStore):
+    """Keeps each write as it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Write] = []
+        self.before: Callable[[], None] | None = None
+
+    def write(self, write: Write) -> Outcome:
+        """Let somebody else be faster, once, and apply it then."""
+        if before := self.before:
+            self.before = None
+            before()
+        self.asked.append(write)
+        return super().write(write)
+
+
+class Held:
+    """Ann's lease s-0, as her process p-1 holds it."""
+
+    def __init__(self, process: str = "p-1", replaced: str | None = None, store: Recorder | None = None) -> None:
+        self.store, self.clock = store or Recorder(), Clock()
+        self.noticed: list[Holding] = []
+        self.store.write(CreateLease(Lease("s-0", weight=100)))
+        self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
+        self.store.asked.clear()
+        self.holding = Holding(
+            self.store,
+            self.row,
+            identity=Identity("ann", process),
+            clock=self.clock,
+            begun=1000.0,
+            lease_seconds=10.0,
+            replaced=replaced,
+            noticed=self.noticed.append,
+        )
+
+    @property
+    def row(self) -> Lease:
+        """The lease as stored."""
+        return self.store.row("s-0")
+
+    @property
+    def end(self) -> tuple[bool, str]:
+        """Whether it is lost, and why."""
+        return self.holding.lost.is_set(), self.holding.why
+
+
+def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
+    """It would count as expired at once, or as lost before anything was read."""
+    one = Held()
+    holding = one.holding
+    assert (holding.key, holding.worker, holding.epoch, holding.fence) == ("s-0", "ann", 1, 1)
+    assert (holding.confirmed, holding.renewed, holding.given, holding.duplicate_process) == (
+        1000.0,
+        1000.0,
+        None,
+        False,
+    )
+    assert (one.end, holding.parting, holding.expired, holding.lease) == ((False, ""), False, False, one.row)
+
+
+def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_before() -> None:
+    """Others may claim it only after that: before, two would read; later, one would read what another has."""
+    one = Held()
+    one.clock.now = 1010.0
+    assert not one.holding.expired
+    one.clock.now = 1010.5
+    assert one.holding.expired
+
+
+def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks() -> None:
+    """Rules that weigh leases would weigh an old measure, and a row taken back would bear no process."""
+    one = Held()
+    one.clock.now, seen = 1003.0, one.row
+    assert one.holding.renew((("b", "2"),))
+    assert one.store.asked == [RenewLease(seen, (("b", "2"),))]
+    assert (one.holding.renewed, one.holding.confirmed) == (1003.0, 1003.0)
+    one.store.rewrite("s-0", lambda row: evolve(row, notes=()))
+    one.holding.asked(one.row)
+    assert one.holding.annotate("c", "3")
+    assert one.holding.renew((("b", "2"),))
+    assert one.row.notes == (("b", "2"), ("c", "3"), *SIGNED)
+
+
+def test_an_epoch_is_that_of_the_claim_while_renewals_count_on() -> None:
+    """A handler would see a new owner at every renewal."""
+    one = Held()
+    assert one.holding.renew()
+    assert (one.holding.lease.epoch, one.holding.claimed.epoch, one.holding.epoch) == (2, 1, 1)
+    assert one.holding.claimed == evolve(one.row, epoch=1)
+
+
+def test_a_checkpoint_stores_position_measure_and_children() -> None:
+    """A restart would begin elsewhere, or the table of a KCL fleet lack the children of a shard."""
+    one = Held()
+    assert one.holding.checkpoint(Position("5"))
+    assert one.holding.checkpoint(SHARD_END, children=("s-1", "s-2"))
+    first, last = one.store.asked
+    assert isinstance(first, CheckpointLease)
+    assert (first.position, first.lease.weight, first.children, first.keep_owner) == (Position("5"), 100, (), False)
+    assert isinstance(last, CheckpointLease)
+    assert (last.position, last.children, last.keep_owner) == (SHARD_END, ("s-1", "s-2"), False)
+    assert (one.end, one.row.owner) == ((True, "ended"), None)
+
+
+def test_the_end_of_a_shard_whose_owner_stays_ends_no_holding() -> None:
+    """Under `kcl` finished leases would be claimed and lost in turn for ever."""
+    one = Held()
+    assert one.holding.checkpoint(SHARD_END, keep_owner=True)
+    assert (one.end, one.row.owner, one.row.ended) == ((False, ""), "ann", True)
+
+
+def test_an_expired_lease_is_renewed_before_its_checkpoint_and_a_fresh_one_is_not() -> None:
+    """Not every store checks the owner of a checkpoint; and a renewal before each would double the writes."""
+    one = Held()
+    assert one.holding.checkpoint(Position("5"))
+    one.clock.now = 1011.0
+    assert one.holding.checkpoint(Position("6"))
+    assert [type(write) for write in one.store.asked] == [CheckpointLease, RenewLease, CheckpointLease]
+
+
+def test_a_late_checkpoint_moves_forward_and_says_whether_it_did() -> None:
+    """What was handled before a theft would be handled again, or be thought stored."""
+    one = Held()
+    one.store.write(StealLease(one.row, "bob"))
+    assert one.holding.checkpoint_late(Position("5")) is True
+    assert one.holding.checkpoint_late(Position("4")) is False
+    assert (one.row.checkpoint, one.row.owner) == (Position("5"), "bob")
+
+
+def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
+    """An heir that took its request back would be given the lease, or a KCL 3.x move be answered as one of ours."""
+    one = Held()
+    old = one.row
+    assert one.holding.renew()
+    one.holding.asked(evolve(old, heir="bob"))
+    assert not one.holding.parting
+    one.holding.asked(evolve(one.row, heir="bob", leaving=True))
+    assert (one.holding.lease.heir, one.holding.lease.leaving, one.holding.parting) == ("bob", True, True)
+
+
+@pytest.mark.parametrize(
+    ("heir", "yields", "leaving", "parting"),
+    [
+        pytest.param("bob", True, False, True, id="asked"),
+        pytest.param("bob", False, True, True, id="led away by KCL 3.x"),
+        pytest.param("bob", False, False, False, id="of an owner that answers no requests"),
+        pytest.param("ann", True, False, False, id="its own heir"),
+        pytest.param(None, True, False, False, id="not asked"),
+    ],
+)
+def test_an_owner_parts_from_what_another_asked_for(
+    heir: str | None, *, yields: bool, leaving: bool, parting: bool
+) -> None:
+    """A lease would be given to nobody, or a request wait until its heir steals."""
+    one = Held()
+    one.store.rewrite("s-0", lambda row: evolve(row, heir=heir, yields=yields, leaving=leaving))
+    assert one.holding.annotate("a", "1")
+    assert one.holding.parting is parting
+
+
+def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> None:
+    """The heir would begin behind where the giver stopped, and two writes cost twice the pause."""
+    one = Held()
+    one.store.write(RequestLease(one.row, "bob"))
+    assert one.holding.renew()
+    one.store.asked.clear()
+    assert one.holding.part(Position("7")) is True
+    assert [type(write) for write in one.store.asked] == [GiveLease]
+    assert (one.row.owner, one.row.checkpoint) == ("bob", Position("7"))
+    assert (one.end, one.holding.given) == ((True, "given to bob"), one.row)
+
+
+def test_a_gift_never_moves_the_checkpoint_back() -> None:
+    """An heir would begin before what is already stored."""
+    one = Held()
+    assert one.holding.checkpoint(Position("9"))
+    one.store.write(RequestLease(one.row, "bob"))
+    assert one.holding.renew()
+    assert one.holding.part(Position("7"))
+    assert one.row.checkpoint == Position("9")
+
+
+def test_what_a_kcl_3_leader_moves_is_not_taken_back() -> None:
+    """Its heir polls seldom, and would find its lease taken back each time."""
+    one = Held()
+    one.store.rewrite("s-0", lambda row: evolve(row, heir="bob", yields=False, leaving=True))
+    assert one.holding.annotate("a", "1")
+    assert one.holding.part(Position("7"))
+    assert (one.holding.given, one.end, one.row.owner) == (None, (True, "given to bob"), "bob")
+
+
+def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
+    """What was handled last would be handled again by the next owner."""
+    one = Held()
+    one.holding.ask_release()
+    assert one.holding.parting
+    assert one.holding.part(Position("7")) is True
+    assert [type(write) for write in one.store.asked] == [CheckpointLease, ReleaseLease]
+    assert (one.row.owner, one.row.checkpoint, one.row.heir) == (None, Position("7"), None)
+    assert (one.end, one.holding.given) == ((True, "released"), None)
+
+
+def test_a_lease_may_be_released_to_a_stranger() -> None:
+    """A KCL 3.x worker would never get what its leader means it to have (M14)."""
+    one = Held()
+    one.holding.ask_release("java-1")
+    assert one.holding.part()
+    assert (one.row.owner, one.end, one.holding.given) == ("java-1", (True, "given to java-1"), None)
+
+
+def test_who_is_not_to_part_keeps_its_lease() -> None:
+    """A drain that came too early would release what is being read."""
+    one = Held()
+    assert one.holding.part(Position("7")) is False
+    assert (one.end, one.row.owner, one.row.checkpoint) == ((False, ""), "ann", Position("7"))
+
+
+def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_ours() -> None:
+    """Nobody would read a lease that its owner has given to a worker that no longer wants it."""
+    one = Held()
+    one.store.write(RequestLease(one.row, "bob"))
+    assert one.holding.renew()
+    seen = one.row
+
+    def bob_changes_his_mind() -> None:
+        one.store.write(WithdrawRequest(seen, "bob"))
+
+    one.store.before = bob_changes_his_mind
+    assert one.holding.part(Position("7")) is False
+    assert (one.end, one.row.owner, one.holding.lease) == ((False, ""), "ann", one.row)
+    assert not one.holding.parting
+
+
+def test_a_thief_is_named() -> None:
+    """Whoever looks for the reason of a duplicate would not find it."""
+    one = Held()
+    one.store.write(StealLease(one.row, "bob"))
+    assert one.holding.renew() is False
+    assert (one.end, one.holding.given, one.holding.duplicate_process) == ((True, "now owned by bob"), None, False)
+
+
+def test_a_row_that_is_gone_ends_the_holding() -> None:
+    """A worker would go on to read what an operator has deleted."""
+    one = Held()
+    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    assert one.holding.renew() is False
+    assert one.end == (True, "its row is gone")
+
+
+def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:
+    """A shard that is done would be reported as stolen."""
+    one = Held()
+    one.store.rewrite("s-0", lambda row: evolve(row, owner=None, checkpoint=SHARD_END, version=Version("9")))
+    assert one.holding.checkpoint(SHARD_END) is True
+    assert one.end == (True, "ended")
+    other = Held()
+    other.store.rewrite("s-0", lambda row: evolve(row, owner=None, version=Version("9")))
+    assert other.holding.checkpoint(SHARD_END) is False
+    assert other.end == (True, "now owned by None")
+
+
+def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
+    """A slow network would look like a theft."""
+    one = Held()
+    one.store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        one.holding.renew()
+    assert one.holding.confirmed == 1000.0
+    one.clock.now = 1004.0
+    assert one.holding.renew() is True
+    assert (one.end, one.holding.confirmed, one.holding.lease) == ((False, ""), 1004.0, one.row)
+
+
+class Refusing(Recorder):
+    """Refuses renewals, or writes of another kind, and says that the lease is its owner's all the same."""
+
+    def __init__(self, refused: type[Write] = RenewLease) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def write(self, write: Write) -> Outcome:
+        """Refuse each write of that kind."""
+        if isinstance(write, self.refused):
+            self.asked.append(write)
+            return Lost("s-0", self.row("s-0"))
+        return super().write(write)
+
+
+def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> None:
+    """A thread would spin, and nobody learn that the store contradicts itself."""
+    one = Held(store=Refusing())
+    with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were refused although we own it"):
+        one.holding.renew()
+    assert (len(one.store.asked), one.end) == (3, (False, ""))
+
+
+def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None:
+    """A restart beside a process that still runs would make two readers of one lease."""
+    elder = Held()
+    elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
+    elder.clock.now = 1004.0
+    assert elder.holding.renew() is True
+    assert (elder.end, elder.holding.duplicate_process) == ((False, ""), False)
+    assert elder.row.note("process") == "p-1/ann"
+    assert (elder.holding.lease, elder.holding.confirmed) == (elder.row, 1004.0)
+
+
+def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
+    """Both would go on, and each record be handled twice."""
+    younger = Held(process="p-2", replaced="p-1")
+    younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
+    assert younger.holding.renew() is False
+    assert younger.end == (True, "another living process uses this worker id")
+    assert younger.holding.duplicate_process is True
+
+
+def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
+    """It would wake up and oust the one that was started in its place."""
+    elder = Held()
+    elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
+    elder.clock.now = 1011.0
+    assert elder.holding.renew() is False
+    assert elder.end == (True, "re-adopted by another process of this worker id")
+    assert (elder.holding.duplicate_process, elder.row.note("process")) == (False, "p-2/ann")
+
+
+def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
+    """A drain would be counted twice, or its reason be replaced by that of the clean-up."""
+    one = Held()
+    one.holding.drop("its handler hangs")
+    one.holding.drop("closed")
+    assert one.end == (True, "its handler hangs")
+    assert one.noticed == [one.holding]
+    assert [one.holding.renew(), one.holding.part(Position("9"))] == [False, True]
+    assert (one.store.asked, one.row.owner) == ([], "ann")
+
+
+def test_what_was_dropped_is_not_released_any_more() -> None:
+    """A worker would free a lease that it no longer owns, or that it dropped because it could not tell."""
+    one = Held()
+    one.holding.ask_release()
+    one.holding.drop("closed")
+    assert one.holding.part() is True
+    assert (one.store.asked, one.row.owner) == ([], "ann")
+
+
+def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signed() -> None:
+    """Its giver would take back what the heir already reads, or leave to nobody what it never accepted."""
+    one = Held()
+    one.store.write(RequestLease(one.row, "bob"))
+    assert one.holding.renew()
+    one.store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        one.holding.part(Position("7"))
+    gift = one.row
+    assert one.holding.part(Position("7")) is True
+    assert (one.holding.given, one.end) == (gift, (True, "now owned by bob"))
+
+
+def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
+    """A renewal whose answer was lost would keep a leaving worker's lease until it expires."""
+    one = Held()
+    one.store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        one.holding.renew()
+    one.holding.ask_release()
+    assert one.holding.part() is True
+    assert (one.row.owner, one.end) == (None, (True, "released"))
+
+
+def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> None:
+    """Its children would be made while another worker still reads it."""
+    one = Held()
+    one.holding.drop("closed")
+    assert one.holding.checkpoint(SHARD_END) is False
+    assert not one.row.ended
+
+
+@pytest.mark.parametrize(
+    ("refused", "now"),
+    [(RenewLease, 1011.0), (CheckpointLease, 1001.0)],
+    ids=["by the renewal before it", "by its own write"],
+)
+def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write], now: float) -> None:
+    """A shard would be reported as finished that its thief still reads."""
+    one = Held(store=Refusing(refused))
+    one.clock.now = now
+    tries = iter(("ann", "ann", "bob"))
+    refuse = one.store.write
+
+    def refuse_and_lose_it_at_last(write: Write) -> Outcome:
+        owner = next(tries)
+        one.store.rewrite("s-0", lambda row: evolve(row, owner=owner))
+        return refuse(write)
+
+    one.store.write = refuse_and_lose_it_at_last  # type: ignore[method-assign]
+    assert one.holding.checkpoint(SHARD_END) is False
+    assert one.end == (True, "now owned by bob")
+
+
+def test_the_elder_process_signs_again_whatever_it_writes() -> None:
+    """The younger one learns by that note that the elder lives, and would go on if a checkpoint did not bring it."""
+    elder = Held()
+    elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
+    assert elder.holding.checkpoint(Position("5")) is True
+    assert (elder.row.note("process"), elder.row.checkpoint) == ("p-1/ann", Position("5"))
+
+
+def test_a_renewal_carries_what_was_read_a_second() -> None:
+    """Rules that weigh leases would weigh what an earlier owner measured: 100 here, and 200 in this minute."""
+    one = Held()
+    one.holding.throughput.add(12_000, 1000.0)
+    one.clock.now = 1060.0
+    assert one.holding.renew()
+    assert one.row.weight == 150

@@ -1,0 +1,207 @@
+"""What an owner writes of how far behind it is, and what a listing makes of it."""
+
+import pytest
+from attrs import evolve
+from virtual_fleet import Clock, FaultyStore, four_shards, member
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lag_of, lags_of
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.worker.reach import (
+    FIRST_SECONDS,
+    NOTE,
+    SILENT_SECONDS,
+    TELL_SECONDS,
+    Reach,
+    ReachMeter,
+    reach_of,
+)
+from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
+
+NOW = 1_700_000_000.0
+BATCH = Batch((Record(b"x", "7", arrived=NOW - 5),), Position("7"), 4.0, 0.2)
+EMPTY = Batch((), None, 0.0, 0.2)
+
+
+def meter(lease: Lease | None = None) -> ReachMeter:
+    """A meter of worker a that writes notes, by a wall clock that starts at NOW with the other clock at 0."""
+    found = ReachMeter(lease or Lease("s-0"), "a")
+    found.tell("vm-7", lambda: NOW + moment[0], 0.0)
+    return found
+
+
+moment = [0.0]
+
+
+def noted(found: ReachMeter, now: float) -> Reach:
+    """What a row would say now."""
+    moment[0] = now
+    reach = reach_of(Lease("s-0", notes=found.notes(now)))
+    assert reach is not None
+    return reach
+
+
+class Columns(Batch):
+    """Records that came as columns, as for Spark: counted, and none of them an object here."""
+
+    @property
+    def count(self) -> int:
+        """As many as there are rows."""
+        return 3
+
+
+def test_a_batch_of_columns_is_read_like_any_other() -> None:
+    """Without it each batch of Spark's fast way would be a fault, and read again for ever."""
+    found = meter()
+    found.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
+    assert noted(found, 10.0).behind == 14.0
+    found.done()
+    assert noted(found, 10.0).behind == 4.0
+
+
+def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
+    """A hung handler would look as far behind as on the day it hung."""
+    found = meter()
+    found.read(BATCH, 0.0)
+    assert noted(found, 10.0).behind == 14.0
+    found.done()
+    done = noted(found, 10.0)
+    assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
+    found.read(EMPTY, 11.0)
+    tip = noted(found, 12.0)
+    assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
+
+
+def test_a_reader_that_reads_nothing_falls_behind() -> None:
+    """A throttled shard would stay at the lag of its last reading, and no alarm tell."""
+    found = meter()
+    found.read(EMPTY, 0.0)
+    assert noted(found, SILENT_SECONDS - 1).behind == 0.0
+    assert noted(found, 100.0).behind == 100.0
+
+
+def test_nothing_is_told_before_a_reading_nor_unasked() -> None:
+    """A simulated fleet would write real times, and a new owner another's lag as its own."""
+    assert ReachMeter(Lease("s-0"), "a").notes(1.0) == ()
+    found = meter()
+    assert (found.notes(1.0), found.untold(1_000.0)) == ((), False)
+    found.read(EMPTY, 1.0)
+    assert (found.untold(FIRST_SECONDS - 1), found.untold(FIRST_SECONDS)) == (False, True)
+    noted(found, FIRST_SECONDS)
+    again = FIRST_SECONDS + TELL_SECONDS
+    assert (found.untold(again - 1), found.untold(again)) == (False, True)
+
+
+def test_moves_are_counted_from_owner_to_owner() -> None:
+    """A lease that flaps between two workers would look as quiet as any other."""
+    first = Reach(NOW, "b", moves=2)
+    row = Lease("s-0", owner="b", idle=1.0, notes=((NOTE, first.note),))
+    for worker, moves in (("b", 2), ("a", 3)):
+        found = ReachMeter(row, worker)
+        found.tell("vm", lambda: NOW, 0.0)
+        found.read(EMPTY, 0.0)
+        assert noted(found, 0.0).moves == moves
+    assert lag_of(evolve(row, owner="a"), NOW, 10.0).moves == 3
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "x",
+        "[]",
+        "{}",
+        '{"at": "now", "owner": "a"}',
+        '{"at": 1, "owner": "a", "more": 1}',
+        '{"at": NaN, "owner": "a"}',
+        '{"at": 1, "owner": 7}',
+        '{"at": 1, "owner": "a", "moves": 1.5}',
+        "[" * 9_999,
+    ],
+)
+def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
+    """Anybody who may write to the table could end every command that looks at it."""
+    assert reach_of(Lease("s-0", notes=((NOTE, note),))) is None
+
+
+def row(owner: str | None, reach: Reach, idle: float = 1.0) -> Lease:
+    """A lease with this note."""
+    return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
+
+
+TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10)
+
+
+@pytest.mark.parametrize(
+    ("lease", "lag"),
+    [
+        (row("a", TOLD), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
+        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=12.0, host="vm-7", moves=1)),
+        (row(None, TOLD), LeaseLag(12.0, age=12.0, moves=1, unread=True)),
+        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=12.0, host="vm-7", moves=1, unread=True)),
+        (row("a", evolve(TOLD, at=NOW, read=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1, unread=True)),
+        (row("java", evolve(TOLD, at=NOW - 90)), LeaseLag(moves=2)),
+        (Lease("s-0", owner="java", idle=1.0), LeaseLag()),
+        (Lease("s-0"), LeaseLag(unread=True)),
+    ],
+)
+def test_what_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
+    """A lease that nobody reads would look as good as on the day it was left."""
+    assert lag_of(lease, NOW, 10.0) == lag
+
+
+def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
+    """An alarm on the whole would need every lease's own series."""
+    rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
+    whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
+    assert (whole.most, whole.total, whole.unread, whole.unknown) == (12.0, 14.0, 1, 1)
+
+
+def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
+    """Nobody but the owner would ever know how far behind it is; or blobs' readers would see a renewal too many."""
+    clock, store = Clock(), FaultyStore()
+    source = ListSource(four_shards())
+    source.shelves["s-0"] = ShardRecords(records(3), size=20)
+    ours = member(store, source, clock)
+    ours.run(60)
+    holding = ours.worker.holdings[0]
+    holding.reach.tell("vm-7", lambda: NOW, clock.now)
+    reading = ShardReading(ours.worker, holding, Handling(lambda _batch: None))
+    for _ in range(3):
+        reading.step(clock.now)
+    assert reach_of(store.get(["s-0"])[0]) is None
+    clock.now += TELL_SECONDS
+    ours.worker.renew(clock.now)
+    told = reach_of(store.get(["s-0"])[0])
+    assert told is not None
+    assert (told.owner, told.host, told.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
+
+
+class Counting(ListSource):
+    """A stream that numbers its events, as Event Hubs does."""
+
+    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one for all
+        """The last of 12."""
+        return Position("12")
+
+
+class Timed(ListSource):
+    """A stream that knows the time, as Kinesis does."""
+
+    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one for all
+        """Now."""
+        return at_timestamp(round(NOW * 1000))
+
+
+def test_the_stream_is_asked_where_no_row_tells() -> None:
+    """Of a fleet of Java workers no lag would be known at all."""
+    java = Lease("s-0", owner="java", checkpoint=Position("10"))
+    assert asked(Counting(four_shards()), [java], {"s-0": LeaseLag()}) == {"s-0": LeaseLag(None, 2)}
+    known = {"s-0": LeaseLag(3.0)}
+    assert asked(Counting(four_shards()), [java], known) == known
+    source = Timed(four_shards())
+    waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
+    source.shelves["s-0"] = ShardRecords(waiting, size=20)
+    assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0

@@ -1,0 +1,238 @@
+"""One bound for the batches of all shards: who waits, who is let in, what is forgotten, and that all of it goes on."""
+
+import heapq
+from random import Random
+
+from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
+from test_reading import Bench, data
+from virtual_fleet import Clock, FaultyStore, Kept
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.room import LEAST_BYTES, Room, Slot
+from leasehold.adapters.sources.protocol import Batch, Reader, Record
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+
+MOST = 5 * LEAST_BYTES
+
+
+def slot_of(room: Room, key: str, size: int) -> Slot:
+    """A reading that asks for so much."""
+    slot = room.slot(key)
+    slot.expected_bytes = size
+    return slot
+
+
+def batch(size: int) -> Batch:
+    """What takes so many bytes."""
+    return Batch((), None, None, 0.0, size=size)
+
+
+@define
+class Readings:
+    """Some that ask, bring what they asked for or less, wait for another attempt, and finish."""
+
+    draw: Random
+    woken: set[str] = field(factory=set)
+    asking: list[Slot] = field(factory=list)
+    holding: dict[Slot, int] = field(factory=dict)
+    room: Room = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.room = Room(MOST, self.woken.add)
+
+    def ask(self, number: int) -> None:
+        """A new one asks."""
+        slot = slot_of(self.room, f"s-{number}", self.draw.randint(1, 2 * MOST))
+        if slot.ask():
+            self.read(slot)
+        else:
+            self.asking.append(slot)
+
+    def ask_again(self, _number: int) -> None:
+        """One that has waited asks; if it was let in meanwhile, it was told."""
+        for slot in self.draw.sample(self.asking, min(1, len(self.asking))):
+            told = slot.key in self.woken
+            if slot.ask():
+                assert told or slot is self.asking[0]
+                self.asking.remove(slot)
+                self.read(slot)
+
+    def read(self, slot: Slot) -> None:
+        """It was let in."""
+        assert self.room.used_bytes <= MOST or len(self.room.held) == 1, "beyond the bound, and not alone"
+        self.holding[slot] = self.draw.randint(0, slot.expected_bytes)
+        slot.fill(batch(self.holding[slot]))
+
+    def wait(self, _number: int) -> None:
+        """A handler raised."""
+        for slot in self.draw.sample([*self.holding], min(1, len(self.holding))):
+            slot.spare(self.draw.random())
+
+    def attempt(self, _number: int) -> None:
+        """Its turn has come: it has its batch, or knows that it has not."""
+        for slot in self.draw.sample([*self.holding], min(1, len(self.holding))):
+            gone = slot.take_up() is None
+            assert gone is (slot not in self.room.held) is slot.was_forgotten()
+            if gone:
+                del self.holding[slot]
+
+    def finish(self, _number: int) -> None:
+        """A handler returned, or a lease was lost."""
+        for slot in self.draw.sample([*self.holding], min(1, len(self.holding))):
+            del self.holding[slot]
+            slot.clear()
+
+    @property
+    def sizes(self) -> int:
+        """What the room should have taken."""
+        expected = {slot: slot.expected_bytes for slot in self.asking}
+        return sum(size for slot, size in (self.holding | expected).items() if slot in self.room.held)
+
+    def over(self) -> None:
+        """All who hold something finish, and all who wait must have their turn."""
+        for slot in self.holding:
+            slot.clear()
+        for slot in self.asking:
+            assert slot.ask(), "all others are gone, or were let in before"
+            slot.clear()
+        assert self.room.used_bytes == 0
+
+
+@given(draw=st.randoms(use_true_random=False))
+def test_nobody_is_let_in_beyond_the_bound_and_nobody_waits_for_ever(draw: Random) -> None:
+    """Without it a worker of many shards would have no bound, or stand still before one."""
+    some = Readings(draw)
+    does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
+    for number in range(60):
+        draw.choice(does)(number)
+        assert some.room.used_bytes == some.sizes
+    some.over()
+
+
+def test_a_batch_larger_than_the_bound_goes_alone() -> None:
+    """Without it one large page would stop its shard for ever, or those after it would never let it in."""
+    woken: list[str] = []
+    room = Room(MOST, woken.append)
+    small, large, later = (slot_of(room, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
+    assert [each.ask() for each in (small, large, later)] == [True, False, False], "in the order in which they ask"
+    small.clear()
+    assert (woken, large.ask(), later.ask()) == (["b"], True, False)
+    large.clear()
+    assert (woken, later.ask()) == (["b", "c"], True)
+
+
+def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
+    """Without it a shard whose attempt is about to be made would read again for nothing."""
+    room = Room(MOST)
+    soon, late, other = (slot_of(room, key, 2 * LEAST_BYTES) for key in "abc")
+    for slot, due in ((soon, 1.0), (late, 9.0)):
+        assert slot.ask()
+        slot.fill(batch(2 * LEAST_BYTES))
+        slot.spare(due)
+    assert other.ask()
+    assert (soon.take_up(), late.take_up()) == (batch(2 * LEAST_BYTES), None)
+    assert (soon.was_forgotten(), late.was_forgotten(), late.was_forgotten()) == (False, True, False)
+
+
+@define
+class Crowd:
+    """Many readings of one worker, each called when it wishes, under a clock of their own."""
+
+    shards: int
+    room: Room
+    failing: frozenset[str]
+    clock: Clock = field(factory=Clock)
+    done: dict[str, list[str]] = field(factory=dict)
+    handed: dict[str, int] = field(factory=dict)
+    most: int = 0
+
+    def handle(self, delivery: Delivery) -> None:
+        """Fail for those that fail."""
+        self.handed[delivery.shard] = self.handed.get(delivery.shard, 0) + 1
+        self.most = max(self.most, self.room.used_bytes)
+        if delivery.shard in self.failing:
+            raise OSError("no answer")
+        self.done.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
+
+    def run(self, seconds: float, **policy: float) -> Worker:
+        """All of them for so long."""
+        names = tuple(f"s-{number:03}" for number in range(self.shards))
+        pages = [Record(bytes(LEAST_BYTES), str(number)) for number in range(3)]
+        source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
+        config, kept = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
+        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=kept, clock=self.clock)
+        while len(worker.holdings) < self.shards:
+            self.clock.now = worker.turn(self.clock.now)
+        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # seconds, all of them
+        readings = [ShardReading(worker, holding, handling, self.room) for holding in kept.begun]
+        due = [(self.clock.now, number) for number in range(len(readings))]
+        end = self.clock.now + seconds
+        while due[0][0] <= end:
+            at, number = heapq.heappop(due)
+            self.clock.now = max(self.clock.now, at)
+            heapq.heappush(due, (readings[number].step(self.clock.now), number))
+        return worker
+
+
+@define
+class Hesitant(ListSource):
+    """A stream whose readers bring nothing at first, as an iterator of Kinesis may."""
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader of that kind."""
+        return HesitantReader(super().open(lease, start))
+
+
+@define
+class HesitantReader:
+    """Empty-handed the first time."""
+
+    reader: Reader
+    came: bool = False
+
+    def read(self) -> Batch:
+        """Nothing, then what there is."""
+        came, self.came = self.came, True
+        return self.reader.read() if came else batch(0)
+
+    def close(self) -> None:
+        """Let the reader go."""
+        self.reader.close()
+
+
+def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_left() -> None:
+    """Without it a failing shard would be tried for ever, whatever its policy, while others want its room."""
+
+    def fails(_delivery: Delivery) -> None:
+        raise OSError("for good")
+
+    bench = Bench(source=Hesitant(), does=fails)
+    room, policy = Room(1), Handling(bench.handle, attempts=3)
+    reading, other = ShardReading(bench.worker, bench.holding, policy, room), room.slot("other")
+    while not bench.holding.lost.is_set():
+        bench.steps(reading, 1)
+        assert other.ask(), "nothing is held but what may be forgotten"
+        other.clear()
+        bench.worker.renew(bench.clock.now)
+    assert bench.handed == [data(5)] * 3
+    assert len(bench.source.opened) == 3
+
+
+def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:
+    """Without it each of a thousand failing shards would hold a page, or together they would hold all the room."""
+    failing = frozenset(f"s-{number:03}" for number in range(190))
+    crowd = Crowd(200, Room(50 * LEAST_BYTES), failing)
+    worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)
+    assert len(worker.holdings) == 200
+    assert crowd.done == {f"s-{number:03}": ["0", "1", "2"] for number in range(190, 200)}
+    assert crowd.most <= 50 * LEAST_BYTES
+    assert min(crowd.handed[name] for name in failing) >= 2, "they are tried again, too"
+    rows = {lease.key: lease.checkpoint for lease in worker.store.list().leases}
+    assert {rows[name] for name in failing} == {TRIM_HORIZON}
+    assert {rows[name] for name in crowd.done} == {Position("2")}

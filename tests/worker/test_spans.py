@@ -1,0 +1,177 @@
+"""What a traced worker tells: a span for each look, plan, write, reading and call of a handler."""
+
+import sys
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from running import WAIT, running
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handlers.handling import Delivery, Handler, Handling
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Selective
+from leasehold.adapters.worker.tracing.configured import spans_of
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Outcome, OutcomeUnknown
+from leasehold.stores.writes import ClaimLease, CreateLease, Write
+
+CONFIG = Config(initial_position=TRIM_HORIZON)
+
+
+class Traced:
+    """A tracer, and the spans that it was told."""
+
+    def __init__(self) -> None:
+        self._exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """The spans of this name."""
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+
+def told(span: ReadableSpan) -> dict[str, object]:
+    """What a span tells, without the name space."""
+    return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
+
+
+def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
+    """Run a worker over one shard of three records until its handler says that it was called."""
+    source, called = ListSource(even_shards(("s-0",))), Event()
+    source.shelves["s-0"] = ShardRecords(records(3), size=3)
+    worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=traced.tracer)
+    with running(Runner(worker, Handling(make(called)))):
+        assert called.wait(WAIT)
+
+
+def test_the_writes_of_a_look_are_under_it_and_name_their_rule() -> None:
+    """Without it a trace of a slow look would not say which write was slow, nor why it was made."""
+    traced = Traced()
+    worked(traced, lambda called: lambda _batch: called.set())
+    looks = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
+    assert {span.parent.span_id for span in traced.named("leasehold.plan") if span.parent} <= looks
+    assert len(traced.named("leasehold.plan")) == len(looks)
+    (claim,) = [span for span in traced.named("leasehold.write") if told(span)["kind"] == "ClaimLease"]
+    assert claim.parent is not None
+    assert claim.parent.span_id in looks
+    assert told(claim) == {"worker": "a-1", "lease": "s-0", "kind": "ClaimLease", "rule": "M5", "outcome": "done"}
+    assert {told(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
+
+
+def test_a_reading_tells_what_it_brought() -> None:
+    """Without it a trace would not tell an empty reading from a full one."""
+    traced = Traced()
+    worked(traced, lambda called: lambda _batch: called.set())
+    first = traced.named("leasehold.read")[0]
+    assert told(first).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+
+
+def plain(traced: Traced, called: Event) -> Handler:
+    """A handler with a span of its own."""
+
+    def handle(_batch: Delivery) -> None:
+        with traced.tracer.start_as_current_span("own"):
+            called.set()
+
+    return handle
+
+
+def awaited(traced: Traced, called: Event) -> Handler:
+    """The same, to be awaited."""
+
+    async def handle(_batch: Delivery) -> None:
+        with traced.tracer.start_as_current_span("own"):
+            called.set()
+
+    return handle
+
+
+@pytest.mark.parametrize("kind", [plain, awaited])
+def test_a_span_of_the_handlers_own_is_under_ours(kind: Callable[[Traced, Event], Handler]) -> None:
+    """Without it a user's spans would stand alone, and nobody could say to which batch they belong."""
+    traced = Traced()
+    worked(traced, lambda called: kind(traced, called))
+    (handle,), (own,) = traced.named("leasehold.handle"), traced.named("own")
+    assert (own.parent, handle.parent) == (handle.context, None)
+    assert told(handle).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    assert (handle.end_time or 0) >= (own.end_time or 1)
+
+
+def test_a_handler_that_raises_is_a_failed_span() -> None:
+    """Without it a trace would show a batch that was handed over four times as four good ones."""
+    traced = Traced()
+
+    def make(called: Event) -> Handler:
+        def handle(_batch: Delivery) -> None:
+            called.set()
+            raise ValueError("a bad record")
+
+        return handle
+
+    worked(traced, make)
+    status = traced.named("leasehold.handle")[0].status
+    assert (status.status_code, status.description) == (trace.StatusCode.ERROR, "ValueError: a bad record")
+
+
+class SilentStore(MemoryStore):
+    """A store that does not answer a claim."""
+
+    def write(self, write: Write) -> Outcome:
+        """Apply anything else."""
+        if isinstance(write, ClaimLease):
+            raise OutcomeUnknown("no answer")
+        return super().write(write)
+
+
+def test_what_the_store_made_of_a_write_is_told() -> None:
+    """Without it a write that was refused, or never answered, would look like one that was done."""
+    traced, lease = Traced(), Lease("s-0")
+    store = spans_of("a-1", traced.tracer).store(SilentStore())
+    for _ in range(2):
+        store.write(CreateLease(lease))
+    with pytest.raises(OutcomeUnknown):
+        store.write(ClaimLease(lease, "a-1"))
+    assert [told(span)["outcome"] for span in traced.named("leasehold.write")] == ["done", "refused", "unknown"]
+
+
+class PartSource(ListSource):
+    """A source that reads one stream of several."""
+
+    def reads(self, lease: Lease) -> bool:
+        """Whether this lease is of a stream it reads."""
+        return lease.stream == "orders"
+
+
+def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -> None:
+    """Without it a traced worker would take the leases of streams that it does not read, and leave them unread."""
+    traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
+    assert isinstance(traced, Selective)
+    assert [traced.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+    """Without it everybody would pay for spans that nobody wants."""
+    if missing:
+        monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.tracing.traced", None)
+    store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)
+    worker = Worker(store=store, source=source, me="a-1", config=CONFIG)
+    assert worker.store is store
+    assert worker.source is source
+    assert Runner(worker, handling).handling.handler is handling.handler
+
+
+def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a program that has configured OpenTelemetry would have to say so once more."""
+    monkeypatch.setattr("leasehold.adapters.worker.tracing.traced.get_tracer_provider", TracerProvider)
+    store = MemoryStore()
+    assert Worker(store=store, source=ListSource([]), me="a-1", config=CONFIG).store is not store

@@ -1,0 +1,63 @@
+"""A row that cannot be read costs a fleet that one lease and nothing else."""
+
+from collections.abc import Iterable
+
+from virtual_fleet import Clock, FaultyStore, four_shards, member, together
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.protocol import Listing, Malformed, StoreError
+from leasehold.stores.writes import CreateLease
+
+MINIMAL = Config(Minimal(), lease_seconds=10.0)
+
+
+class Spoilt(FaultyStore):
+    """A store some of whose rows somebody edited by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: set[str] = set()
+
+    def list(self) -> Listing:
+        """The good ones, and complaints."""
+        listing = super().list()
+        good = tuple(lease for lease in listing.leases if lease.key not in self.bad)
+        return Listing(good, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """As every store: nothing may be decided on a row that cannot be read."""
+        asked = tuple(keys)
+        if self.bad.intersection(asked):
+            raise StoreError("lease s-0: notes: is not JSON")
+        return super().get(asked, stale_ok=stale_ok)
+
+
+def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
+    """Without it a fleet that starts beside one bad row reads nothing at all."""
+    store, clock = Spoilt(), Clock()
+    store.write(CreateLease(Lease("s-0")))
+    store.write(CreateLease(Lease("s-1")))
+    store.bad = {"s-0"}
+    worker = member(store, ListSource(four_shards()), clock, config=MINIMAL)
+    worker.run(30.0)
+    assert sorted(worker.held) == ["s-1", "s-2", "s-3"]
+
+
+def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
+    """Without it the row of the bulletin, once bad, kept all but one worker from ever looking at the table again."""
+    store, clock = Spoilt(), Clock()
+    source = ListSource(four_shards())
+    ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))
+    together([ann, bob], 60.0)
+    assert [len(ann.held), len(bob.held)] == [2, 2]
+    asked = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  who listens to whom is drawn
+    assert asked
+    listener, lookout = (bob, ann) if bob.worker._look.keys else (ann, bob)  # noqa: SLF001
+    store.bad = {asked[0]}
+    # The lookout dies; what it held and can be read is for the listener.
+    listener.run(60.0)
+    assert len(lookout.held) == 2
+    assert sorted(listener.held) == sorted({"s-0", "s-1", "s-2", "s-3"} - store.bad)
