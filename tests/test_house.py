@@ -230,10 +230,12 @@ def test_tests_open_with_a_sentence() -> None:
 
 
 def test_tests_replace_nothing_that_other_threads_use() -> None:
-    """`….moves.time.sleep` is everybody's: a thread that an earlier test left would meet the stand-in, and fail this."""
+    """`moves.time.sleep` is everybody's: a thread that an earlier test left would fail this one."""
     through = re.compile(r'"leasehold[\w.]*\.(os|random|shutil|signal|socket|subprocess|sys|threading|time)\.\w+"')
     found = [
-        f"{_name(path)}: {match[0]}" for path in _sources("tests") for match in through.finditer(path.read_text("utf-8"))
+        f"{_name(path)}: {match[0]}"
+        for path in _sources("tests")
+        for match in through.finditer(path.read_text("utf-8"))
     ]
     assert found == []
 

@@ -1,8 +1,6 @@
 """Batches in a real session over real streams: no lease, many tasks, each record of the time asked for once."""
 
 import json
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -11,20 +9,11 @@ import pytest
 from attrs import define, field
 from pyspark.sql import DataFrame, SparkSession
 from types_boto3_kinesis import KinesisClient
+from waiting import until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
-
-WAIT = 120
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Wait for something that will be seen from outside."""
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline, f"not within {WAIT} s: {what}"
-        time.sleep(0.1)
 
 
 @define

@@ -1,7 +1,6 @@
 """Streaming queries in a real session over a real stream: what restarts, thefts, ends and stops cost."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
+from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
 from leasehold.stores.protocol import Done, Store
@@ -22,16 +22,6 @@ from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
-
-WAIT = 120
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Wait for something that will be seen from outside."""
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline, f"not within {WAIT} s: {what}"
-        time.sleep(0.1)
 
 
 def _sequence(row: dict[str, Any]) -> int:
