@@ -248,6 +248,21 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     assert told["store"] == f"sqlite://{tmp_path}/l.db"
 
 
+def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pressed it as the address appeared would wait for ever, or read a traceback."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    said: list[str] = []
+
+    def pressed(text: str, *, flush: bool) -> None:
+        said.append(text)
+        assert flush
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", pressed, raising=False)
+    ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
+    assert (ended.exit_code, ended.output, len(said)) == (0, "", 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

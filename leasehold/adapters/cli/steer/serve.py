@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -11,10 +12,12 @@ import uvicorn
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
 from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, ended, fleet_config, opened
+from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.serving.app import server
 from leasehold.adapters.steering.serving.record import FleetRecord
 from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.worker.threads import SIGNAL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import store_address
@@ -57,8 +60,10 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(rules, lease_seconds, set_)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")  # noqa: TRY301  as any other bad usage
-        with _watching(stores, source or (), config, every, history) as watchers:
+        with unwinding(), _watching(stores, source or (), config, every, history) as watchers:
             _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
+    except Ended:
+        pass  # the way to end it
     except ValueError as error:
         raise ended("serve", error, 2) from None
     except (StoreError, SourceError, OSError) as error:
@@ -97,10 +102,15 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     listening.listen()  # whoever reads the address below can connect at once
     found = listening.getsockname()[1]
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
-    print(f"http://{host}:{found}/ ({tables}); Ctrl-C ends it.", flush=True)
+    serving = uvicorn.Server(config)
+    # Of a signal in its first moments the server makes a fault, or nothing; in another thread it leaves them alone.
+    thread = Thread(target=serving.run, args=([listening],), name="leasehold-page")
+    thread.start()
     try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # the way to end it
+        print(f"http://{host}:{found}/ ({tables}); Ctrl-C ends it.", flush=True)
+        while thread.is_alive():
+            thread.join(SIGNAL_SECONDS)  # whichever thread receives a signal, the main thread handles it
     finally:
+        serving.should_exit = True
+        thread.join()
         listening.close()
