@@ -6,6 +6,9 @@ SEED ?= $(shell date +%s)
 NODE = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_node; print(*find_node().node)')
 NPM = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_node; print(*find_node().npm)')
 
+# Python keeps what it has compiled: else each of the many processes of the tests would compile it again.
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test test-more check prove bench chaos fuzz mutants lock soak chaos-spark dist sizes api site sbom audit
 
@@ -32,7 +35,7 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest -q -m 'not (more or services or spark or slow)' -n 2 --hypothesis-profile quick
+	$(BIN)/pytest -q --quick -n 2 --hypothesis-profile quick
 
 test: $(READY) ## run every test that needs no opt-in
 	$(BIN)/pytest -m 'not more' -n 2 --dist loadgroup --hypothesis-profile repeatable --max-worker-restart 0

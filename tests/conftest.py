@@ -1,9 +1,11 @@
 """Local services, one of each per test process, and clients that speak with them."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -22,6 +24,9 @@ from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connectio
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+NOT_QUICK = ("more", "services", "spark", "slow")
+LEFT_OUT = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(NOT_QUICK)})\b", re.MULTILINE)
 
 # How fast a busy machine draws examples, or runs one, says nothing about the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,8 +54,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The inner loop's option."""
+    parser.addoption("--quick", action="store_true", help="only what needs no service and little of a processor")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The inner loop imports no module of which it would run nothing: imports take longer than most tests."""
+    if not config.option.quick or not collection_path.name.startswith("test_"):
+        return None
+    return bool(LEFT_OUT.search(collection_path.read_text("utf-8"))) or None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The plugin that users have by its entry point, which an installation from before it existed does not tell of."""
+    if config.option.quick:
+        config.option.markexpr = f"not ({' or '.join(NOT_QUICK)})"
     if not config.pluginmanager.has_plugin("leasehold"):
         config.pluginmanager.register(pytest_plugin, "leasehold")
 
