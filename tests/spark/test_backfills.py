@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from pyspark.sql import DataFrame, SparkSession
 from types_boto3_kinesis import KinesisClient
-from waiting import until
+from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
 
@@ -93,6 +93,43 @@ def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
         "kinesis.endingPosition", json.dumps({"at_timestamp": end})
     )
     assert data(part.load()) == sorted(row for row, at in arrived.items() if since <= at < end)
+
+
+@pytest.mark.more
+def test_queries_share_a_slice_under_leases_and_end_by_themselves(
+    spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
+) -> None:
+    """Without it a repair of a day would not end, take what came later, or be done by each of two queries."""
+    stream = Kinesis.made(kinesis_client, kinesis_url)
+    stream.put(100)
+    stream.split()
+    stream.put(100)
+    arrived = stream.arrivals()
+    end = sorted(arrived.values())[-20]
+    rows = spark.readStream.format("kinesis-leased").options(
+        **{
+            "kinesis.streamName": stream.name,
+            "kinesis.endpointUrl": kinesis_url,
+            "kinesis.endingPosition": json.dumps({"at_timestamp": end}),
+            "lease.store": f"sqlite://{tmp_path}/leases.db",
+            "maxRowsPerTrigger": "30",
+        }
+    )
+    found: list[str] = []
+
+    def land(batch: DataFrame, _number: int) -> None:
+        found.extend(data(batch))
+
+    queries = [
+        rows.load()
+        .writeStream.foreachBatch(land)
+        .option("checkpointLocation", str(tmp_path / name))
+        .trigger(availableNow=True)
+        .start()
+        for name in ("one", "two")
+    ]
+    assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
+    assert sorted(found) == sorted(row for row, at in arrived.items() if at < end)
 
 
 @pytest.mark.usefixtures("amqp_engine")
