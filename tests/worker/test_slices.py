@@ -92,6 +92,8 @@ def test_times_that_do_not_quite_rise_lose_nothing() -> None:
     rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
     assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
     assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
+    early = Timed(shelves={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])})
+    assert read_to_the_end(early, CUT.begin) == ([1, 3], True)
 
 
 def test_a_shard_does_not_end_before_the_time_is_over() -> None:
