@@ -17,7 +17,7 @@ HOT = (
     "leasehold/adapters/sources/kinesis/aggregation/wire.py",
     "leasehold/adapters/sources/kinesis/aggregation/encode.py",
     "leasehold/adapters/sources/kinesis/aggregation/spans.py",
-    "leasehold/adapters/sources/kinesis/wire/columns.py",
+    "leasehold/adapters/sources/kinesis/wire/views.py",
 )
 """What is written so that mypyc can compile it."""
 

@@ -100,7 +100,7 @@ class Stream:
 class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
-    parting, quiet = False, False
+    parting, quiet, over = False, False, True
     behind: Mapping[str, float] = {}
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:
@@ -119,6 +119,9 @@ class Unshared:
     def close(self) -> None:
         """Read no more."""
         self._over.set()
+
+    def hurry(self, _key: str) -> None:
+        """Nobody waits to be told."""
 
     def check(self) -> None:
         """Nothing can go wrong."""

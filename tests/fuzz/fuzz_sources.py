@@ -201,7 +201,7 @@ def _url(url: str) -> None:
 
 ANSWERS = (
     "adapters/sources/kinesis/wire/forms.py",
-    "adapters/sources/kinesis/wire/columns.py",
+    "adapters/sources/kinesis/wire/views.py",
     "adapters/sources/kinesis/unpacking.py",
     "adapters/sources/kinesis/clients.py",
     "adapters/spark/kinesis/poller.py",

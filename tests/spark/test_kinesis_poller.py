@@ -3,11 +3,13 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
+import cbor2
 import pytest
 from attrs import frozen
 
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.wire.views import viewed
 from leasehold.adapters.spark.chunks import ArrowBatch, chunk_of
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -86,3 +88,38 @@ def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> Non
     caplog.clear()
     ArrowPoller(client, "s", "shard-0", Position("10"), HASH_KEYS).read()
     assert not caplog.text
+
+
+@frozen
+class ViewedAnswers(Answers):
+    """A client whose answers are read as in a wheel."""
+
+    def get_records(self, **asked: object) -> dict[str, Any]:
+        """All at once, each time anew."""
+        found = viewed(cbor2.dumps({"Records": self.records}))
+        assert found is not None
+        return super().get_records(**asked) | {"Records": found[0]}
+
+
+def told_row(number: int, data: bytes) -> dict[str, Any]:
+    """As the service writes it: a time in milliseconds, or, as some stand-ins do, in seconds."""
+    arrived = 1_795_363_072_573 if number % 2 else 1_795_363_072
+    row = {"Data": data, "PartitionKey": "ü" * number, "SequenceNumber": str(number)}
+    return row | {"ApproximateArrivalTimestamp": arrived}
+
+
+PLAIN = [told_row(10, b""), told_row(11, b"exactly twelv"), told_row(12, b"x" * 5000), told_row(13, b"twelve bytes")]
+
+
+@pytest.mark.parametrize("records", [PLAIN, [*PLAIN, told_row(14, aggregate("a", "b"))], []])
+@pytest.mark.parametrize("start", [TRIM_HORIZON, Position("11"), Position("14", 0)])
+def test_rows_seen_in_an_answer_are_what_records_are(records: list[dict[str, Any]], start: Position) -> None:
+    """Without it a wheel would bring Spark other rows, or positions, than a plain worker has."""
+    client = cast("KinesisClient", ViewedAnswers(records))
+    plain = Poller(client, "s", "shard-0", start, None).read()
+    arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
+    assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
+    assert [(each.read_to, each.count, each.size, each.arrivals) for each in (plain, arrow)] == [
+        (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrivals)
+    ] * 2
+    assert isinstance(arrow, ArrowBatch) or (start.numbered and records)

@@ -15,6 +15,8 @@ from leasehold.balancer.model import SHARD_END, Lease, Position
 
 ROW_BYTES = 100
 """Bytes that a row takes besides its data, about: keys, numbers and times."""
+LARGE_BYTES = 1 << 18
+"""From here on it takes longer to copy a batch than to send one more."""
 ANY_SIZE = 1 << 62
 """So large is no row: whatever comes first is taken."""
 
@@ -86,7 +88,7 @@ class ArrowBatch(Batch):
 
 @frozen
 class Chunk:
-    """Some rows, and the position behind them: rows that were dropped count as read."""
+    """Some rows, a batch or a table, and the position behind them: rows that were dropped count as read."""
 
     rows: pa.RecordBatch
     ends: Position
@@ -183,7 +185,7 @@ class RowBuffer:
             taken.append(first.rows)
             ends = first.ends
             self._pop()
-        return None if ends is None else Chunk(self._joined(taken), ends)
+        return None if ends is None else Chunk(joined(taken), ends)
 
     def _cut(self, fitting: int, taken: list[pa.RecordBatch]) -> Position:
         first = self._pop()
@@ -210,8 +212,13 @@ class RowBuffer:
         sizes = np.asarray(pc.binary_length(chunk.rows[self._columns.data])) + ROW_BYTES
         return min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
 
-    def _joined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches as one; large ones stay where they are, side by side in a table, since each copy of a row costs."""
+    if len(batches) == 1:
+        return batches[0]
+    small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
+    return pa.concat_batches(batches) if small else pa.Table.from_batches(batches)
 
 
 @frozen

@@ -93,7 +93,11 @@ def spread(rows: Mapping[str, pa.RecordBatch], tasks: Callable[[int], int]) -> l
     found: list[list[pa.RecordBatch]] = [[] for _ in range(tasks(len(batches)))]
     for batch in batches:
         min(found, key=lambda task: sum(each.num_rows for each in task)).append(batch)
-    return found
+    return [[part for batch in task for part in _parts(batch)] for task in found]
+
+
+def _parts(rows: pa.RecordBatch | pa.Table) -> Sequence[pa.RecordBatch]:
+    return rows.to_batches() if isinstance(rows, pa.Table) else (rows,)
 
 
 def _embedded(batches: Sequence[pa.RecordBatch]) -> EmbeddedRows:

@@ -16,6 +16,8 @@ from leasehold.stores.printable import escaped
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis.type_defs import RecordTypeDef
 
+    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
+
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
@@ -36,7 +38,7 @@ class Unpacking:
         self.records = KinesisRecords()
         self.size = self.subs = 0
 
-    def take(self, told: "RowColumns | list[RecordTypeDef]") -> None:
+    def take(self, told: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
         """Unpack all rows, which are gone afterwards; an aggregate is freed as soon as it is taken apart."""
         rows = columns_of(told)
         self.size += sum(map(len, rows.datas))
@@ -95,13 +97,15 @@ class Unpacking:
         return first
 
 
-def columns_of(rows: "RowColumns | list[RecordTypeDef]") -> RowColumns:
+def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """The rows of an answer as columns; what they were is gone.
 
     Raises TypeError if a sequence number or a partition key is no text; what else a number is, is asked of the last.
     """
     if isinstance(rows, RowColumns):
         return rows
+    if not isinstance(rows, list):
+        return rows.columns()
     told = RowColumns()
     told.datas += map(_DATA, rows)
     told.numbers += map(_NUMBER, rows)

@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
+from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA, viewed_rows
 from leasehold.adapters.sources.kinesis.clients import seconds_of
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.shards import children
@@ -21,7 +21,9 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef
+    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef
+
+    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -30,23 +32,40 @@ class ArrowPoller(Poller):
     """A reader of one shard; asks as every other, and makes rows of the answers."""
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
-        rows = columns_of(answer["Records"])
+        told = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
+        if self._done is None and not isinstance(told, list | RowColumns) and len(told) and not told.sealed:
+            made = viewed_rows(self._stream, self._shard, told)
+            first, last = (made["sequenceNumber"][at].as_py() for at in (0, -1))
+            return self._told(answer, made, (first, last), Position(last), made["data"].buffers()[2].size)
+        rows = columns_of(told)
         if rows.numbers and not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+        size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
+        return self._told(answer, self._rows(rows), ends, self._end(rows) if rows.numbers else None, size)
+
+    def _told(
+        self,
+        answer: "GetRecordsOutputTypeDef",
+        rows: pa.RecordBatch,
+        ends: tuple[str, str] | None,
+        read_to: Position | None,
+        size: int,
+    ) -> Batch:
+        """The batch of these rows, made of records with numbers from the first to the last of `ends`."""
         self._iterator = answer.get("NextShardIterator") or None
         behind = answer.get("MillisBehindLatest") or 0
-        if rows.numbers:
-            self._say_gap(rows.numbers[0])
-            self._read = rows.numbers[-1]
+        if ends is not None:
+            self._say_gap(ends[0])
+            self._read = ends[1]
         return ArrowBatch(
             records=(),
-            read_to=self._end(rows) if rows.numbers else None,
+            read_to=read_to,
             behind_seconds=behind / 1000,
-            wait_seconds=self._wait(idle=not rows.numbers and not behind, behind=behind > 0),
+            wait_seconds=self._wait(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
             children=children(answer.get("ChildShards", ())),
-            size=sum(map(len, rows.datas)),
-            rows=self._rows(rows),
+            size=size,
+            rows=rows,
             arrived=ARRIVED,
         )
 

@@ -106,7 +106,7 @@ class Spans:
                 write_i64_le(data, length | i64(read_i32_le(record, at)) << 32)
                 write_i64_le(data, place | at << 32)
             else:
-                _view(data, record, at, length)
+                add_held(data, record, at, length)
             sub += 1
             at = stop
         self.tables[place] = table
@@ -142,7 +142,7 @@ def _copy(column: BytesWriter, record: bytes, at: i64, stop: i64) -> None:
         column.append(record[at])
 
 
-def _view(column: BytesWriter, record: bytes, at: i64, size: i64) -> None:
+def add_held(column: BytesWriter, record: bytes, at: i64, size: i64) -> None:
     """Add a view that holds record[at:at+size] itself, and zeros."""
     head: i64 = i64(read_i32_le(record, at))
     rest: i64 = 0

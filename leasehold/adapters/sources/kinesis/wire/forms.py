@@ -11,14 +11,17 @@ import cbor2
 import orjson
 import pybase64
 
-from leasehold.adapters.sources.kinesis.wire.columns import COMPILED, RowColumns, parted
+try:
+    from leasehold.adapters.sources.kinesis.wire.views import COMPILED, RowViews, viewed
+except ImportError:  # without librt, or with another than it was compiled for
+    COMPILED = False
 
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
 """A record as the service tells it, but with its data as bytes. Its time is a number: see `seconds_of`."""
 
-AnswerRows = RowColumns | list[Row]
+AnswerRows = "RowViews | list[Row]"
 
 
 class Unreadable(Exception):
@@ -73,7 +76,7 @@ def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
 
 def _rows_in_cbor(body: bytes) -> tuple[AnswerRows, Any]:
     """The rows, and the rest by name."""
-    found = parted(body) if COMPILED else None
+    found = viewed(body) if COMPILED else None
     if found is not None:
         rows, answer = found[0], _loaded(found[1])
         if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
