@@ -5,23 +5,26 @@ what it makes of children, odd numbers and errors is its own.
 """
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import cbor2
 import orjson
 import pybase64
 
 try:
-    from leasehold.adapters.sources.kinesis.wire.views import COMPILED, RowViews, viewed
+    from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
 except ImportError:  # without librt, or with another than it was compiled for
     COMPILED = False
+
+if TYPE_CHECKING:
+    from leasehold.adapters.sources.kinesis.wire.views import RowViews
 
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
 """A record as the service tells it, but with its data as bytes. Its time is a number: see `seconds_of`."""
 
-AnswerRows = "RowViews | list[Row]"
+AnswerRows = Union["RowViews", list[Row]]
 
 
 class Unreadable(Exception):

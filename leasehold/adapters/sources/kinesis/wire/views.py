@@ -1,7 +1,7 @@
 """The records of an answer in CBOR as Arrow's views into it, without an object or a copied byte for each.
 
 Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled. It reads the form in
-which the service writes records, and declines any other, which cbor2 then takes apart. Its numbers are the machine's own.
+which the service writes records, and declines any other, which cbor2 then takes apart. Its numbers are the machine's.
 """
 
 from typing import Final
