@@ -14,9 +14,10 @@ from attrs import evolve
 from fake_stream import Place, Stream
 
 from leasehold.adapters.spark import fetching
+from leasehold.adapters.spark.chunks import LARGE_BYTES, joined
 from leasehold.adapters.spark.fetching import ALL, HERE, REQUEST, FetchedRows, Kept, RowServer
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.transport import Transport, read
+from leasehold.adapters.spark.transport import Transport, read, spread
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -186,3 +187,12 @@ def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> No
         most = max(most, len({number for number, _ in server._server.kept}))  # type: ignore[union-attr]  # noqa: SLF001
     place.close()
     assert most == 1
+
+
+def test_large_batches_reach_their_task_without_a_copy() -> None:
+    """Without it every row would be copied once more, or small answers cost a message of their own each."""
+    large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
+    (task,) = spread({"a": joined(large), "b": joined([rows(1), rows(2)])}, lambda _shards: 1)
+    assert [each.to_pydict() for each in task] == [each.to_pydict() for each in (*large, rows(1, 2))]
+    places = [each["data"].buffers()[2].address for each in task[:2]]
+    assert places == [each["data"].buffers()[2].address for each in large]
