@@ -14,7 +14,7 @@ import pybase64
 try:
     from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
 except ImportError:  # without librt, or with another than it was compiled for
-    COMPILED = False
+    COMPILED = False  # type: ignore[misc]  # what is not imported is not final either
 
 if TYPE_CHECKING:
     from leasehold.adapters.sources.kinesis.wire.views import RowViews
