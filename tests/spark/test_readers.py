@@ -202,7 +202,7 @@ class News:
 def a_pool() -> Iterator[tuple[ReaderPool, News]]:
     """One that listens."""
     news = News(Event(), [])
-    pool = ReaderPool(HOST, news)
+    pool = ReaderPool(Address(HOST, HOST), news)
     try:
         yield pool, news
     finally:

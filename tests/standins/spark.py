@@ -50,8 +50,8 @@ def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> C
 
 
 @contextmanager
-def spark_cluster(environment: Mapping[str, str], memory: str = "600m") -> Iterator[str]:
-    """A master and two workers of one core each, every one with a temporary folder of its own; its address."""
+def spark_cluster(environment: Mapping[str, str], memory: str = "600m", cores: int = 1) -> Iterator[str]:
+    """A master and two workers of so many cores, every one with a temporary folder of its own; its address."""
     with ExitStack() as stack:
 
         def apart() -> dict[str, str]:
@@ -67,7 +67,7 @@ def spark_cluster(environment: Mapping[str, str], memory: str = "600m") -> Itera
         def worker(port: int) -> Command:
             env = apart()
             place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
-            place += ["--cores", "1", "--memory", memory, "--work-dir", env["TMPDIR"]]
+            place += ["--cores", str(cores), "--memory", memory, "--work-dir", env["TMPDIR"]]
             return spark_class("org.apache.spark.deploy.worker.Worker", *place, url, environment=env)
 
         for number in range(2):

@@ -19,7 +19,7 @@ from secrets import token_bytes
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from struct import Struct
 from threading import Thread
-from typing import IO
+from typing import IO, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, frozen
@@ -56,6 +56,7 @@ class FetchedRows(InputPartition):
     place: int
 
 
+Server = TypeVar("Server", bound=ThreadingTCPServer)
 Again = Callable[[int, int], Sequence[pa.RecordBatch]]
 """Has the rows of one place of a batch that are not kept; none of a batch that is done."""
 
@@ -75,7 +76,7 @@ class RowServer:
 
     def __init__(self, address: Address, most: int, folder: str, again: Again = nothing) -> None:
         self._address, self._most, self._folder = address, most, folder
-        self._server = _listening(address, again)
+        self._server = listening(address, lambda family, place: _Server(family, place, again))
         Thread(target=self._server.serve_forever, args=(0.1,), name="leasehold-rows", daemon=True).start()
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
@@ -198,13 +199,14 @@ class _Sending(BaseRequestHandler):
         return Kept.of(again) if again else kept
 
 
-def _listening(address: Address, again: Again) -> _Server:
+def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) -> Server:
+    """A server at the first port that can be had. Raises OSError, and says what to set."""
     ports = range(address.port, address.port + PORTS) if address.port else (0,)
     fault = OSError()
     for port in ports:
         try:
             family, *_, place = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
-            return _Server(family, (str(place[0]), int(place[1])), again)
+            return made(family, (str(place[0]), int(place[1])))
         except OSError as found:
             fault = found
     raise OSError(

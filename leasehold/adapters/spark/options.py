@@ -130,7 +130,8 @@ class LeaseOptions:
                       most that goes into one batch
     cores             of the whole session
     shards_per_task   0: shards by cores, rounded up
-    readers           how many processes read; 0: the one that plans reads, too
+    readers           how many processes read; 0: the one that plans reads, too; None: as many as there is room for
+    reader_jobs       where readers on executors are asked for; "": they are children of the process that plans
     """
 
     store: str = field(repr=False)
@@ -146,7 +147,8 @@ class LeaseOptions:
     trigger_bytes: int
     cores: int
     shards_per_task: int
-    readers: int = 0
+    readers: int | None = 0
+    reader_jobs: str = ""
 
     @property
     def worker_id(self) -> str:
@@ -188,12 +190,16 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         cores=cores,
         shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
         readers=_readers(given, fetch),
+        reader_jobs=given.text("lease.readerJobs"),
     )
 
 
-def _readers(given: Given, fetch: Address | None) -> int:
-    readers = given.number("lease.readers", 0, least=0, most=READERS_MOST) or 0
-    if readers and fetch is None:
+def _readers(given: Given, fetch: Address | None) -> int | None:
+    text = given.text("lease.readers", "0")
+    readers = decimal(text, READERS_MOST)
+    if readers is None and text.lower() != "auto":
+        raise ValueError(f"option lease.readers: {text!r} is not a whole number from 0 to {READERS_MOST}, or auto")
+    if readers != 0 and fetch is None:
         raise ValueError("option lease.readers: tasks fetch from readers; give lease.fetchHost, and no lease.transport")
     return readers
 

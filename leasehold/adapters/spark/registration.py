@@ -1,9 +1,14 @@
 """Makes the data sources known to a Spark session, and what they cannot see for themselves known to them."""
 
+import logging
 from typing import TYPE_CHECKING
+
+from leasehold.stores.printable import escaped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = escaped(logging.getLogger("leasehold.spark"))
 
 LOOPBACK = "127.0.0.1"
 ENCRYPTING = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption", "spark.ssl.rpc.enabled")
@@ -21,7 +26,7 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
     from leasehold.adapters.spark.lease_table.data_source import LeaseTable  # noqa: PLC0415
 
-    here = {"known": _cores(spark) | address_of(spark)}
+    here = {"known": _cores(spark) | address_of(spark) | _jobs(spark)}
     # Classes made here are pickled whole for Spark's other processes, with these attributes, and not by name.
     spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), here))
     spark.dataSource.register(type("EventHubsLeasedHere", (EventHubsLeased,), here))
@@ -33,6 +38,22 @@ def _cores(spark: "SparkSession") -> dict[str, str]:
     from pyspark.sql.utils import is_remote  # noqa: PLC0415  likewise
 
     return {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
+
+
+def _jobs(spark: "SparkSession") -> dict[str, str]:
+    """Where a query asks this program for readers on executors: by a socket of this machine, where there are such."""
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415  likewise
+
+    if is_remote() or (spark.sparkContext.master or "").startswith("local"):
+        return {}
+    from leasehold.adapters.spark.readers.jobs import listener  # noqa: PLC0415  likewise
+
+    try:
+        listener().context = spark.sparkContext
+    except OSError as fault:
+        log.warning("a query's readers (lease.readers) will be on this machine, and not on executors: %s", fault)
+        return {}
+    return {"lease.readerJobs": listener().place}
 
 
 def address_of(spark: "SparkSession") -> dict[str, str]:

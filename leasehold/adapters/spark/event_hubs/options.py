@@ -61,7 +61,7 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     # The SDKs' own workers expire leases after two minutes; a group without them may be quicker.
     bounds = _bounds(given)
     lease = lease_options(given, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
-    if lease.readers:
+    if lease.readers != 0:
         raise ValueError(
             "option lease.readers: not supported; only one process at a time may read a partition; leave it out"
         )

@@ -16,7 +16,8 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Condition, Thread
 
 from leasehold.adapters.sources.protocol import SourceUnavailable
-from leasehold.adapters.spark.fetching import REQUEST_SECONDS, TOKEN_BYTES, received
+from leasehold.adapters.spark.fetching import REQUEST_SECONDS, TOKEN_BYTES, listening, received
+from leasehold.adapters.spark.options import Address
 from leasehold.adapters.spark.readers.connection import ReaderConnection
 from leasehold.adapters.spark.readers.far_rows import FarReader
 from leasehold.adapters.spark.readers.messages import Close, Open
@@ -32,12 +33,14 @@ FIRST_SECONDS, NEXT_SECONDS = 60.0, 1.0
 class ReaderPool:
     """The readers that are connected, from its making until it is closed. Raises OSError without a port.
 
-    bind   the address to listen on
-    woken  told of each shard of which there is news
+    address  where to listen
+    woken    told of each shard of which there is news
+    absent   why there is no reader, as far as is known
     """
 
-    def __init__(self, bind: str, woken: Callable[[str], None]) -> None:
+    def __init__(self, address: Address, woken: Callable[[str], None]) -> None:
         self._woken = woken
+        self.absent = "no process that reads is connected"
         self._connected: list[ReaderConnection] = []
         self._changed = Condition()
         self._numbers = count(1)
@@ -45,7 +48,7 @@ class ReaderPool:
         self._unread: set[str] = set()
         self._closed = False
         self.token = token_bytes(TOKEN_BYTES)
-        self._server = _Listening(bind, self)
+        self._server = listening(address, lambda family, place: _Listening(family, place, self))
         Thread(target=self._server.serve_forever, args=(0.1,), name="leasehold-readers", daemon=True).start()
 
     @property
@@ -59,7 +62,7 @@ class ReaderPool:
             self._changed.wait_for(lambda: self._closed or self._connected, self._patience)
             if not self._connected:
                 self._unread.add(lease.key)
-                raise SourceUnavailable("no process that reads is connected")
+                raise SourceUnavailable(self.absent)
             self._patience = NEXT_SECONDS
             reader = min(self._connected, key=lambda each: len(each.openings))
             opening = FarReader(next(self._numbers), lease, start, self._close_opening)
@@ -143,11 +146,10 @@ class _Listening(ThreadingTCPServer):
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, bind: str, pool: ReaderPool) -> None:
-        family, *_, place = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0]
+    def __init__(self, family: int, place: tuple[str, int], pool: ReaderPool) -> None:
         self.address_family = family
         self.pool = pool
-        super().__init__((str(place[0]), int(place[1])), _Admission)
+        super().__init__(place, _Admission)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1]

@@ -54,8 +54,10 @@ class ShardReader:
         with socket.create_connection(spec.planner, CONNECT_SECONDS) as self._connection:
             self._connection.settimeout(None)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            here = self._connection.getsockname()[0]
-            address = spec.address or Address(here, here)
+            address = spec.address
+            if not address.host:
+                here = self._connection.getsockname()[0]
+                address = Address(here, here, address.port)
             self._rows = RowServer(address, spec.bytes // 2, spec.folder)
             self._connection.sendall(spec.token)
             self._say(Hello(address.host, self._rows.port, self._rows.token))

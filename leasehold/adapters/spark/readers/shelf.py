@@ -33,7 +33,7 @@ class ReaderSpec:
 
     planner     where the planner listens for readers
     token       of the query
-    address     where tasks fetch this reader's rows; None: at the address by which it reaches the planner
+    address     where tasks fetch this reader's rows; its host is "" for the address by which it reaches the planner
     stock       what is read
     rows, bytes most that is read ahead, all shards of this reader together
     piece_rows, piece_bytes
@@ -43,7 +43,7 @@ class ReaderSpec:
 
     planner: tuple[str, int]
     token: bytes
-    address: Address | None
+    address: Address
     stock: SourceSpec
     rows: int
     bytes: int

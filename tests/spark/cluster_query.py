@@ -1,0 +1,57 @@
+"""A user's program on a cluster: a query whose readers are on executors, until a line is given to it; then it stays.
+
+    python cluster_query.py MASTER STREAM ENDPOINT FOLDER
+
+It prints the rows of each batch, and once the query has stopped how many jobs of the session still run.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from leasehold.adapters.spark import register
+from leasehold.adapters.spark.pipeline.session import SETTINGS
+
+PATIENCE = 60.0
+
+
+def say(what: object) -> None:
+    """One line."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def land(rows: DataFrame, _number: int) -> None:
+    """The sink."""
+    say([[row.shardId, row.sequenceNumber, bytes(row.data).decode()] for row in rows.collect()])
+
+
+def main(master: str, stream: str, endpoint: str, folder: Path) -> None:
+    """Read until told to stop, and end when told again."""
+    spark = SparkSession.builder.master(master).config(map=SETTINGS).getOrCreate()
+    register(spark)
+    options = {
+        "kinesis.streamName": stream,
+        "kinesis.endpointUrl": endpoint,
+        "kinesis.region": "eu-west-1",
+        "kinesis.startingPosition": "TRIM_HORIZON",
+        "lease.store": f"sqlite:///{folder}/leases.db",
+        "lease.readers": "auto",
+    }
+    writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.foreachBatch(land)
+    query = writer.option("checkpointLocation", str(folder / "progress")).start()
+    sys.stdin.readline()
+    query.stop()
+    deadline = time.monotonic() + PATIENCE
+    while (left := spark.sparkContext.statusTracker().getActiveJobsIds()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    say(len(left))
+    sys.stdin.readline()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], folder=Path(sys.argv[4]))
