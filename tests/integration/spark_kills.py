@@ -5,6 +5,10 @@
 The sink runs every frame and then skips a batch whose number it knows, which is the kind that loses what a
 repetition has more than the first time. Each run repeats the batch that the run before was killed in, does one
 more, and is killed in that; the last is let live, over what is there then.
+
+With `--readers N` the query is read by so many processes. Then each batch with rows brings a kill that is drawn: of a
+reader, of the process that plans, or of the application, before the sink has the batch or behind it. A run goes on
+without a reader, and ends by the others.
 """
 
 import json
@@ -14,15 +18,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from attrs import asdict, define, frozen
 from flights import Row, to_stderr
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from spark_application import LATE
+from spark_application import LATE, descendants
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
 from standins.spark import spark_session
@@ -30,8 +37,11 @@ from standins.spark import spark_session
 from leasehold.adapters.demo.child import Child
 
 LEASE_SECONDS = 6.0
+PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
+DRAWN_ROWS = 80
+"""Most of a batch whose kill is drawn: a life has some."""
 ROUND_SECONDS, LEAVE_SECONDS = 240.0, 20.0
-KILLED = 256 - signal.SIGKILL
+KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
     "kinesis-leased": ("shardId", "sequenceNumber", "subSequenceNumber", "data"),
     "eventhubs-leased": ("partition", "sequenceNumber", "offset", "body"),
@@ -42,18 +52,21 @@ COLUMNS = {
 class Sink:
     """Writes each batch to a file of its number; where there is one, it compares and leaves it.
 
-    before_commit  called when a new batch is written, and Spark does not know it yet
+    kill  called with the number of a new batch that has rows, and "before" the sink reads it, or "behind", when it is
+          written and Spark does not know it yet
     """
 
     folder: Path
     columns: Sequence[str]
-    before_commit: Callable[[], None]
+    kill: Callable[[int, str], None]
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         """One batch."""
+        path = self.folder / f"{number}.json"
+        if not path.exists():
+            self.kill(number, "before")
         found = [list(row) for row in frame.select(*self.columns).collect()]
         batch = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in found)
-        path = self.folder / f"{number}.json"
         if path.exists():
             line = json.dumps({"batch": number, "rows": len(batch), "same": batch == json.loads(path.read_text())})
             with (self.folder / "repeated.jsonl").open("a") as repeated:
@@ -63,25 +76,59 @@ class Sink:
         hidden.write_text(json.dumps(batch))
         hidden.rename(path)
         if batch:
-            self.before_commit()
+            self.kill(number, "behind")
 
 
-def victim(folder: Path, source: str, words: Sequence[str], *, dies: bool) -> int:
-    """One application: killed in its first new batch, or living until everything is read."""
+@define
+class Killer:
+    """Kills once in a batch, and writes down what it kills.
+
+    drawn  the seed by which it draws who dies and when; "" for the application, behind every batch
+    """
+
+    folder: Path
+    java: int
+    drawn: str
+    planner_died: bool = False
+
+    def __call__(self, number: int, moment: str) -> None:
+        """Perhaps now."""
+        who, when = "application", "behind"
+        if self.drawn:
+            chance = Random(f"{self.drawn} {number}")  # noqa: S311  it is to be drawn again
+            who, when = chance.choice(("reader", "planner", "application")), chance.choice(("before", "behind"))
+        if when != moment:
+            return
+        if who == "application":
+            found = [self.java, os.getpid()]
+        else:
+            words = {"reader": READS, "planner": PLANS}[who]
+            found = [pid for pid, said in descendants(self.java).items() if words in said][:1]
+        if found:
+            with (self.folder / "kills.jsonl").open("a") as kills:
+                kills.write(json.dumps([who, when, number]) + "\n")
+        self.planner_died = self.planner_died or who == "planner"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
+
+def victim(folder: Path, source: str, words: Sequence[str], how: str) -> int:
+    """One application: killed in a new batch, or living until everything is read."""
     with spark_session(1) as spark:
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
-        java = gateway.proc.pid
-
-        def kill() -> None:
-            os.kill(java, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        sink = Sink(folder, COLUMNS[source], kill if dies else lambda: None)
+        killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"))
+        dies = how.startswith("dies")
+        sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
         given = dict(each.split("=", 1) for each in words)
         writer = spark.readStream.format(source).options(**given).load().writeStream.foreachBatch(sink)
         writer = writer.option("checkpointLocation", str(folder / "progress"))
         query = (writer if dies else writer.trigger(availableNow=True)).start()
-        query.awaitTermination()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException:
+            if not killer.planner_died:
+                raise
+            return PLANNERLESS
     return 0
 
 
@@ -89,7 +136,8 @@ def victim(folder: Path, source: str, words: Sequence[str], *, dies: bool) -> in
 class Found:
     """What a run came to.
 
-    kills     how many fell between sink and commit
+    kills     how many there were
+    died      who, and how often
     repeated  batches that came again, and of these with the very same rows
     sent      rows; of these `lost` are in no batch
     doubled   rows in more than one batch
@@ -97,6 +145,7 @@ class Found:
     """
 
     kills: int
+    died: Mapping[str, int]
     repeated: int
     same: int
     sent: int
@@ -119,22 +168,36 @@ class Victim(Child):
             time.sleep(0.1)
 
 
-def tried(ground: Ground, folder: Path, *, kills: int, told: Callable[[str], None]) -> Found:
-    """Kill so often; what came of it."""
-    sent = list(rows(200 * (kills + 1)))
+def tried(
+    ground: Ground, folder: Path, *, kills: int, told: Callable[[str], None], readers: str = "", seed: int = 0
+) -> Found:
+    """Kill so often, or once more; what came of it."""
+    sent = list[Row]()
+    flights = rows(200 * (kills + 1))
     words = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
-    for life in range(kills + 1):
-        ground.send(sent[200 * life : 200 * (life + 1)])
-        began, dies = time.monotonic(), life < kills
-        while not _lived(folder, ground.format, words, dies=dies):
+    if readers:
+        words += (f"lease.readers={readers}", f"maxRowsPerTrigger={DRAWN_ROWS}")
+    while True:
+        dies = len(_killed(folder)) < kills
+        more = list(islice(flights, 200))
+        ground.send(more)
+        sent += more
+        began = time.monotonic()
+        while not _lived(folder, ground.format, words, how=f"dies{seed if readers else ''}" if dies else "lives"):
             told("the machine is too busy to start Python in time, trying again")
-        told(f"life {life}: over after {time.monotonic() - began:.0f} s")
-    return _found(ground, folder, sent, kills)
+        told(f"{len(_killed(folder))} kills: over after {time.monotonic() - began:.0f} s")
+        if not dies:
+            return _found(ground, folder, sent)
 
 
-def _lived(folder: Path, source: str, given: Sequence[str], *, dies: bool) -> bool:
-    """Whether a life ended as it was to: by its own hand, or having read everything."""
-    words = (__file__, "--victim", "dies" if dies else "lives", str(folder), source, *given)
+def _killed(folder: Path) -> list[list[Any]]:
+    written = folder / "kills.jsonl"
+    return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+
+
+def _lived(folder: Path, source: str, given: Sequence[str], *, how: str) -> bool:
+    """Whether a life ended as it was to: by a kill, or having read everything."""
+    words = (__file__, "--victim", how, str(folder), source, *given)
     child = Victim("victim", words, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
@@ -142,7 +205,7 @@ def _lived(folder: Path, source: str, given: Sequence[str], *, dies: bool) -> bo
             assert time.monotonic() < deadline, child.said
             time.sleep(0.2)
         ended = child.wait()
-        as_meant = ended == (KILLED if dies else 0)
+        as_meant = ended in ((KILLED, PLANNERLESS) if how != "lives" else (0,))
         assert as_meant or LATE in (folder / "victim.log").read_text(), child.said
         return as_meant
     finally:
@@ -150,13 +213,15 @@ def _lived(folder: Path, source: str, given: Sequence[str], *, dies: bool) -> bo
         child.kill()
 
 
-def _found(ground: Ground, folder: Path, sent: Sequence[Row], kills: int) -> Found:
+def _found(ground: Ground, folder: Path, sent: Sequence[Row]) -> Found:
     batches = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
     places = Counter(tuple(row[:-1]) for batch in batches for row in batch)
     data = {row[-1] for batch in batches for row in batch}
     repeated: list[dict[str, Any]] = [json.loads(line) for line in (folder / "repeated.jsonl").read_text().splitlines()]
+    kills = _killed(folder)
     return Found(
-        kills=kills,
+        kills=len(kills),
+        died=dict(Counter(who for who, _, _ in kills)),
         repeated=len(repeated),
         same=sum(each["same"] for each in repeated),
         sent=len(sent),
@@ -169,17 +234,20 @@ def _found(ground: Ground, folder: Path, sent: Sequence[Row], kills: int) -> Fou
 def main() -> int:
     """Run it by hand, or be one of the killed."""
     if sys.argv[1:2] == ["--victim"]:
-        dies, place, source, *words = sys.argv[2:]
-        return victim(Path(place), source, words, dies=dies == "dies")
+        how, place, source, *words = sys.argv[2:]
+        return victim(Path(place), source, words, how)
     asked = options("Kill a query between its sink and Spark's commit, again and again.")
     asked.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
+    asked.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
+    asked.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
     given = asked.parse_args()
     with ExitStack() as stack:
         ground = stack.enter_context(a_ground(given))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
-        found = tried(ground, folder, kills=given.kills, told=to_stderr)
+        found = tried(ground, folder, kills=given.kills, told=to_stderr, readers=given.readers, seed=given.seed)
     sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    return 0 if (found.lost, found.repeated - found.same, found.owned) == (0, 0, 0) else 1
+    twice = found.doubled if given.readers else 0  # of Event Hubs the last batch may come once more
+    return 0 if (found.lost, found.repeated - found.same, found.owned, twice) == (0, 0, 0, 0) else 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ It prints the rows of each batch, and once the query has stopped how many jobs o
 import json
 import sys
 import time
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,7 +28,7 @@ def land(rows: DataFrame, _number: int) -> None:
     say([[row.shardId, row.sequenceNumber, bytes(row.data).decode()] for row in rows.collect()])
 
 
-def main(master: str, stream: str, endpoint: str, folder: Path) -> None:
+def main(master: str, stream: str, endpoint: str, folder: str) -> None:
     """Read until told to stop, and end when told again."""
     spark = SparkSession.builder.master(master).config(map=SETTINGS).getOrCreate()
     register(spark)
@@ -39,10 +38,10 @@ def main(master: str, stream: str, endpoint: str, folder: Path) -> None:
         "kinesis.region": "eu-west-1",
         "kinesis.startingPosition": "TRIM_HORIZON",
         "lease.store": f"sqlite:///{folder}/leases.db",
-        "lease.readers": "auto",
+        "lease.readers": "2",
     }
     writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.foreachBatch(land)
-    query = writer.option("checkpointLocation", str(folder / "progress")).start()
+    query = writer.option("checkpointLocation", f"{folder}/progress").start()
     sys.stdin.readline()
     query.stop()
     deadline = time.monotonic() + PATIENCE
@@ -54,4 +53,4 @@ def main(master: str, stream: str, endpoint: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], folder=Path(sys.argv[4]))
+    main(*sys.argv[1:])

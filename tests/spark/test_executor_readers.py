@@ -111,6 +111,7 @@ def running(
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "2",
+        "spark.cores.max": "4",  # of which all are waited for
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         "spark.ui.enabled": "false",

@@ -19,7 +19,8 @@ def register(spark: "SparkSession") -> None:
     """Afterwards `kinesis-leased`, `eventhubs-leased` and `lease-table` are formats of this session.
 
     Tasks fetch their rows from the driver where Spark says it is; where Spark encrypts what it sends, rows go within
-    the tasks, which are encrypted, too.
+    the tasks, which are encrypted, too. On a cluster queries ask this program for readers on executors, so it must live
+    as long as they do.
     """
     # The pure modules of this package must be importable without pyspark.
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415

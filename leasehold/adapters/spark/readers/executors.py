@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from leasehold.adapters.reading.runner import READABLE
 from leasehold.adapters.spark.fetching import received
-from leasehold.adapters.spark.readers.jobs import EXECUTORS, TEXT_MOST, WISH
+from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH
 from leasehold.adapters.spark.readers.reader import ShardReader
 from leasehold.adapters.spark.readers.shelf import ReaderSpec
 from leasehold.adapters.spark.runner_process import speak, unpacking
@@ -26,7 +26,7 @@ CONNECT_SECONDS = 30.0
 class ExecutorReaders:
     """Readers that the program which called `register` keeps on executors; they end with the connection to it.
 
-    executors  how many there are
+    executors, slots  how many there are now
     """
 
     def __init__(self, place: str) -> None:
@@ -35,7 +35,7 @@ class ExecutorReaders:
         self._connection.settimeout(CONNECT_SECONDS)
         try:
             self._connection.connect(place)
-            (self.executors,) = EXECUTORS.unpack(received(self._connection, EXECUTORS.size))
+            self.executors, self.slots = ROOM.unpack(received(self._connection, ROOM.size))
         except OSError as fault:
             self._connection.close()
             raise ValueError(

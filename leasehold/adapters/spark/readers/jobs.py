@@ -8,7 +8,6 @@ executors as it came, and not looked into here. The readers live until the conne
 
 import atexit
 import logging
-import os
 import shutil
 import socket
 import sys
@@ -16,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from os import geteuid
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from struct import Struct
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
-EXECUTORS = Struct(">Q")
-"""What the program says first: how many executors there are."""
+ROOM = Struct(">QQ")
+"""What the program says first: how many executors there are now, and how many tasks run at once on all of them."""
 WISH = Struct(">QQ")
 """What the query's process answers: how many readers, and how many bytes follow that say what each is to do."""
 TASK_BYTES = 1 << 24
@@ -56,7 +56,7 @@ class JobListener:
         self._folder = tempfile.mkdtemp(prefix="leasehold-")  # its owner alone may enter
         self.place = str(Path(self._folder) / "readers")
         try:
-            self._server = _Listening(self)
+            self._server = _ReaderWishes(self)
         except OSError:
             shutil.rmtree(self._folder)
             raise
@@ -77,26 +77,26 @@ def listener() -> JobListener:
     return made
 
 
-class _Listening(ThreadingUnixStreamServer):
+class _ReaderWishes(ThreadingUnixStreamServer):
     daemon_threads = True
 
     def __init__(self, jobs: JobListener) -> None:
         self.jobs = jobs
-        super().__init__(jobs.place, _Wishing)
+        super().__init__(jobs.place, _ReaderWish)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         log.warning("no readers are started on executors: %s", sys.exc_info()[1])
 
 
-class _Wishing(BaseRequestHandler):
-    server: _Listening
+class _ReaderWish(BaseRequestHandler):
+    server: _ReaderWishes
     request: socket.socket
 
     def handle(self) -> None:
         _refuse_others(self.request)
         context = self.server.jobs.context
         self.request.settimeout(REQUEST_SECONDS)
-        self.request.sendall(EXECUTORS.pack(_executors(context)))
+        self.request.sendall(ROOM.pack(_executors(context), context.defaultParallelism))
         number, size = WISH.unpack(received(self.request, WISH.size))
         if not 0 < number <= READERS_MOST or size > TASK_BYTES:
             raise ValueError(f"{number} readers of {size} bytes were asked for")
@@ -118,7 +118,7 @@ def _refuse_others(connection: socket.socket) -> None:
     """Raises PermissionError if another user is at the other end; where the system does not tell, the folder guards."""
     if hasattr(socket, "SO_PEERCRED"):
         _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if user != os.geteuid():
+        if user != geteuid():
             raise PermissionError(f"user {user} asked for them")
 
 

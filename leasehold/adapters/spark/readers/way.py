@@ -1,8 +1,8 @@
 """How the shards of a query are read: in the process that plans its batches, or by readers."""
 
 import logging
-import os
 from collections.abc import Callable
+from os import cpu_count
 
 from attrs import frozen
 
@@ -80,16 +80,15 @@ class QueryReaders:
         if self._options.reader_jobs:
             self._begin_on_executors()
             return
-        number = self._number((os.cpu_count() or 1) - 1)
+        number = self._number((cpu_count() or 1) - 1)
         self._readers = children = ReaderChildren(number, self._spec(number, self._here, self._address))
         children.begin()
 
     def _begin_on_executors(self) -> None:
-        options, slots = self._options, self._options.cores
-        self._readers = readers = ExecutorReaders(options.reader_jobs)
-        number = self._number(min(readers.executors, slots - 1))
-        if number >= slots:
-            log.warning("%d readers of %d task slots (lease.cores) leave none for batches: %s", number, slots, MEND)
+        self._readers = readers = ExecutorReaders(self._options.reader_jobs)
+        number = self._number(min(readers.executors, readers.slots - 1))
+        if number >= readers.slots:
+            log.warning("%d readers leave none of %d task slots for batches: %s", number, readers.slots, MEND)
         self.pool.absent = f"no reader has come: no slot is free, {MEND}"
         spec = self._spec(number, self._address, Address("", "", self._address.port))
         readers.begin(number, spec, self._told)

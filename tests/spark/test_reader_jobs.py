@@ -1,0 +1,407 @@
+"""Readers on executors, without a cluster: how they are asked for, kept alive and ended, and who may ask."""
+
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from threading import Event
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from attrs import Factory, define, field
+from fake_stream import Stream
+from pyspark import cloudpickle
+
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.options import READERS_MOST, Address, LeaseOptions
+from leasehold.adapters.spark.readers import jobs, keeping, way
+from leasehold.adapters.spark.readers import pool as pool_module
+from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
+from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
+from leasehold.adapters.spark.readers.shelf import ReaderSpec
+from leasehold.adapters.spark.registration import register
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+HOST = "127.0.0.1"
+PATIENCE = 60.0
+STREAM = {"kinesis.streamName": "s", "lease.store": "sqlite:///s.db", "lease.fetchHost": HOST}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause before a reader is started again."""
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.0, 0.0))
+
+
+@define
+class Job:
+    """A job that runs until it is ended; what it is to return, or to raise."""
+
+    context: "Session"
+    place: int
+    group: str
+    described: str
+    task: Callable[[Sequence[int]], Iterator[str]] | None = None
+    outcome: "str | Exception" = "cancelled"
+    over: Event = Factory(Event)
+
+    def mapPartitions(self, task: Callable[[Sequence[int]], Iterator[str]]) -> "Job":  # noqa: N802  Spark's name
+        """As Spark's."""
+        self.task = task
+        return self
+
+    def collect(self) -> list[str]:
+        """Run: here, or until somebody says what it came to."""
+        assert self.task is not None
+        self.context.jobs.put(self)
+        if self.context.runs:
+            return list(self.task([self.place]))
+        assert self.over.wait(PATIENCE)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return [self.outcome]
+
+    def end(self, outcome: "str | Exception") -> None:
+        """It has come to this."""
+        self.outcome = outcome
+        self.over.set()
+
+
+@define
+class Session:
+    """As much of Spark's context as starts jobs.
+
+    runs       whether tasks run in this process
+    executors  how many are there
+    """
+
+    runs: bool = False
+    executors: int = 2
+    defaultParallelism: int = 4  # noqa: N815  Spark's name
+    jobs: "Queue[Job]" = Factory(Queue)
+    cancelled: "Queue[str]" = Factory(Queue)
+    started: list[Job] = field(factory=list)
+    _group: tuple[str, str] = ("", "")
+
+    @property
+    def _jsc(self) -> object:
+        tracker = SimpleNamespace(getExecutorInfos=lambda: [None] * (self.executors + 1))
+        return SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tracker))
+
+    def setJobGroup(self, group: str, description: str, *, interruptOnCancel: bool) -> None:  # noqa: N802, N803  Spark's names
+        """As Spark's."""
+        assert interruptOnCancel
+        self._group = group, description
+
+    def parallelize(self, places: list[int], slices: int) -> Job:
+        """As Spark's: one task, of one place."""
+        ((place,), (group, described)) = places, self._group
+        assert slices == 1
+        job = Job(self, place, group, described)
+        self.started.append(job)
+        return job
+
+    def cancelJobGroup(self, group: str) -> None:  # noqa: N802  Spark's name
+        """As Spark's."""
+        self.cancelled.put(group)
+        for job in self.started:
+            if job.group == group:
+                job.end(RuntimeError("cancelled"))
+
+
+@contextmanager
+def listening(session: Session) -> Iterator[JobListener]:
+    """The listener of a program with this session."""
+    listener = JobListener()
+    listener.context = cast("SparkContext", session)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def a_spec(stream: Stream | None = None, port: int = 1, token: bytes = b"") -> ReaderSpec:
+    """What a reader is given."""
+    stock = SourceSpec(lambda: stream or Stream({}), columns("fake"), 0.01, 2**53, rereadable=True)
+    return ReaderSpec((HOST, port), token, Address("", ""), stock, 1000, 1 << 20, 3, 1 << 20, "/not/here")
+
+
+def started(session: Session, number: int) -> list[Job]:
+    """The next jobs that are started."""
+    return [session.jobs.get(timeout=PATIENCE) for _ in range(number)]
+
+
+# In the user's program
+
+
+def test_as_many_readers_as_were_asked_for_are_kept_until_the_query_is_gone() -> None:
+    """Without it a dead executor's reader would be missing for good, or readers hold slots for nobody."""
+    session, told = Session(), Queue[str]()
+    with listening(session) as listener:
+        readers = ExecutorReaders(listener.place)
+        readers.begin(2, a_spec(), told.put)
+        first, second = started(session, 2)
+        assert ({first.place, second.place}, first.group == second.group) == ({0, 1}, True)
+        assert first.described == f"leasehold: reader {first.place} reads ahead for a query, for as long as it runs"
+        for outcome in ("no route to host", OSError("Task 0 failed\n\tat org.apache.spark")):
+            first.end(outcome)
+            (again,) = started(session, 1)
+            why = " ".join(str(outcome).split())
+            said = told.get(timeout=PATIENCE)
+            assert (again.place, said) == (
+                first.place,
+                f"reader {first.place} ended with {why}, starting another in 0.0 s",
+            )
+            first = again
+        assert session.cancelled.empty()
+        readers.close()
+        assert session.cancelled.get(timeout=PATIENCE) == second.group
+        assert session.jobs.empty()
+
+
+def test_the_tasks_are_readers_that_come_to_the_planner() -> None:
+    """Without it the jobs would hold slots, and nobody read."""
+    session, stream = Session(runs=True), Stream({"a": ["x"] * 5})
+    news = Event()
+    pool = pool_module.ReaderPool(Address(HOST, HOST), lambda _key: news.set())
+    with listening(session) as listener:
+        readers = ExecutorReaders(listener.place)
+        readers.begin(1, a_spec(stream, pool.port, pool.token), lambda _text: None)
+        opening = pool.open(Lease("a"), TRIM_HORIZON)
+        while not (batch := opening.read()).count:
+            assert news.wait(PATIENCE)
+            news.clear()
+        (reader,) = pool.connected
+        assert (batch.count, reader.rows.host) == (5, HOST)
+        pool.stop()
+        readers.close()
+        pool.close()
+        assert session.cancelled.get(timeout=PATIENCE)
+
+
+def test_nobody_else_may_enter_where_readers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it another user of the driver's machine could have code run on the executors."""
+    session = Session()
+    with listening(session) as listener:
+        folder = Path(listener.place).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU
+        monkeypatch.setattr(jobs, "geteuid", lambda: os.geteuid() + 1)
+        with pytest.raises(ValueError, match="does not answer"):
+            ExecutorReaders(listener.place)
+    assert (session.started, folder.exists()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [WISH.pack(0, 1), WISH.pack(READERS_MOST + 1, 1), WISH.pack(1, 1 << 40), b"GET / HTTP/1.1\r\n\r\n", b"x"],
+    ids=["none", "too many", "too long", "another protocol", "half a wish"],
+)
+def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
+    """Without it a process at fault could fill the cluster with jobs, or the program's memory."""
+    session = Session()
+    with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(listener.place)
+        room = ROOM.unpack(connection.recv(ROOM.size))
+        connection.sendall(wish)
+        connection.shutdown(socket.SHUT_WR)
+        try:
+            left = connection.recv(1)
+        except ConnectionResetError:
+            left = b""
+        assert (room, left, session.started) == ((2, 4), b"", [])
+
+
+def test_a_query_whose_program_is_gone_says_so() -> None:
+    """Without it a query would wait for readers that nobody starts."""
+    with listening(Session()) as listener:
+        place = listener.place
+    with pytest.raises(ValueError, match=r"^option lease\.readers: the program that called register\(spark\)"):
+        ExecutorReaders(place)
+
+
+def test_a_session_that_is_stopped_starts_nothing_more() -> None:
+    """Without it the end of a program would hang, or show faults of its own making."""
+
+    class Stopped(Session):
+        def cancelJobGroup(self, group: str) -> None:  # noqa: N802  Spark's name
+            super().cancelJobGroup(group)
+            raise ConnectionRefusedError
+
+    session, told = Stopped(), list[str]()
+    readers = ReaderJobs(cast("SparkContext", session), 1, b"", told.append)
+    readers.begin()
+    started(session, 1)
+    readers.close()
+    assert (session.jobs.empty(), told) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("master", "asked"), [("local[2]", False), ("spark://m:7077", True)], ids=["this machine", "a cluster"]
+)
+def test_a_program_listens_where_its_session_is_on_a_cluster(
+    master: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it readers would stay on the driver's machine, or be tasks that take its only slots."""
+    kinds = list[type]()
+    context = SimpleNamespace(master=master, defaultParallelism=4)
+    spark = SimpleNamespace(
+        sparkContext=context,
+        conf={"spark.master": master, "spark.driver.host": HOST},
+        dataSource=SimpleNamespace(register=kinds.append),
+    )
+    with listening(Session()) as listener:
+        monkeypatch.setattr(jobs, "listener", lambda: listener)
+        register(cast("SparkSession", spark))
+        known = [getattr(kind, "known", {}).get("lease.readerJobs") for kind in kinds]
+        assert known == ([listener.place] * 2 if asked else [None] * 2) + [None]
+        assert (listener.context is cast("SparkContext", context)) == asked
+
+
+# On an executor
+
+
+def test_a_task_that_does_not_reach_the_planner_says_where_it_is() -> None:
+    """Without it Spark would start it four times without a pause, and tell of it by a trace of Java."""
+    with socket.create_server((HOST, 0)) as other:
+        port = other.getsockname()[1]
+    task = ReaderTask()
+    task.spec = a_spec(port=port)
+    here = socket.gethostname()
+    assert task.run().endswith(f"an executor on {here} cannot reach the driver at {HOST}, port {port}")
+
+
+def test_a_task_that_cannot_open_the_stream_says_why() -> None:
+    """Without it missing rights of the executors would be a trace of Java."""
+
+    def refused() -> Stream:
+        raise SourceError("access denied")
+
+    task = ReaderTask()
+    task.spec = ReaderSpec(
+        (HOST, 1),
+        b"",
+        Address("", ""),
+        SourceSpec(refused, columns("fake"), 0.01, 2**53, rereadable=True),
+        1000,
+        1 << 20,
+        3,
+        1 << 20,
+        "",
+    )
+    assert task.run() == f"access denied, on {socket.gethostname()}"
+
+
+def test_a_package_that_an_executor_lacks_is_named() -> None:
+    """Without it the query would wait for readers, and not say which environment to mend."""
+
+    def lacking() -> None:
+        raise ImportError("No module named 'attrs': set PYSPARK_PYTHON")
+
+    session, told = Session(runs=True), Queue[str]()
+    readers = ReaderJobs(cast("SparkContext", session), 1, cloudpickle.dumps(lacking), told.put)  # type: ignore[no-untyped-call]
+    readers.begin()
+    said = told.get(timeout=PATIENCE)
+    readers.close()
+    assert said == "reader 0 ended with No module named 'attrs': set PYSPARK_PYTHON, starting another in 0.0 s"
+
+
+def test_a_long_fault_is_told_shortly() -> None:
+    """Without it the driver's log would be filled with traces of Java, again and again."""
+    session, told = Session(), Queue[str]()
+    readers = ReaderJobs(cast("SparkContext", session), 1, b"", told.put)
+    readers.begin()
+    started(session, 1)[0].end(OSError("x" * 10_000))
+    assert len(told.get(timeout=PATIENCE)) < TEXT_MOST + 100
+    readers.close()
+
+
+# How many
+
+
+def lease(options: dict[str, str]) -> LeaseOptions:
+    """Of a query of Kinesis."""
+    return kinesis_options({**STREAM, **options}).lease
+
+
+@pytest.mark.parametrize(
+    ("executors", "cores", "asked", "number"),
+    [(3, 8, "auto", 3), (3, 3, "AUTO", 2), (0, 1, "auto", 1), (40, 80, "auto", READERS_MOST), (3, 8, "5", 5)],
+    ids=["one on each executor", "a slot is left", "none yet", "the most", "as given"],
+)
+def test_the_number_of_readers_on_executors(
+    executors: int, cores: int, asked: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it `auto` would leave a query no slot for its batches, or most executors without a reader."""
+    session = Session(executors=executors, defaultParallelism=cores)
+    monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
+    with listening(session) as listener:
+        options = lease({"lease.readers": asked, "lease.readerJobs": listener.place})
+        readers = way.QueryReaders(a_spec().stock, options, Address(HOST, HOST))
+        readers.begin(lambda _key: None)
+        assert {job.place for job in started(session, number)} == set(range(number))
+        with pytest.raises(SourceUnavailable) as absent:
+            readers.open(Lease("a"), TRIM_HORIZON)
+        readers.close()
+    assert str(absent.value) == "no reader has come: no slot is free, add executors, or lower lease.readers"
+    assert session.jobs.empty()
+
+
+def test_readers_that_leave_no_slot_for_batches_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a query would stand still, and nobody know why."""
+    with listening(Session(defaultParallelism=2)) as listener, caplog.at_level(logging.WARNING, "leasehold.spark"):
+        options = lease({"lease.readers": "2", "lease.readerJobs": listener.place})
+        readers = way.QueryReaders(a_spec().stock, options, Address(HOST, HOST))
+        readers.begin(lambda _key: None)
+        readers.close()
+    said = "2 readers leave none of 2 task slots for batches: add executors, or lower lease.readers"
+    assert said in caplog.messages
+
+
+@pytest.mark.parametrize(("processors", "number"), [(8, 7), (1, 1), (None, 1), (64, READERS_MOST)])
+def test_the_number_of_readers_on_the_machine_itself(
+    processors: int | None, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it `auto` would start more processes than there are processors, or none."""
+    numbers = list[int]()
+
+    class Children(SimpleNamespace):
+        def __init__(self, number: int, spec: ReaderSpec) -> None:
+            super().__init__(begin=lambda: numbers.append(number), close=lambda: None)
+            assert (spec.planner[0], spec.address) == (HOST, Address(HOST, HOST))
+
+    monkeypatch.setattr(way, "ReaderChildren", Children)
+    monkeypatch.setattr(way, "cpu_count", lambda: processors)
+    readers = way.QueryReaders(a_spec().stock, lease({"lease.readers": "auto"}), Address(HOST, HOST))
+    readers.begin(lambda _key: None)
+    readers.close()
+    assert numbers == [number]
+
+
+@pytest.mark.parametrize("text", ["many", "16", "-1", "1.5", "0x2"])
+def test_another_number_of_readers_is_refused(text: str) -> None:
+    """Without it a slip would start what nobody asked for."""
+    with pytest.raises(ValueError, match=r"^option lease\.readers: .* is not a whole number from 0 to 15, or auto$"):
+        lease({"lease.readers": text})
+
+
+def test_auto_is_refused_where_readers_are() -> None:
+    """Without it a query of Event Hubs would begin, and its readers drive one another out."""
+    hub = {"eventhubs.namespace": "n", "eventhubs.name": "h", "lease.store": "sqlite:///s.db"}
+    with pytest.raises(ValueError, match=r"^option lease\.readers: not supported"):
+        event_hubs_options({**hub, "lease.readers": "auto", "lease.fetchHost": HOST})
+    with pytest.raises(ValueError, match=r"^option lease\.readers: tasks fetch from readers"):
+        lease({"lease.readers": "auto", "lease.transport": "embedded"})
