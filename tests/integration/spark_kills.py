@@ -38,8 +38,8 @@ from leasehold.adapters.demo.child import Child
 
 LEASE_SECONDS = 6.0
 PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
-DRAWN_ROWS = 80
-"""Most of a batch whose kill is drawn: a life has some."""
+DRAWN_ROWS, LIFETIME = 60, 3
+"""Most of a batch whose kill is drawn, and in which batch of a life the application dies if it has not."""
 ROUND_SECONDS, LEAVE_SECONDS = 240.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
@@ -89,27 +89,35 @@ class Killer:
     folder: Path
     java: int
     drawn: str
+    next: tuple[str, str] = ("application", "behind")
+    lifetime: int = 0
     planner_died: bool = False
 
     def __call__(self, number: int, moment: str) -> None:
         """Perhaps now."""
-        who, when = "application", "behind"
-        if self.drawn:
-            chance = Random(f"{self.drawn} {number}")  # noqa: S311  it is to be drawn again
-            who, when = chance.choice(("reader", "planner", "application")), chance.choice(("before", "behind"))
-        if when != moment:
+        if moment == "before":
+            self.lifetime += 1
+            if self.drawn:
+                self.next = self._draw()
+        who, when = self.next
+        if when != moment or not (found := self._found(who)):
             return
-        if who == "application":
-            found = [self.java, os.getpid()]
-        else:
-            words = {"reader": READS, "planner": PLANS}[who]
-            found = [pid for pid, said in descendants(self.java).items() if words in said][:1]
-        if found:
-            with (self.folder / "kills.jsonl").open("a") as kills:
-                kills.write(json.dumps([who, when, number]) + "\n")
+        with (self.folder / "kills.jsonl").open("a") as kills:
+            kills.write(json.dumps([who, when, number]) + "\n")
         self.planner_died = self.planner_died or who == "planner"
         for pid in found:
             os.kill(pid, signal.SIGKILL)
+
+    def _draw(self) -> tuple[str, str]:
+        chance = Random(f"{self.drawn} {len(_killed(self.folder))}")  # noqa: S311  it is to be drawn again
+        who = chance.choice(("reader", "reader", "planner", "application"))
+        return who if self.lifetime < LIFETIME else "application", chance.choice(("before", "behind"))
+
+    def _found(self, who: str) -> list[int]:
+        if who == "application":
+            return [self.java, os.getpid()]
+        words = {"reader": READS, "planner": PLANS}[who]
+        return [pid for pid, said in descendants(self.java).items() if words in said][:1]
 
 
 def victim(folder: Path, source: str, words: Sequence[str], how: str) -> int:

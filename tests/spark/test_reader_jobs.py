@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 from fake_stream import Stream
 from pyspark import cloudpickle
 
@@ -23,7 +23,7 @@ from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import READERS_MOST, Address, LeaseOptions
-from leasehold.adapters.spark.readers import jobs, keeping, way
+from leasehold.adapters.spark.readers import executors, jobs, keeping, way
 from leasehold.adapters.spark.readers import pool as pool_module
 from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
 from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
@@ -68,7 +68,10 @@ class Job:
         assert self.task is not None
         self.context.jobs.put(self)
         if self.context.runs:
-            return list(self.task([self.place]))
+            try:
+                return list(self.task([self.place]))
+            except Exception as fault:
+                raise RuntimeError("Task 0 in stage 0.0 failed 4 times") from fault
         assert self.over.wait(PATIENCE)
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -206,8 +209,8 @@ def test_nobody_else_may_enter_where_readers_are_asked_for(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     "wish",
-    [WISH.pack(0, 1), WISH.pack(READERS_MOST + 1, 1), WISH.pack(1, 1 << 40), b"GET / HTTP/1.1\r\n\r\n", b"x"],
-    ids=["none", "too many", "too long", "another protocol", "half a wish"],
+    [WISH.pack(0, 1) + b"x", WISH.pack(READERS_MOST + 1, 1) + b"x", WISH.pack(1, 1 << 40), b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["none", "too many", "too long", "another protocol"],
 )
 def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
     """Without it a process at fault could fill the cluster with jobs, or the program's memory."""
@@ -217,7 +220,6 @@ def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
         connection.connect(listener.place)
         room = ROOM.unpack(connection.recv(ROOM.size))
         connection.sendall(wish)
-        connection.shutdown(socket.SHUT_WR)
         try:
             left = connection.recv(1)
         except ConnectionResetError:
@@ -290,19 +292,28 @@ def test_a_task_that_cannot_open_the_stream_says_why() -> None:
     def refused() -> Stream:
         raise SourceError("access denied")
 
-    task = ReaderTask()
-    task.spec = ReaderSpec(
-        (HOST, 1),
-        b"",
-        Address("", ""),
-        SourceSpec(refused, columns("fake"), 0.01, 2**53, rereadable=True),
-        1000,
-        1 << 20,
-        3,
-        1 << 20,
-        "",
-    )
+    task, spec = ReaderTask(), a_spec()
+    task.spec = evolve(spec, stock=evolve(spec.stock, open=refused))
     assert task.run() == f"access denied, on {socket.gethostname()}"
+
+
+def test_rows_that_wait_go_to_a_folder_that_the_executor_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a reader would end with the first batch for which there is no room in memory."""
+    folders = list[str]()
+
+    class Reader:
+        def __init__(self, spec: ReaderSpec) -> None:
+            folders.append(spec.folder)
+
+        def run(self) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr(executors, "ShardReader", Reader)
+    task = ReaderTask()
+    for folder in ("", "/not/here", str(tmp_path)):
+        task.spec = evolve(a_spec(), folder=folder)
+        assert task.run() == f"the end of its connection to the driver, on {socket.gethostname()}"
+    assert folders == ["", "", str(tmp_path)]
 
 
 def test_a_package_that_an_executor_lacks_is_named() -> None:
@@ -338,15 +349,15 @@ def lease(options: dict[str, str]) -> LeaseOptions:
 
 
 @pytest.mark.parametrize(
-    ("executors", "cores", "asked", "number"),
+    ("there", "cores", "asked", "number"),
     [(3, 8, "auto", 3), (3, 3, "AUTO", 2), (0, 1, "auto", 1), (40, 80, "auto", READERS_MOST), (3, 8, "5", 5)],
     ids=["one on each executor", "a slot is left", "none yet", "the most", "as given"],
 )
 def test_the_number_of_readers_on_executors(
-    executors: int, cores: int, asked: str, number: int, monkeypatch: pytest.MonkeyPatch
+    there: int, cores: int, asked: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it `auto` would leave a query no slot for its batches, or most executors without a reader."""
-    session = Session(executors=executors, defaultParallelism=cores)
+    session = Session(executors=there, defaultParallelism=cores)
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
     with listening(session) as listener:
         options = lease({"lease.readers": asked, "lease.readerJobs": listener.place})
