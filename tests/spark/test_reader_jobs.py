@@ -6,17 +6,19 @@ import socket
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from queue import Queue
 from threading import Event
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import pytest
 from attrs import Factory, define, evolve, field
 from fake_stream import Stream
 from pyspark import cloudpickle
 
+from leasehold.adapters.sources.backoff import Backoff
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.chunks import SourceSpec
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
@@ -27,6 +29,7 @@ from leasehold.adapters.spark.readers import executors, jobs, keeping, way
 from leasehold.adapters.spark.readers import pool as pool_module
 from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
 from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
+from leasehold.adapters.spark.readers.keeping import KeptReaders
 from leasehold.adapters.spark.readers.shelf import ReaderSpec
 from leasehold.adapters.spark.registration import register
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -251,6 +254,17 @@ def test_a_session_that_is_stopped_starts_nothing_more() -> None:
     assert (session.jobs.empty(), told) == (True, [])
 
 
+def a_session(master: str) -> "tuple[SparkSession, list[type]]":
+    """As much of one as can be registered with, and what was."""
+    kinds = list[type]()
+    spark = SimpleNamespace(
+        sparkContext=SimpleNamespace(master=master, defaultParallelism=4),
+        conf={"spark.master": master, "spark.driver.host": HOST},
+        dataSource=SimpleNamespace(register=kinds.append),
+    )
+    return cast("SparkSession", spark), kinds
+
+
 @pytest.mark.parametrize(
     ("master", "asked"), [("local[2]", False), ("spark://m:7077", True)], ids=["this machine", "a cluster"]
 )
@@ -258,19 +272,73 @@ def test_a_program_listens_where_its_session_is_on_a_cluster(
     master: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it readers would stay on the driver's machine, or be tasks that take its only slots."""
-    kinds = list[type]()
-    context = SimpleNamespace(master=master, defaultParallelism=4)
-    spark = SimpleNamespace(
-        sparkContext=context,
-        conf={"spark.master": master, "spark.driver.host": HOST},
-        dataSource=SimpleNamespace(register=kinds.append),
-    )
+    spark, kinds = a_session(master)
     with listening(Session()) as listener:
         monkeypatch.setattr(jobs, "listener", lambda: listener)
-        register(cast("SparkSession", spark))
+        register(spark)
         known = [getattr(kind, "known", {}).get("lease.readerJobs") for kind in kinds]
         assert known == ([listener.place] * 2 if asked else [None] * 2) + [None]
-        assert (listener.context is cast("SparkContext", context)) == asked
+        assert (listener.context is spark.sparkContext) == asked
+
+
+def test_a_program_without_a_place_to_listen_registers_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a long name of the temporary folder would keep every query on a cluster from running."""
+
+    def refused() -> JobListener:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(jobs, "listener", refused)
+    spark, kinds = a_session("yarn")
+    with caplog.at_level(logging.WARNING, "leasehold.spark"):
+        register(spark)
+    assert [getattr(kind, "known", {}).get("lease.readerJobs") for kind in kinds] == [None] * 3
+    assert "will be on this machine, and not on executors: AF_UNIX path too long" in caplog.text
+
+
+@pytest.mark.parametrize(("lived", "fresh"), [(1.0, False), (60.0, True)], ids=["never", "for long"])
+def test_a_reader_that_lived_is_replaced_without_a_long_pause(
+    lived: float, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the tenth executor that a query loses in a year would be without a reader for half a minute."""
+    told, clock = Queue[str](), count(0.0, lived)
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.001, 30.0))
+    monkeypatch.setattr(keeping, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(keeping, "Backoff", Doubling)
+    waits = list[float]()
+
+    class Dying(KeptReaders):
+        def _live(self, place: int) -> str:
+            return f"{place}"
+
+        def _end(self) -> None:
+            """It has ended."""
+
+        def _tell(self, text: str) -> None:
+            told.put(text)
+
+    monkeypatch.setattr(Doubling, "waits", waits)
+    readers = Dying(1)
+    readers.begin()
+    for _ in range(5):
+        told.get(timeout=PATIENCE)
+    readers.close()
+    assert waits[:5] == ([0.001] * 5 if fresh else [0.001, 0.002, 0.004, 0.008, 0.016])
+
+
+class Doubling(Backoff):
+    """Without chance."""
+
+    waits: ClassVar[list[float]] = []
+
+    def __init__(self, least: float, most: float) -> None:
+        super().__init__(least, most, lambda low, high: low if self.faults == 1 else high * 2 / 3)
+
+    def next(self) -> float:
+        """Noted."""
+        self.waits.append(round(super().next(), 4))
+        return self.waits[-1]
 
 
 # On an executor

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from os import geteuid
+from os import geteuid, getpid
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from struct import Struct
@@ -72,8 +72,13 @@ class JobListener:
 @cache
 def listener() -> JobListener:
     """The one of this process, made when it is first wanted. Raises OSError."""
-    made = JobListener()
-    atexit.register(made.close)
+    made, process = JobListener(), getpid()
+
+    def leave() -> None:
+        if getpid() == process:  # a program may have forked since
+            made.close()
+
+    atexit.register(leave)
     return made
 
 

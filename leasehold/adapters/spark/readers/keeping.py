@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from threading import Event, Thread
+from time import monotonic
 
 from leasehold.adapters.sources.backoff import Backoff
 from leasehold.stores.printable import escaped
@@ -48,7 +49,10 @@ class KeptReaders:
     def _keep(self, place: int) -> None:
         pause = Backoff(*AGAIN_SECONDS)
         while not self._over.is_set():
+            began = monotonic()
             status = self._live(place)
+            if monotonic() - began > AGAIN_SECONDS[1]:
+                pause.reset()  # it read well: a query of months loses some
             if not self._over.is_set():
                 wait = pause.next()
                 self._tell(f"reader {place} ended with {status}, starting another in {wait:.1f} s")
