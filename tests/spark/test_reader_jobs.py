@@ -230,6 +230,20 @@ def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
         assert (room, left, session.started) == ((2, 4), b"", [])
 
 
+def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it its readers would hold their slots, or each end of a query be told as a fault."""
+    session = Session()
+    with listening(session) as listener, caplog.at_level(logging.WARNING, "leasehold.spark"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(listener.place)
+            connection.sendall(WISH.pack(1, 1) + b"x")
+            (job,) = started(session, 1)
+        # Closed with what was said unread, it is reset.
+        assert session.cancelled.get(timeout=PATIENCE) == job.group
+    assert caplog.messages == []
+
+
 def test_a_query_whose_program_is_gone_says_so() -> None:
     """Without it a query would wait for readers that nobody starts."""
     with listening(Session()) as listener:
