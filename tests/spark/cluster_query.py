@@ -8,6 +8,7 @@ It prints the rows of each batch, and once the query has stopped how many jobs o
 import json
 import sys
 import time
+from threading import Event, Thread
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,6 +16,7 @@ from leasehold.adapters.spark import register
 from leasehold.adapters.spark.pipeline.session import SETTINGS
 
 PATIENCE = 60.0
+LATE = "Python worker failed to connect back"
 
 
 def say(what: object) -> None:
@@ -41,8 +43,20 @@ def main(master: str, stream: str, endpoint: str, folder: str) -> None:
         "lease.readers": "2",
     }
     writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.foreachBatch(land)
-    query = writer.option("checkpointLocation", f"{folder}/progress").start()
-    sys.stdin.readline()
+    writer = writer.option("checkpointLocation", f"{folder}/progress")
+    query = writer.start()
+    asked = Event()
+
+    def hear() -> None:
+        sys.stdin.readline()
+        asked.set()
+
+    Thread(target=hear, daemon=True).start()
+    while not asked.wait(0.2):
+        if not query.isActive:
+            # A machine that is all too busy may not start Python within Spark's ten seconds.
+            assert LATE in str(query.exception()), query.exception()
+            query = writer.start()
     query.stop()
     deadline = time.monotonic() + PATIENCE
     while (left := spark.sparkContext.statusTracker().getActiveJobsIds()) and time.monotonic() < deadline:
