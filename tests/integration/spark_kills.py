@@ -40,7 +40,7 @@ LEASE_SECONDS = 6.0
 PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
 DRAWN_ROWS, LIFETIME = 60, 3
 """Most of a batch whose kill is drawn, and in which batch of a life the application dies if it has not."""
-ROUND_SECONDS, LEAVE_SECONDS = 240.0, 20.0
+ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
     "kinesis-leased": ("shardId", "sequenceNumber", "subSequenceNumber", "data"),

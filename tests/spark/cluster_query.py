@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from leasehold.adapters.spark import register
 from leasehold.adapters.spark.pipeline.session import SETTINGS
 
-PATIENCE = 60.0
+PATIENCE = 400.0
 LATE = "Python worker failed to connect back"
 
 

@@ -21,9 +21,10 @@ pytestmark = [
     pytest.mark.services,
     pytest.mark.more,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(900),  # it starts six processes of Java
+    pytest.mark.timeout(1800),  # it starts six processes of Java, on a machine that may have much else to do
 ]
 
+PATIENCE = 400.0
 LISTENS, CONNECTED = "0A", "01"
 CAME = re.compile(r"reader \('127\.0\.0\.1', (\d+)\) has come")
 
@@ -72,7 +73,7 @@ class Program:
 
     def readers(self, least: int) -> set[int]:
         """The processes that read now, once there are so many."""
-        until(lambda: len(sockets(self.came(), CONNECTED)) >= least, f"{least} readers, {self.words.read_text()}")
+        until(lambda: len(sockets(self.came(), CONNECTED)) >= least, f"{least} readers: {self.words}", PATIENCE)
         return set(sockets(self.came(), CONNECTED).values())
 
 
@@ -155,7 +156,7 @@ def test_readers_on_executors_bring_every_record_once_though_they_are_killed(
         left = program.readers(2)
         program.tell()
         rows += [row for said in iter(program.say, 0) for row in said]  # type: ignore[attr-defined]  # 0: no job is left
-        until(lambda: not left & set(sockets(None, LISTENS).values()), "the end of readers that nobody needs")
+        until(lambda: not left & set(sockets(None, LISTENS).values()), "no reader is left", PATIENCE)
         program.tell()
         assert program.process.wait(240) == 0
     assert sorted(int(text) for _, _, text in rows) == list(range(program.sent))

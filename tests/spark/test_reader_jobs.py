@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from queue import Queue
-from threading import Event
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -250,6 +250,38 @@ def test_a_query_whose_program_is_gone_says_so() -> None:
         place = listener.place
     with pytest.raises(ValueError, match=r"^option lease\.readers: the program that called register\(spark\)"):
         ExecutorReaders(place)
+
+
+@pytest.mark.parametrize("first", ["program", "query"])
+def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -> None:
+    """Without it a query without readers would go on to say that the cluster has no slot."""
+    told, ended = Queue[str](), Event()
+
+    def program(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rb") as said:
+            connection.sendall(ROOM.pack(1, 2))
+            number, size = WISH.unpack(said.read(WISH.size))
+            assert (number, len(said.read(size))) == (1, size)
+            if first == "query":
+                assert said.read() == b""
+        ended.set()
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        thread = Thread(target=program, args=(listening,))
+        thread.start()
+        readers = ExecutorReaders(str(tmp_path / "s"))
+        readers.begin(1, a_spec(), told.put)
+        if first == "program":
+            assert (
+                told.get(timeout=PATIENCE) == "the program that called register(spark) is gone, and the readers with it"
+            )
+        readers.close()
+        assert ended.wait(PATIENCE)
+        thread.join()
+    assert told.empty()
 
 
 def test_a_session_that_is_stopped_starts_nothing_more() -> None:

@@ -31,6 +31,7 @@ class ExecutorReaders:
 
     def __init__(self, place: str) -> None:
         """Connect. Raises ValueError if that program is gone."""
+        self._closed = False
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.settimeout(CONNECT_SECONDS)
         try:
@@ -54,9 +55,12 @@ class ExecutorReaders:
         with suppress(OSError), self._connection.makefile("rb") as lines:
             for line in lines:
                 told(line.decode(errors="replace").strip())
+        if not self._closed:
+            told("the program that called register(spark) is gone, and the readers with it")
 
     def close(self) -> None:
         """Have them end."""
+        self._closed = True
         with suppress(OSError):  # the program may be gone
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
