@@ -481,7 +481,7 @@ def test_the_number_of_readers_on_executors(
         with pytest.raises(SourceUnavailable) as absent:
             readers.open(Lease("a"), TRIM_HORIZON)
         readers.close()
-    assert str(absent.value) == "no reader has come: no slot is free, add executors, or lower lease.readers"
+    assert str(absent.value) == "no reader has come; where no slot is free, add executors, or lower lease.readers"
     assert session.jobs.empty()
 
 

@@ -89,7 +89,7 @@ class QueryReaders:
         number = self._number(min(readers.executors, readers.slots - 1))
         if number >= readers.slots:
             log.warning("%d readers leave none of %d task slots for batches: %s", number, readers.slots, MEND)
-        self.pool.absent = f"no reader has come: no slot is free, {MEND}"
+        self.pool.absent = f"no reader has come; where no slot is free, {MEND}"
         spec = self._spec(number, self._address, Address("", "", self._address.port))
         readers.begin(number, spec, self._told)
         log.info("%d readers start on %d executors", number, readers.executors)
