@@ -79,7 +79,8 @@ def test_both_forms_take_the_same_views(forms: Forms, at: int, gone: int, come: 
     body = BODY[:at] + come + BODY[at + gone :]
     told = []
     for form in ("plain", "compiled"):
-        rows, rest = forms[form]["views"].viewed(body) or (None, b"")
-        shown = rows and (rows.datas, rows.numbers, rows.keys, rows.arrived)
-        told.append((rest, shown and ([each.getvalue() for each in shown], rows.sealed, len(rows))))
+        found = forms[form]["views"].viewed(body)
+        rows = found and found[0]
+        shown = [rows.datas, rows.numbers, rows.keys, rows.arrived] if found else []
+        told.append(found and (found[1], [each.getvalue() for each in shown], rows.sealed, len(rows)))
     assert told[0] == told[1]
