@@ -27,6 +27,10 @@ from leasehold.balancer.rules.minimal import Minimal
         (lambda: Kcl(max_leases=0), "max_leases"),
         (lambda: Kcl(max_steals=1.5), "max_steals"),  # type: ignore[arg-type]
         (lambda: Kcl(very_old_multiplier=-1), "very_old_multiplier"),
+        *(
+            (lambda value=value: Minimal(expected_workers=value), "expected_workers")
+            for value in (0, 1.5, ("a", ""), ("a", 3), "a")
+        ),
         (lambda: KclRust(leases_to_acquire=0), "leases_to_acquire"),
         (lambda: EventHubs(dialect="go"), "dialect"),  # type: ignore[arg-type]
         (lambda: EventHubs(mode="fast"), "mode"),  # type: ignore[arg-type]

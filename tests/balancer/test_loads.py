@@ -8,10 +8,12 @@ from attrs import evolve
 
 from leasehold.balancer.actions import Action, Steal
 from leasehold.balancer.config import Config
+from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import BAND, relief, slack
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.rules.shares import Shares
 
 WORKERS = tuple(f"w-{number:02d}" for number in range(15))
 CONFIG = Config(rules=Minimal())
@@ -128,3 +130,33 @@ def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
     assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the attribute of the one before
     assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
     assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", notes=notes["b"]), *ours[2:]], 20) == 10
+
+
+def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
+    """The shares of these leases, where counts may differ by one for the sake of loads."""
+    census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
+    counts = {**dict(census.counts), **expected}
+    return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, apart=False)
+
+
+@pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
+def test_who_has_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int | None, loaded: bool) -> None:
+    """M13: measures wander: it would be given a lease, and it be taken away again; the unmeasured weigh the average."""
+    other = Lease("b-0", owner="b", weight=55 if weight is None else 100 - weight)
+    assert shares_of(Lease("a-0", owner="a", weight=weight), other).loaded("a") is loaded
+
+
+def test_the_unmeasured_weigh_the_average_in_everybodys_load() -> None:
+    """M13: a shard that was just split would make everybody look idle."""
+    measured = (Lease("a-0", owner="a", weight=50), Lease("b-0", owner="b", weight=50))
+    assert not shares_of(*measured, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
+
+
+def test_who_takes_for_its_count_is_seen_or_led() -> None:
+    """M13: loads would wait for ever for workers that were announced and did not come."""
+    fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
+    one = Lease("a-0", owner="a", weight=1)
+    shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)
+    assert {worker for worker in shares.counts if shares.short(worker)} == {"a", "l"}
+    carries_all = evolve(one, weight=2000)
+    assert not shares_of(carries_all, *fullest).short("a")

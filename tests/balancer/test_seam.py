@@ -6,11 +6,21 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer import births, readable, slow_owners
-from leasehold.balancer.actions import Claim, Create, Look, Release, RequestHandoff
+from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff
 from leasehold.balancer.chance import drawn, drawn_owner, order_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, History, Lease, Me, Shard, at_timestamp
-from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.model import (
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    BulletinState,
+    History,
+    Lease,
+    Me,
+    Shard,
+    at_timestamp,
+)
+from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl
@@ -146,3 +156,64 @@ def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
         planned = plan([*mine, *others], None, Me("a"), config)
         assert plan([*others[::-1], *mine[::-1]], None, Me("a"), config) == planned
         assert len(planned) == 4
+
+
+def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
+    """A worker asks for these between two plans: a lease left out would expire while its owner lives."""
+    due = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
+    others = [Lease("s-3", owner="a", idle=4.9), Lease("s-4", owner="b", idle=5.0), Lease("s-5", owner="a", idle=90.0)]
+    config = Config(rules=Minimal(), lease_seconds=10.0, renew_seconds=5.0)
+    assert renewals([*due, *others], Me("a"), config) == (Renew(due[1], "C2"), Renew(due[0], "C2"))
+
+
+@pytest.mark.parametrize(
+    ("history", "whole"),
+    [
+        (History(full_still=19.9), False),
+        (History(full_still=20.0), True),
+        (History(full_still=2.9, fleet_still=4.9, hearing=BulletinState()), False),
+        (History(full_still=3.0, fleet_still=5.0, hearing=BulletinState()), True),
+    ],
+)
+def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
+    """Who waits for a gift would see no other change; and a newcomer among bulletins not those who come with it."""
+    asked = Lease("s-1", owner="b", heir="a")
+    config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
+    found = look_again([], [asked, S0], Me("a", history=history), config)
+    assert found == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
+
+
+def test_once_the_requests_are_settled_the_whole_table_is_read_at_once() -> None:
+    """A newcomer that was given its first lease would take its share a cycle later."""
+    later = Me("a", history=History(full_still=0.25))
+    assert look_again([], [Lease("s-1", owner="a")], later, Config(rules=Minimal())) == Look(0.0)
+
+
+def test_no_wait_is_longer_than_a_cycle() -> None:
+    """A fleet that is told to look twice a second would look once after each new shard."""
+    assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl(), cycle_seconds=0.5)) == Look(0.5)
+
+
+def test_every_stream_of_a_table_has_its_leases_made() -> None:
+    """A table of several streams: all behind the first settled one, or all but the last, would stay unread."""
+    shards = [Shard(f"{name}:0", stream=name, hash_range=(0, 9)) for name in "abc"]
+    settled = Lease("a:0", stream="a", owner="w", hash_range=(0, 9))
+    made = [action for action in plan([settled], shards, Me("w"), Config()) if isinstance(action, Create)]
+    assert [create.lease.key for create in made] == ["b:0", "c:0"]
+
+
+def test_a_key_that_another_stream_has_is_not_made_again() -> None:
+    """A source that does not tell its streams' shards apart: each plan would try to overwrite a living lease."""
+    taken = Lease("0", stream="a", owner="w")
+    assert plan([taken], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
+
+
+def test_what_a_lookout_claims_it_does_not_free_too() -> None:
+    """Two writes of one lease in a turn: the second would set free what the first had just taken."""
+    dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
+    asked = Lease("s-1", owner="dead", heir="a", idle=90.0, yields=True)
+    mine = Lease("s-2", owner="a", idle=1.0, held=90.0)
+    history = History(owners_still=30.0, fleet_still=30.0, hearing=BulletinState())
+    config = Config(rules=Minimal(), lease_seconds=10.0)
+    keys = [action.lease.key for action in plan([*dead, asked, mine], None, Me("a", history=history), config)]
+    assert sorted(keys) == ["d-0", "d-1", "s-1"]

@@ -1,0 +1,64 @@
+"""How long a newcomer waits for others that come now, to the second (C10)."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import BulletinState, History, Lease, Me
+from leasehold.balancer.rules.joining import awaits_joiners, until_gathered
+from leasehold.balancer.rules.minimal import Minimal
+
+CONFIG = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
+LONG = Config(rules=Minimal(), lease_seconds=60.0, cycle_seconds=20.0)
+HEARD = BulletinState()
+OFTEN = Me("a", history=History(full_apart=1.0))
+"""It has read the table twice in a second."""
+
+
+@pytest.mark.parametrize(
+    ("history", "config", "waits"),
+    [
+        (History(full_apart=15.9), CONFIG, True),
+        (History(full_apart=16.0), CONFIG, False),
+        (History(full_apart=16.0, hearing=HEARD), CONFIG, True),
+        (History(fleet_still=3.9, full_apart=1.0), CONFIG, True),
+        (History(fleet_still=4.0, full_apart=1.0), CONFIG, False),
+        (History(fleet_still=4.0, hearing=HEARD), LONG, True),
+        (History(fleet_still=24.0, hearing=HEARD), LONG, False),
+        (History(fleet_still=4.0, full_apart=1.0), LONG, False),
+    ],
+)
+def test_a_newcomer_waits_until_the_fleet_stood_still(history: History, config: Config, waits: bool) -> None:
+    """Too short, and what it takes is taken from it again; too long, and its shards wait for nobody."""
+    assert awaits_joiners([], Me("a", history=history), config) is waits
+
+
+def test_the_wait_ends_a_cycle_after_the_first_lease() -> None:
+    """A fleet in which somebody comes every few seconds would never be evened out."""
+    others = Lease("1", owner="b", held=90.0)
+    assert awaits_joiners([Lease("0", owner="a", held=19.9), others], OFTEN, CONFIG)
+    assert not awaits_joiners([Lease("0", owner="a", held=20.0), others], OFTEN, CONFIG)
+
+
+def test_whoever_holds_nothing_is_new_however_short_the_cycle() -> None:
+    """It would take from the living at its first look, and so would all that start with it."""
+    config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=0.5)
+    assert awaits_joiners([], evolve(OFTEN, history=History(full_apart=0.3)), config)
+
+
+@pytest.mark.parametrize(
+    ("history", "config", "seconds"),
+    [
+        (History(fleet_still=0.0), CONFIG, 1.0),
+        (History(fleet_still=3.0, full_still=3.0), CONFIG, 1.0),
+        (History(fleet_still=0.5), CONFIG, 4.5),
+        (History(fleet_still=2.0), CONFIG, 3.0),
+        (History(fleet_still=5.0), CONFIG, 5.0),
+        (History(fleet_still=8.0), CONFIG, 5.0),
+        (History(fleet_still=8.0), LONG, 5.0),
+        (History(fleet_still=8.0, hearing=HEARD), LONG, 22.0),
+    ],
+)
+def test_a_newcomer_looks_again_when_the_wait_is_over(history: History, config: Config, seconds: float) -> None:
+    """A second after a change, or those who start together would each wait once more; at once would be a loop."""
+    assert until_gathered(history, config) == seconds

@@ -1,0 +1,215 @@
+"""Steps are called when they are due, never two of a key at a time, in time that only the test moves."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from attrs import define, field
+
+from leasehold.adapters.proving.simulator.world.tasks import Tasks
+from leasehold.adapters.proving.simulator.world.virtual import VirtualTime
+from leasehold.adapters.reading.appointments import FAULT_SECONDS, Appointments
+
+
+@define
+class Process:
+    """A process that never stands still, and remembers what nothing provides for."""
+
+    faults: list[tuple[str, str]] = field(factory=list)
+
+    def stand_still(self) -> None:
+        """Go on."""
+
+    def idle(self) -> None:
+        """Go on."""
+
+    def unforeseen(self, where: str, fault: BaseException) -> None:
+        """Remember it."""
+        self.faults.append((where, repr(fault)))
+
+
+class Time(VirtualTime):
+    """Virtual time whose clock fails when told to."""
+
+    broken = 0
+
+    def clock(self) -> float:
+        """The time."""
+        if self.broken:
+            self.broken -= 1
+            raise OSError("no clock")
+        return super().clock()
+
+
+@define
+class Calendar:
+    """Appointments of two tasks, and the calls they made: when, and of what."""
+
+    tasks: Tasks = field(factory=Tasks)
+    process: Process = field(factory=Process)
+    calls: list[tuple[float, str]] = field(factory=list)
+    failed: list[str] = field(factory=list)
+    time: Time = field(init=False)
+    kept: Appointments = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.time = Time(self.tasks, self.process, 0.0, 1.0)
+        self.kept = Appointments(2, self.time, lambda fault: self.failed.append(repr(fault)))
+
+    def step(self, name: str, *dues: float, takes: float = 0.0) -> Callable[[float], float]:
+        """A step that asks for these times, one after the other, and works for so long each time."""
+        wanted = iter(dues)
+
+        def step(now: float) -> float:
+            self.calls.append((round(now, 3), name))
+            if takes:
+                self.tasks.sleep(takes)
+            return next(wanted, math.inf)
+
+        return step
+
+    def at(self, when: float, call: Callable[[], object]) -> list[object]:
+        """What this answers when it is called then."""
+        answers: list[object] = []
+        self.tasks.start(lambda: answers.append(call()), at=when)
+        return answers
+
+
+@pytest.fixture
+def calendar() -> Iterator[Calendar]:
+    """A new one, whose tasks end with the test."""
+    made = Calendar()
+    yield made
+    made.tasks.close()
+
+
+def test_steps_are_called_when_they_wish_and_no_sooner(calendar: Calendar) -> None:
+    """A shard would be asked too often and throttled, or stand still."""
+    calendar.kept.add("a", calendar.step("a", 3.0, 9.0))
+    calendar.kept.add("b", calendar.step("b", 5.0))
+    calendar.tasks.run(20.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b"), (3.0, "a"), (5.0, "b"), (9.0, "a")]
+    assert (calendar.failed, calendar.process.faults) == ([], [])
+
+
+def test_as_many_are_at_work_as_there_are_tasks(calendar: Calendar) -> None:
+    """One slow shard would hold up all others; or a thousand shards need a thousand threads."""
+    for name in "abc":
+        calendar.kept.add(name, calendar.step(name, takes=4.0))
+    calendar.tasks.run(20.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b"), (4.0, "c")]
+
+
+def test_whoever_is_hurried_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
+    """A handler's end would wait for the time of the next reading; or each hurry be a call too many later on."""
+    calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
+    calendar.at(2.0, lambda: calendar.kept.hurry("a"))
+    calendar.tasks.run(30.0)
+    assert calendar.calls == [(0.0, "a"), (2.0, "a"), (12.0, "a")]
+
+
+def test_whoever_is_hurried_while_it_runs_is_called_again_and_only_once(calendar: Calendar) -> None:
+    """The end of a handler that comes while the step still runs would be missed until the next reading."""
+    calendar.kept.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
+    calendar.at(1.0, lambda: calendar.kept.hurry("a"))
+    calendar.at(2.0, lambda: calendar.kept.hurry("a"))
+    calendar.tasks.run(120.0)
+    assert calendar.calls == [(0.0, "a"), (4.0, "a"), (95.0, "a")]
+
+
+def test_to_hurry_who_is_not_there_does_nothing(calendar: Calendar) -> None:
+    """A handler that ends after its lease was left would call whatever comes under that key next."""
+    calendar.kept.hurry("a")
+    calendar.tasks.run(1.0)
+    calendar.kept.add("a", calendar.step("a", 5.0))
+    calendar.tasks.run(20.0)
+    assert calendar.calls == [(1.0, "a"), (5.0, "a")]
+
+
+def test_a_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
+    """A lease lost and taken again would have two handlers at work; a predecessor not hurried would keep it waiting."""
+    calendar.kept.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
+    calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new", 8.0)))
+    calendar.tasks.run(90.0)
+    assert calendar.calls == [(0.0, "old"), (2.0, "old"), (3.0, "old"), (4.0, "new"), (8.0, "new")]
+
+
+def test_of_several_successors_the_last_one_begins(calendar: Calendar) -> None:
+    """A reading of a lease that was lost meanwhile would begin once more."""
+    calendar.kept.add("a", calendar.step("old", takes=4.0))
+    calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("lost")))
+    calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new")))
+    calendar.tasks.run(90.0)
+    assert calendar.calls == [(0.0, "old"), (4.0, "new")]
+
+
+def test_a_step_that_raises_is_said_and_called_again(calendar: Calendar) -> None:
+    """The shard would stay unread, held by a worker that lives, and nobody would know why."""
+
+    def fails(_now: float) -> float:
+        calendar.calls.append((calendar.time.clock(), "a"))
+        if len(calendar.calls) == 1:
+            raise MemoryError("too much")
+        return math.inf
+
+    calendar.kept.add("a", fails)
+    calendar.tasks.run(20.0)
+    assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (FAULT_SECONDS, "a")]
+    assert calendar.process.faults == [("a", "MemoryError('too much')")]
+
+
+def test_a_drain_waits_until_all_are_over_and_no_longer_than_told(calendar: Calendar) -> None:
+    """A worker would end under a running handler, or never."""
+    calendar.kept.add("a", calendar.step("a", 6.0))
+    calendar.kept.add("b", calendar.step("b", 3.0))
+    early = calendar.at(1.0, lambda: (calendar.kept.drain(4.0), calendar.tasks.now))
+    late = calendar.at(1.0, lambda: (calendar.kept.drain(), calendar.tasks.now))
+    calendar.tasks.run(20.0)
+    assert [(over, round(when, 3)) for over, when in early] == [(False, 4.0)]  # type: ignore[misc]
+    assert [(over, round(when, 3)) for over, when in late] == [(True, 6.0)]  # type: ignore[misc]
+    nothing = calendar.at(21.0, calendar.kept.drain)
+    calendar.tasks.run(30.0)
+    assert nothing == [True]
+
+
+def test_a_drain_is_not_over_while_a_successor_waits(calendar: Calendar) -> None:
+    """A lease that came back just then would be left without a word to its observer."""
+    calendar.kept.add("a", calendar.step("old", takes=4.0))
+    calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("new", 9.0)))
+    over = calendar.at(2.0, lambda: (calendar.kept.drain(), calendar.tasks.now))
+    calendar.tasks.run(20.0)
+    assert [(done, round(when, 3)) for done, when in over] == [(True, 9.0)]  # type: ignore[misc]
+
+
+def test_once_closed_nothing_begins_and_what_runs_is_waited_for(calendar: Calendar) -> None:
+    """A handler would be called after its worker has said that it is over."""
+    calendar.kept.add("a", calendar.step("a", takes=4.0))
+    calendar.kept.add("b", calendar.step("b", 3.0))
+    too_early = calendar.at(1.0, lambda: (calendar.kept.close(2.0), calendar.tasks.now))
+    calendar.tasks.run(20.0)
+    assert calendar.calls == [(0.0, "a"), (0.0, "b")]
+    assert [(over, round(when, 3)) for over, when in too_early] == [(False, 2.0)]  # type: ignore[misc]
+    assert calendar.failed == []
+
+
+def test_a_close_is_over_with_the_last_running_step(calendar: Calendar) -> None:
+    """Its worker would wait as long as it may each time it ends."""
+    calendar.kept.add("a", calendar.step("a", takes=4.0))
+    closed = calendar.at(1.0, lambda: (calendar.kept.close(60.0), calendar.tasks.now))
+    calendar.tasks.run(90.0)
+    assert [(over, round(when, 3)) for over, when in closed] == [(True, 4.0)]  # type: ignore[misc]
+
+
+def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None:
+    """All shards of the worker would stand still, those that are to be left included."""
+    calendar.kept.add("a", calendar.step("a", 2.0))
+    calendar.tasks.run(1.0)
+
+    def break_clock() -> None:
+        calendar.time.broken = 1
+        calendar.kept.hurry("a")
+
+    calendar.at(1.0, break_clock)
+    calendar.tasks.run(30.0)
+    assert calendar.failed == ["OSError('no clock')"]
+    assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]

@@ -1,0 +1,246 @@
+"""What a look at a handler finds, second by second: at work, slow, over, or to be given up."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from attrs import define, field
+from test_reading import Bench
+from virtual_fleet import Clock
+
+from leasehold.adapters.reading.handlers.executors import Work
+from leasehold.adapters.reading.handlers.handler_watch import CallEnded, GivenUp, HandlerWatch, Later, LeaseLost
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.worker.holding import Holding
+
+
+@define
+class Crew:
+    """Threads that do nothing until the test says so.
+
+    during  called in the midst of a call
+    """
+
+    waiting: list[Work] = field(factory=list)
+    replaced: list[Work] = field(factory=list)
+    stuck: bool = False
+    refuses: bool = False
+
+    def start(self, work: Work) -> None:
+        """Let it wait."""
+        if self.refuses:
+            raise RuntimeError("can't start new thread")
+        self.waiting.append(work)
+
+    def withdraw(self, work: Work) -> bool:
+        """Not once it has begun."""
+        if work not in self.waiting:
+            return False
+        self.waiting.remove(work)
+        return True
+
+    def replace(self, work: Work) -> None:
+        """Remember for whom."""
+        self.replaced.append(work)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@define
+class Watched:
+    """A lease, its handler's watch, and what was said of it."""
+
+    policy: dict[str, float] = field(factory=dict)
+    crew: Crew = field(factory=Crew)
+    bench: Bench = field(factory=Bench)
+    slow: list[tuple[str, float]] = field(factory=list)
+    again: list[str] = field(factory=list)
+    reasons: list[str] = field(factory=list)
+    calls: list[str] = field(factory=list)
+    handovers: Handovers = field(init=False)
+    watch: HandlerWatch = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        def slow(holding: Holding, seconds: float) -> None:
+            self.slow.append((holding.key, seconds))
+
+        self.handovers = Handovers(
+            self.crew, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
+        )
+        handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
+        self.watch = HandlerWatch(self.handovers, handling, self.bench.holding, self.clock)
+
+    @property
+    def clock(self) -> Clock:
+        """The one of all."""
+        return self.bench.clock
+
+    def begin(self, call: Callable[[], object] | None = None) -> object:
+        """Hand a batch over."""
+        return self.watch.begin(call or (lambda: self.calls.append("handled")), self.clock.now)
+
+    def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Begin what waits; this happens while it is at work."""
+        self.crew.waiting.pop(0)()
+        meanwhile()
+
+    def at_work(self) -> None:
+        """A batch whose handler does not come back."""
+        self.begin(lambda: None)
+        handover = self.watch._handover  # noqa: SLF001  as a thread of the crew does before it calls
+        assert handover is not None
+        self.crew.waiting.clear()
+        handover.begun = self.clock.now
+
+    def look(self, seconds: float) -> object:
+        """Look after it so many seconds after the beginning."""
+        return self.watch.look(1000.0 + seconds)
+
+
+def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
+    """A look too early is work for nothing, one too late leaves a hung handler unsaid."""
+    watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
+    assert watched.begin() == Later(1007.0)
+    assert watched.watch.at_work
+    assert watched.look(1.0) == Later(1008.0)
+    hurried = Watched({"slow_seconds": 7.0, "handler_seconds": 3.0})
+    assert hurried.begin() == Later(1003.0)
+
+
+def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
+    """A batch would be done although its handler failed, or done twice."""
+    watched = Watched()
+    watched.begin()
+    watched.work()
+    assert watched.again == ["s-0"]
+    assert watched.look(1.0) == CallEnded(None)
+    assert not watched.watch.at_work
+    assert watched.look(2.0) == LeaseLost()
+
+    fault = OSError("disk full")
+
+    def fails() -> None:
+        raise fault
+
+    watched.begin(fails)
+    watched.work()
+    assert watched.look(3.0) == CallEnded(fault)
+
+
+def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> None:
+    """It waited for a thread for so long that another worker handles the same records by now."""
+    lost = Watched()
+    lost.begin()
+    lost.bench.holding.drop("stolen")
+    lost.work()
+    assert (lost.look(1.0), lost.calls) == (LeaseLost(), [])
+    expired = Watched()
+    expired.begin()
+    expired.clock.now += 10.1
+    expired.work()
+    assert (expired.look(10.1), expired.calls) == (Later(1010.1), [])
+
+
+def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
+    """Nobody would hear of it, or hear of it at every look; and those that wait for its thread would wait on."""
+    watched = Watched({"slow_seconds": 5.0})
+    watched.at_work()
+    assert watched.look(4.9) == Later(1005.0)
+    assert (watched.slow, watched.crew.replaced) == ([], [])
+    assert watched.look(5.0) == Later(1010.0)
+    assert (watched.slow, len(watched.crew.replaced)) == ([("s-0", 5.0)], 1)
+    assert watched.look(9.9) == Later(1010.0)
+    assert watched.look(11.0) == Later(1022.0)
+    assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
+    assert watched.watch.at_work
+
+
+def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_work() -> None:
+    """Its shard would stand still for ever; and whoever reads the log must know which limit to set."""
+    watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched.at_work()
+    assert watched.look(7.9) == Later(1008.0)
+    handover = watched.watch._handover  # noqa: SLF001  what the thread holds
+    assert watched.look(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
+    assert not watched.watch.at_work
+    assert handover is not None
+    assert handover.given_up
+
+
+def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
+    """It would go on beside the next owner's."""
+    cancelled: list[bool] = []
+    watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched.at_work()
+    handover = watched.watch._handover  # noqa: SLF001  what the loop holds
+    assert handover is not None
+    handover.cancel = lambda: cancelled.append(True)
+    watched.look(8.0)
+    assert cancelled == [True]
+
+
+def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
+    """Its end may still tell what is done; but whoever is to begin again under that key cannot wait for ever."""
+    watched = Watched({"slow_seconds": 5.0})
+    watched.at_work()
+    watched.bench.holding.drop("stolen")
+    assert watched.look(4.9) == Later(1005.0)
+    assert watched.look(5.0) == LeaseLost()
+    assert not watched.watch.at_work
+
+
+def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
+    """Its lease would be held by a worker that never reads it."""
+    watched = Watched()
+    watched.begin()
+    watched.crew.stuck = True
+    assert watched.look(1.0) == GivenUp(
+        "no thread is free to hand its records over: as many as there may be hang in handlers"
+    )
+    assert not watched.watch.at_work
+    watched.crew.stuck = False
+    assert isinstance(watched.begin(), Later), "another worker gave it back"
+
+
+def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
+    """It would be handed over here and, with the lease, to another worker."""
+    watched = Watched({"slow_seconds": 5.0})
+    watched.begin()
+    watched.crew.waiting.clear()
+    watched.crew.stuck = True
+    assert watched.look(1.0) == Later(1006.0)
+    assert watched.watch.at_work
+
+
+def test_where_a_thread_is_free_the_batch_waits_for_it() -> None:
+    """Each batch that waits a moment would cost its lease."""
+    watched = Watched({"slow_seconds": 5.0})
+    watched.begin()
+    assert watched.look(1.0) == Later(1006.0)
+    assert len(watched.crew.waiting) == 1
+
+
+@pytest.mark.parametrize("why", ["refused", "at work"])
+def test_a_call_that_cannot_begin_says_why(why: str) -> None:
+    """The shard would wait for a call that nobody makes, or have two handlers at work."""
+    watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    if why == "refused":
+        watched.crew.refuses = True
+        assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
+        assert watched.reasons == ["""RuntimeError("can't start new thread")"""]
+        watched.crew.refuses = False
+        assert watched.begin() == Later(1005.0)
+        return
+    watched.at_work()
+    watched.look(8.0)
+    assert watched.begin() == GivenUp("a handler that was given up is still at work on it")
+
+
+def test_without_a_limit_a_handler_may_take_for_ever() -> None:
+    """A batch of an hour would be done twice, and never end."""
+    watched = Watched({"slow_seconds": 5.0})
+    watched.at_work()
+    assert watched.look(1e6) == Later(1000.0 + 2e6)
+    assert math.isinf(Handling(lambda _batch: None).handler_seconds)
