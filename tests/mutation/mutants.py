@@ -3,6 +3,7 @@
     python tests/mutation/mutants.py                                         all modules of modules.toml
     python tests/mutation/mutants.py --only leasehold/balancer/census.py     one of them
     python tests/mutation/mutants.py --write specs/mutants.md                and its table as a page
+    python tests/mutation/mutants.py --only codecs --write specs/mutants.md  these rows of the page anew
 
 mutmut plants them, in a copy under build/mutants, and stops a mutant's tests at the first that fails. It ends with 1
 where fewer than 95 % of a module's mutants are killed, or where equivalent.toml names what is no survivor any more.
@@ -232,21 +233,31 @@ def told(found: Tally) -> None:
         )
 
 
-def page(found: list[Tally]) -> str:
-    """The table as a page, with what is equivalent and why."""
-    listed = [(each.module, excuse) for each in found for excuse in excuses(each.module)]
-    lines = [f"- `{module}`, `{excuse.function}`: {excuse.why}" for module, excuse in listed]
-    alive = [
-        f"- `{each.module}`, `{mutant.function}`: `{mutant.was}` → `{mutant.now}`".replace("\n", " ")
-        for each in found
-        for mutant in each.survivors
-    ]
-    rows = "\n".join(each.row for each in found)
+def page(found: list[Tally], before: str = "") -> str:
+    """The table as a page, with what is equivalent and why; what was not planted now stands as it did `before`."""
+    table, _, lower = before.partition("## Survived")
+    rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in found}}
+    alive = _by_module(lower, "- `") | {each.module: [_line(each, mutant) for mutant in each.survivors] for each in found}
+    modules = [module for each in groups() for module in each.modules if module in rows]
+    lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
     return PAGE.format(
-        table=f"{HEAD}\n{rows}",
+        table="\n".join([HEAD, *(row for module in modules for row in rows[module])]),
         equivalent="\n".join(dict.fromkeys(lines)) or "None.",
-        alive="\n".join(alive) or "None.",
+        alive="\n".join(line for module in modules for line in alive.get(module, [])) or "None.",
     )
+
+
+def _line(found: Tally, mutant: Mutant) -> str:
+    return f"- `{found.module}`, `{mutant.function}`: `{mutant.was}` → `{mutant.now}`".replace("\n", " ")
+
+
+def _by_module(text: str, opening: str) -> dict[str, list[str]]:
+    """The lines that begin so, by the module that each names first."""
+    lines: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith(opening):
+            lines.setdefault(line.split("`")[1], []).append(line)
+    return lines
 
 
 PAGE = """# Mutants
@@ -274,7 +285,7 @@ def main() -> int:
     """Plant, count and tell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="one module by its path, or one group by its name")
-    parser.add_argument("--write", type=Path, help="the page to write")
+    parser.add_argument("--write", type=Path, help="the page to write, or to renew in part")
     asked = parser.parse_args()
     print(HEAD, flush=True)
     found: list[Tally] = []
@@ -283,7 +294,8 @@ def main() -> int:
             told(each)
             found.append(each)
     if asked.write:
-        asked.write.write_text(page(found))
+        before = asked.write.read_text() if asked.only and asked.write.exists() else ""
+        asked.write.write_text(page(found, before))
     return 0 if all(each.good for each in found) else 1
 
 

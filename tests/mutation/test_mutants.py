@@ -1,7 +1,7 @@
 """The list of modules and the counting of their mutants, on which `make mutants` stands."""
 
 from attrs import evolve
-from mutants import ROOT, Excuse, Mutant, Tally, excuses, groups
+from mutants import ROOT, Excuse, Mutant, Tally, excuses, groups, page
 
 
 def test_every_listed_module_and_test_exists() -> None:
@@ -35,3 +35,15 @@ def test_equivalent_mutants_count_for_neither_side_and_idle_excuses_fail() -> No
     assert (good.killed, good.share, good.good) == (95, 0.95, True)
     assert not evolve(good, survivors=(survivor,) * 6).good
     assert not evolve(good, idle=(excuse,)).good
+
+
+def test_a_part_of_the_page_can_be_written_anew() -> None:
+    """Whoever touches one module would run all of them for an hour, or leave the page out of date."""
+    first, second = (each.modules[0] for each in groups()[:2])
+    alive = Mutant("x", "f", "a", "b")
+    both = [Tally(module, "", 10, (alive,), 0, 0, ()) for module in (first, second)]
+    whole = page(both)
+    assert page([], whole) == whole
+    renewed = evolve(both[1], planted=20, survivors=())
+    assert page([renewed], whole) == page([both[0], renewed])
+    assert page([renewed], whole) != whole

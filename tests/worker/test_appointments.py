@@ -29,9 +29,16 @@ class Process:
 
 
 class Time(VirtualTime):
-    """Virtual time whose clock fails when told to."""
+    """Virtual time whose clock fails when told to, and that starts no more tasks than it is told."""
 
     broken = 0
+    most = 99
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Begin a task, if there may be another."""
+        if len(self.named) >= self.most:
+            raise RuntimeError("can't start new thread")
+        super().start(name, work)
 
     def clock(self) -> float:
         """The time."""
@@ -213,3 +220,29 @@ def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None
     calendar.tasks.run(30.0)
     assert calendar.failed == ["OSError('no clock')"]
     assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]
+
+
+def test_where_no_task_can_be_had_its_worker_is_told_and_the_step_is_called_all_the_same(calendar: Calendar) -> None:
+    """Every shard would wait for ever, and the worker renew its leases meanwhile."""
+    calendar.time.most = 1
+    calendar.kept.add("a", calendar.step("a", 2.0))
+    calendar.tasks.run(20.0)
+    assert set(calendar.failed) == {"""RuntimeError("can't start new thread")"""}
+    assert calendar.calls == [(0.0, "a"), (2.0, "a")]
+
+
+def test_threads_are_named_for_what_they_do(calendar: Calendar) -> None:
+    """A dump of a worker's stacks would not tell which thread reads."""
+    calendar.kept.add("a", calendar.step("a"))
+    calendar.tasks.run(1.0)
+    assert set(calendar.time.named) == {"leasehold-appointments", "leasehold-read"}
+
+
+def test_a_drain_is_not_deceived_by_what_was_over_before(calendar: Calendar) -> None:
+    """It would give up on a shard that was taken after all others had been left."""
+    calendar.kept.add("a", calendar.step("a"))
+    calendar.tasks.run(1.0)
+    calendar.kept.add("b", calendar.step("b", 6.0))
+    over = calendar.at(2.0, lambda: (calendar.kept.drain(20.0), calendar.tasks.now))
+    calendar.tasks.run(30.0)
+    assert [(done, round(when, 3)) for done, when in over] == [(True, 6.0)]  # type: ignore[misc]

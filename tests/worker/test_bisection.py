@@ -84,6 +84,14 @@ def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
     assert bench.store.row("s-0").checkpoint == Position("107")
 
 
+def test_of_an_odd_number_the_greater_half_comes_first() -> None:
+    """A batch of three would be handed over record by record: the halves are what keeps a search short."""
+    handler = poisoned(2)
+    bench = Bench(ShardRecords(records(3)), does=handler)
+    bench.steps(bench.reading(attempts=1, dead_letter=handler.bury), 6)
+    assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
+
+
 def test_nothing_is_waited_for_while_a_poisoned_record_is_searched() -> None:
     """Without it a poisoned record would block its shard for longer than the attempts with their waits."""
     handler = poisoned(*range(8))

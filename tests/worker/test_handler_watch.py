@@ -150,7 +150,9 @@ def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
     assert watched.look(4.9) == Later(1005.0)
     assert (watched.slow, watched.crew.replaced) == ([], [])
     assert watched.look(5.0) == Later(1010.0)
-    assert (watched.slow, len(watched.crew.replaced)) == ([("s-0", 5.0)], 1)
+    handover = watched.watch._handover  # noqa: SLF001  whose thread is to be replaced
+    assert handover is not None
+    assert (watched.slow, watched.crew.replaced) == ([("s-0", 5.0)], [handover.work])
     assert watched.look(9.9) == Later(1010.0)
     assert watched.look(11.0) == Later(1022.0)
     assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
@@ -244,3 +246,12 @@ def test_without_a_limit_a_handler_may_take_for_ever() -> None:
     watched.at_work()
     assert watched.look(1e6) == Later(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
+
+
+def test_a_fault_of_who_is_told_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would know which of the worker's functions to mend."""
+    watched = Watched({"slow_seconds": 5.0})
+    watched.at_work()
+    watched.slow = None  # type: ignore[assignment]  so that telling it fails
+    watched.look(5.0)
+    assert "the slow failed; this is said once, and reading goes on" in caplog.text

@@ -1,0 +1,202 @@
+"""One call of a handler from its beginning to its end, and the calls of those that only look on."""
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+from attrs import define, field
+
+from leasehold.adapters.reading.handlers.answers import Unhandled
+from leasehold.adapters.reading.handlers.executors import InlineExecutor, ThreadExecutor, Work
+from leasehold.adapters.reading.handlers.handovers import Handover, Handovers
+
+WAIT = 30.0
+
+
+class Fatal(BaseException):
+    """Ends a task of the scheduler."""
+
+
+@define
+class Told:
+    """The calls of one worker, and what it was told of them."""
+
+    crew: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
+    again: list[str] = field(factory=list)
+    reasons: list[BaseException] = field(factory=list)
+    over: Event = field(factory=Event)
+    handovers: Handovers = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.handovers = Handovers(self.crew, again=self._again, end=self.reasons.append, fatal=(Fatal,))
+
+    def _again(self, key: str) -> None:
+        self.again.append(key)
+        self.over.set()
+
+    def begin(self, call: Callable[[], object]) -> Handover:
+        """The call, begun."""
+        begun = self.handovers.begin("s-0", call, lambda: 42.0)
+        assert isinstance(begun, Handover)
+        return begun
+
+
+def raising(fault: BaseException) -> Callable[[], object]:
+    """A function of a user's that raises this."""
+
+    def call() -> object:
+        raise fault
+
+    return call
+
+
+# Handlers
+
+
+def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_again() -> None:
+    """The shard would stand still until the next look, or count the call as one that never began."""
+    told = Told()
+    done = told.begin(lambda: None)
+    assert (done.begun, done.over, done.fault, told.again) == (42.0, True, None, ["s-0"])
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
+def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: BaseException) -> None:
+    """The worker would go on under a user who pressed Ctrl-C, or end without saying why."""
+    told = Told()
+    done = told.begin(raising(ending))
+    assert told.reasons == [ending]
+    assert done.fault is not None
+    assert done.fault.__cause__ is ending
+
+
+def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
+    """A batch would be done whose handler said nothing of the kind."""
+    told, fault = Told(), ValueError("poison")
+    assert told.begin(raising(fault)).fault is fault
+    assert isinstance(told.begin(lambda: 3).fault, Unhandled)
+    assert isinstance(told.begin(raising(GeneratorExit())).fault, Unhandled)
+    assert told.reasons == []
+
+
+def test_what_ends_a_task_of_the_scheduler_is_no_fault_of_the_call() -> None:
+    """A simulated process that is killed would count its handler as failed, and go on."""
+    told = Told()
+    with pytest.raises(Fatal):
+        told.begin(raising(Fatal()))
+    assert told.again == []
+
+
+async def _waits(done: Event) -> None:
+    done.set()
+
+
+async def _raises() -> None:
+    raise ValueError("later")
+
+
+def test_what_can_be_awaited_is_over_when_it_was_awaited() -> None:
+    """A batch of an async handler would be done before it was begun."""
+    told, done = Told(), Event()
+    handover = told.begin(lambda: _waits(done))
+    assert told.over.wait(WAIT)
+    assert (done.is_set(), handover.over, handover.fault, told.again) == (True, True, None, ["s-0"])
+    told.over.clear()
+    handover = told.begin(_raises)
+    assert told.over.wait(WAIT)
+    assert isinstance(handover.fault, ValueError)
+    told.handovers.close()
+
+
+def test_what_is_awaited_and_given_up_is_cancelled() -> None:
+    """It would go on beside the next owner's handler."""
+    told, begun = Told(), Event()
+
+    async def hangs() -> None:
+        import asyncio  # noqa: PLC0415  for this alone
+
+        begun.set()
+        await asyncio.sleep(3600)
+
+    handover = told.begin(hangs)
+    assert begun.wait(WAIT)
+    told.handovers.give_up(handover)
+    assert told.over.wait(WAIT)
+    assert isinstance(handover.fault, Unhandled)
+    told.handovers.close()
+
+
+def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever waits for that key to be free would not learn when it was, nor how it ended."""
+    told = Told()
+    late: list[Handover] = []
+
+    def gives_up() -> None:
+        late[0].given_up = True
+
+    class Waiting(InlineExecutor):
+        """Lets the test see the call before it begins."""
+
+        def start(self, work: Work) -> None:
+            (handover,) = told.handovers._at_work.values()  # noqa: SLF001  before anybody else can have it
+            late.append(handover)
+            work()
+
+    told.crew = told.handovers._crew = Waiting()  # noqa: SLF001  the one stand-in
+    with caplog.at_level(logging.WARNING):
+        told.begin(gives_up)
+    assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
+
+
+def test_a_call_that_is_over_lets_its_batch_go() -> None:
+    """A batch of megabytes would stay beside the next one until garbage is collected."""
+
+    class Batch:
+        """Something large."""
+
+    told, batch = Told(), Batch()
+    gone = weakref.ref(batch)
+    gc.disable()
+    try:
+        handover = told.begin(lambda held=batch: None)  # type: ignore[misc]
+        del batch
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert handover.over
+
+
+# Those that look on
+
+
+def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Reading would end for a metric, or the log fill with one line for each batch."""
+    told = Told()
+    for _ in range(2):
+        told.handovers.tell("measure", raising(ValueError("no such metric")))
+        told.handovers.tell("observer", lambda: 3)  # what it answers is nobody's affair
+        told.handovers.tell("slow", _raises)  # nobody would await it
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split(";")[0] for line in said] == ["the measure failed", "the slow failed"]
+    assert "no such metric" in said[0]
+    assert told.reasons == []
+
+
+def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ctrl-C in an observer would be lost, or said for each shard that is left."""
+    told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
+    told.handovers.tell("observer", raising(first))
+    told.handovers.tell("observer", raising(second))
+    assert told.reasons == [first, second]
+    assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt('one')"]
+
+
+def test_what_ends_a_task_is_no_fault_of_an_onlooker() -> None:
+    """A simulated process that is killed in its observer would go on."""
+    with pytest.raises(Fatal):
+        Told().handovers.tell("observer", raising(Fatal()))
