@@ -4,6 +4,7 @@
     python tests/mutation/mutants.py --only leasehold/balancer/census.py     one of them
     python tests/mutation/mutants.py --write specs/mutants.md                and its table as a page
     python tests/mutation/mutants.py --only codecs --write specs/mutants.md  these rows of the page anew
+    python tests/mutation/mutants.py --only codecs --last                    what the last run found, by today's excuses
 
 mutmut plants them, in a copy under build/mutants, and stops a mutant's tests at the first that fails. It ends with 1
 where fewer than 95 % of a module's mutants are killed, or where equivalent.toml names what is no survivor any more.
@@ -182,19 +183,34 @@ def _mutmut(place: Path, *words: str) -> str:
     return ran.stdout
 
 
-def tallies(group: Group) -> list[Tally]:
-    """Plant the mutants of these modules, run the tests against each, and count by module."""
+def planted(group: Group) -> Path:
+    """Plant the mutants of these modules, and run the tests against each."""
     place = copied(group)
     _mutmut(place, "run", "--max-children", "4", *(f"*__mutmut_*{digit}" for digit in group.parts))
+    return place
+
+
+def last_planted(group: Group) -> Path:
+    """Where these modules' mutants were planted last. Raises SystemExit where the modules have changed since."""
+    place = ROOT / "build" / "mutants" / group.name
+    for module in group.modules:
+        there = place / module
+        if not there.exists() or there.read_bytes() != (ROOT / module).read_bytes():
+            sys.exit(f"{module} has changed since its mutants were planted, or they never were")
+    return place
+
+
+def tallies(group: Group, place: Path) -> list[Tally]:
+    """Count by module what became of the mutants that were planted there."""
     lines = _mutmut(place, "results", "--all", "true").splitlines()
     results = dict(line.strip().rsplit(": ", 1) for line in lines if "__mutmut_" in line)
-    planted = {name: result for name, result in results.items() if result != "not checked"}
-    return [_tally(place, group, module, planted) for module in group.modules]
+    tried = {name: result for name, result in results.items() if result != "not checked"}
+    return [_tally(place, group, module, tried) for module in group.modules]
 
 
-def _tally(place: Path, group: Group, module: str, planted: Mapping[str, str]) -> Tally:
+def _tally(place: Path, group: Group, module: str, tried: Mapping[str, str]) -> Tally:
     dotted = module.removesuffix(".py").replace("/", ".")
-    ours = {name: result for name, result in planted.items() if name.rpartition(".")[0] == dotted}
+    ours = {name: result for name, result in tried.items() if name.rpartition(".")[0] == dotted}
     # What no test ran is as alive as what every test let pass.
     alive = _shown(place, module, [name for name, result in ours.items() if result in ("survived", "no tests")])
     known = excuses(module)
@@ -286,11 +302,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="one module by its path, or one group by its name")
     parser.add_argument("--write", type=Path, help="the page to write, or to renew in part")
+    parser.add_argument("--last", action="store_true", help="count what the last run found, and plant nothing")
     asked = parser.parse_args()
     print(HEAD, flush=True)
     found: list[Tally] = []
     for group in groups(asked.only):
-        for each in tallies(group):
+        for each in tallies(group, last_planted(group) if asked.last else planted(group)):
             told(each)
             found.append(each)
     if asked.write:

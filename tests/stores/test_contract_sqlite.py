@@ -12,7 +12,7 @@ from process_race import assert_one_winner_each
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import FULL, KEY, done, owned
-from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
 from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
 
@@ -182,3 +182,58 @@ def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(StoreError, match=r"keeps no write-ahead log here \(it answers 'memory'\)"):
         SqliteStore(":memory:")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_without_a_file_is_refused() -> None:
+    """A folder would be taken for the table, and the complaint be SQLite's."""
+    for place in ("", "/", "//"):
+        with pytest.raises(ValueError, match="sqlite:// wants the path of a file"):
+            open_url(place, {}, create=True, request_seconds=None)
+
+
+def test_a_url_makes_a_file_only_where_it_may(path: str) -> None:
+    """A mistyped URL of a tool that only looks would make an empty table."""
+    with pytest.raises(StoreError, match="it may not be created"):
+        open_url(path, {}, create=False, request_seconds=None)
+    assert not Path(path).exists()
+    open_url(path, {}, create=True, request_seconds=None).close()
+    assert Path(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("request_seconds", "waits"), [(None, BUSY_SECONDS), (0.25, 0.25), (BUSY_SECONDS + 60, BUSY_SECONDS)]
+)
+def test_a_store_waits_for_other_processes_as_long_as_a_request_may_take(
+    path: str, request_seconds: float | None, waits: float
+) -> None:
+    """A worker with short leases would wait for a lock until they have all expired."""
+    opened = open_url(path, {}, create=True, request_seconds=request_seconds)
+    ((milliseconds,),) = opened._connection.execute("PRAGMA busy_timeout").fetchall()  # noqa: SLF001  SQLite's answer
+    opened.close()
+    assert milliseconds == waits * 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        ("/leases.db", "; after sqlite:/// a path is absolute: the file of this folder is sqlite://leases.db"),
+        ("/no-such-folder/leases.db", "the file of this folder is sqlite://no-such-folder/leases.db"),
+        ("no-such-folder/leases.db", None),
+    ],
+)
+def test_three_strokes_where_two_were_meant_are_told_of(
+    place: str, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes from SQLAlchemy writes three, and would look for the file in the wrong place."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError) as caught:
+        open_url(place, {}, create=False, request_seconds=None)
+    said = str(caught.value)
+    assert said.endswith(hint) if hint else "absolute" not in said
+
+
+def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:
+    """The hint would send a user away from the right place."""
+    with pytest.raises(StoreError) as caught:
+        open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
+    assert "absolute" not in str(caught.value)
