@@ -123,7 +123,7 @@ def test_a_request_says_whose_place_it_takes() -> None:
     assert (asked.victim, asked.stale_heir) == ("a", "gone")
 
 
-# Patience (M9, M11)
+# Patience, by M9 and M11
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
@@ -157,7 +157,9 @@ def test_beside_a_zombie_the_fullest_is_relieved_after_patience(most: int, still
     assert taken == ([("M9", "a")] if stolen else [])
 
 
-@pytest.mark.parametrize(("release", "still", "goes"), [(True, 121.0, True), (True, 120.0, False), (False, 900.0, False)])
+@pytest.mark.parametrize(
+    ("release", "still", "goes"), [(True, 121.0, True), (True, 120.0, False), (False, 900.0, False)]
+)
 def test_an_overloaded_worker_lets_a_lease_go_only_where_it_is_told_to(release: bool, still: float, goes: bool) -> None:
     """M11: a lease let go stands unread until somebody takes it; whoever did not ask for that would not expect it."""
     table = [*count("a", 4), *count("b", 3), *count("c", 4), *count("z", 1)]

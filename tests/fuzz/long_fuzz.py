@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
@@ -96,7 +97,7 @@ def guided(target: FuzzTarget, seconds: float) -> Never:
         try:
             trial.some.hypothesis.fuzz_one_input(drawn)
         except (Exception, TooSlow) as fault:  # noqa: BLE001  whatever it is
-            end(lambda: _again(fault))
+            end(partial(_again, fault))
 
     atheris.Setup([sys.argv[0], "-verbosity=0", "-max_len=4096", "-rss_limit_mb=4096"], one)
     atheris.Fuzz()

@@ -253,7 +253,9 @@ def page(found: list[Tally], before: str = "") -> str:
     """The table as a page, with what is equivalent and why; what was not planted now stands as it did `before`."""
     table, _, lower = before.partition("## Survived")
     rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in found}}
-    alive = _by_module(lower, "- `") | {each.module: [_line(each, mutant) for mutant in each.survivors] for each in found}
+    alive = _by_module(lower, "- `") | {
+        each.module: [_line(each, mutant) for mutant in each.survivors] for each in found
+    }
     modules = [module for each in groups() for module in each.modules if module in rows]
     lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
     return PAGE.format(

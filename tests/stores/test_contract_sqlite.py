@@ -13,7 +13,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import FULL, KEY, done, owned
 from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
-from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
 
 
@@ -90,6 +90,9 @@ def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
         ("owner = x'00'", "owner", "b'\\x00' is not of the type this column holds"),
         ("first_hash = '5'", "last_hash", "None is no decimal hash key"),
         ("first_hash = '5', last_hash = '4'", "first_hash", "5 lies after the last hash key, 4"),
+        ("sub = -1", "sub", "-1 is no whole number"),
+        ("counter = -1", "counter", "-1 is no whole number"),
+        ("weight = -1.0", "weight", "-1.0 is no throughput in KB/s, from 0 to 976562500000"),
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
@@ -101,6 +104,24 @@ def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil
     assert (listing.leases, listing.malformed) == ((good,), (Malformed(KEY, field, why),))
     with pytest.raises(StoreError, match=rf"lease {KEY}: {field}: .*correct the row"):
         store.write(RenewLease(seen))
+
+
+def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
+    """Nobody would know which row to correct."""
+    owned(store)
+    sql(path, f"UPDATE leases SET key = '' WHERE key = '{KEY}'")  # noqa: S608  the test's own words
+    assert store.list() == Listing((), (Malformed("", "key", "is empty"),))
+
+
+def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, store: SqliteStore) -> None:
+    """A lease of several streams would come back as another stream's; and a team's own words as numbers."""
+    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
+    made = done(store.write(CreateLease(lease)))
+    assert (made.stream, made.shard, made.weight) == ("s", "0", 1500)
+    assert store.get(["s:0"]) == (made,)
+    assert sql(path, "SELECT stream, shard, parents, notes FROM leases") == [
+        ("s", "0", '["s:p"]', '{"team": "Äpfel"}'),
+    ]
 
 
 def test_a_file_that_may_not_be_made_is_said(path: str) -> None:

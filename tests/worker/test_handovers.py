@@ -4,6 +4,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 from threading import Event
 
 import pytest
@@ -157,11 +158,14 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
     class Batch:
         """Something large."""
 
+    def handles(_batch: Batch) -> None:
+        pass
+
     told, batch = Told(), Batch()
     gone = weakref.ref(batch)
     gc.disable()
     try:
-        handover = told.begin(lambda held=batch: None)  # type: ignore[misc]
+        handover = told.begin(partial(handles, batch))
         del batch
         assert gone() is None
     finally:

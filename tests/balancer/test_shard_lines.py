@@ -1,0 +1,163 @@
+"""Which shards belong to one line, which leases have had their day, and what a hole is: one listing at a time."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.actions import Create
+from leasehold.balancer.chance import digest_under
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import (
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    History,
+    Hole,
+    Lease,
+    Me,
+    Position,
+    Shard,
+    at_timestamp,
+)
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.shards.ancestry import apart
+from leasehold.balancer.shards.cleanup import ripe
+from leasehold.balancer.shards.lineage import births
+
+READ = Position("7")
+
+
+def shard(name: str, *parents: str, keys: tuple[int, int] | None = (0, 9), open: bool = True) -> Shard:  # noqa: A002  the model's word
+    return Shard(name, parents=parents, hash_range=keys, open=open)
+
+
+# Kin (an unreadable row keeps its whole line from being created or deleted)
+
+
+def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> None:
+    """A child whose parent's row cannot be read would start where its first records are skipped."""
+    line = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
+    others = [shard("8"), shard("9", "8")]
+    assert apart([*line, *others], ["1"]) == tuple(others)
+    assert apart([*others, *line], ["x"]) == tuple(others)
+    assert apart([*line, *others], ["8"]) == tuple(line)
+
+
+def test_partitions_of_a_stream_are_all_kin() -> None:
+    """Where a new partition starts depends on whether any other was read (L6)."""
+    hub = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
+    other = [Shard("g:0", stream="g")]
+    roots = [shard("0"), shard("1")]
+    assert apart([*hub, *other, *roots], ["h:1"]) == (*other, *roots)
+    assert apart([*hub, *other, *roots], ["0"]) == (*hub, *other, roots[1])
+
+
+def test_where_every_row_is_read_nothing_is_kin() -> None:
+    """A table in order would have nothing created."""
+    listed = [shard("0"), shard("1", "0")]
+    assert apart(listed, []) == tuple(listed)
+
+
+# Finished leases (L8)
+
+DONE = Lease("0", checkpoint=SHARD_END)
+
+
+def owners(*names: str, yields: bool = True) -> list[Lease]:
+    return [Lease(f"s-{name}", owner=name, yields=yields) for name in names]
+
+
+def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
+    """Deleted early it is missed as the proof that its children start at their beginning, and records are skipped."""
+    begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
+    assert ripe([DONE, begun, *owners("a")], "a") == {"0"}
+    assert ripe([DONE, begun, waiting, *owners("a")], "a") == frozenset()
+    assert ripe([DONE, waiting, begun, *owners("a")], "a") == frozenset()
+    assert ripe([DONE, evolve(waiting, checkpoint=LATEST), *owners("a")], "a") == {"0"}
+    assert ripe([DONE, evolve(waiting, checkpoint=at_timestamp(7)), *owners("a")], "a") == frozenset()
+
+
+def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
+    """With parents left it is deleted after them, or they would look unread."""
+    child = Lease("1", parents=("0",), checkpoint=SHARD_END)
+    grandchild = Lease("2", parents=("1",), checkpoint=READ)
+    assert ripe([DONE, child, grandchild, *owners("a")], "a") == {"0"}
+    assert ripe([child, grandchild, *owners("a")], "a") == {"1"}
+
+
+def test_a_lease_without_children_or_unfinished_is_left() -> None:
+    """A stream that ended, or one at work, would lose its row."""
+    assert ripe([DONE, *owners("a")], "a") == frozenset()
+    unfinished = Lease("0", owner="a", checkpoint=READ)
+    assert ripe([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
+
+
+def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
+    """Each worker would list all shards for the same lease; and a worker of KCL's would never do it."""
+    names = ["b", "a", "c", "d"]
+    for key in map(str, range(20)):
+        table = [
+            Lease(key, checkpoint=SHARD_END),
+            Lease("child", parents=(key,), checkpoint=READ),
+            *owners(*names),
+            *owners("0-kcl", yields=False),
+        ]
+        turns = [name for name in [*names, "0-kcl", "e"] if ripe(table, name)]
+        assert turns == [min(names, key=digest_under(key))]
+    nobody = [DONE, Lease("1", parents=("0",), checkpoint=READ)]
+    assert ripe(nobody, "a") == frozenset()
+
+
+# New leases (L3, L7)
+
+
+def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
+    """Every other fleet started AT_TIMESTAMP would skip the first records of a child of a finished shard."""
+    at = at_timestamp(200)
+    parent = Lease("0", owner="a")
+    for config, start in (
+        (Config(initial_position=at), TRIM_HORIZON),
+        (Config(rules=KclRust(), initial_position=at), at),
+        (Config(rules=KclRust(), initial_position=LATEST), TRIM_HORIZON),
+    ):
+        (create,) = births(parent, [shard("1", "0")], {}, {"1"}, config)
+        assert create.lease.checkpoint == start
+
+
+def test_a_shards_own_id_is_its_key_without_the_streams_name() -> None:
+    """Its source would be asked for a shard that it does not know."""
+    qualified = Shard("acc:orders:1:shardId-0", stream="acc:orders:1", hash_range=(0, 9))
+    (create,) = [a for a in plan([], [qualified], Me("a"), Config(initial_position=LATEST)) if isinstance(a, Create)]
+    assert (create.lease.key, create.lease.shard) == ("acc:orders:1:shardId-0", "shardId-0")
+
+
+def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, str]:
+    """The keys of the leases that are made, with their rules."""
+    actions = plan(leases, shards, Me("a", history=History(holes=holes)), Config(initial_position=LATEST))
+    return {action.lease.key: action.rule for action in actions if isinstance(action, Create)}
+
+
+def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> None:
+    """L3: it would be read beside a parent that nobody has finished, its records out of order."""
+    done, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
+    first = shard("0", keys=(0, 4), open=False)
+    other = shard("1", keys=(5, 9), open=False)
+    assert made([done], [first, child]) == {"2": "L3"}
+    assert "2" not in made([done], [first, other, child])
+    assert "2" not in made([done, Lease("1", owner="b", checkpoint=READ)], [first, child])
+
+
+@pytest.mark.parametrize(
+    ("keys", "last", "behind"),
+    [((5, 9), 4, False), ((5, 9), 5, True), ((0, 4), 9, False), ((0, 5), 9, True), (None, 9, False)],
+)
+def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
+    keys: tuple[int, int] | None, last: int, behind: bool
+) -> None:
+    """L7: a child beside the hole would be made while its parent is read, one in it never."""
+    parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
+    hole = Hole("", 5 if last == 9 else 0, last, times=3)
+    listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
+    assert ("1" in made([parent], listed, hole)) is behind
+    assert "1" not in made([parent], listed, evolve(hole, times=2))
+    assert "1" not in made([parent], listed, evolve(hole, stream="other"))
