@@ -63,8 +63,11 @@ soak: $(READY) ## simulate ten thousand fleets with every fault on, and let ever
 	$(BIN)/python -m leasehold.adapters.proving.simulator.soak 10000
 
 SECONDS = 600
-fuzz: $(READY) ## give every parser what nobody would write, for SECONDS=600; what breaks one is kept
-	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS)
+ENGINE = hypothesis
+fuzz: $(READY) ## give every parser what nobody would write, for SECONDS=600; what breaks one is kept; ENGINE=atheris
+	@if [ $(ENGINE) = atheris ]; then $(BIN)/uv pip install -q --python $(BIN)/python --only-binary :all: --require-hashes \
+		-r requirements-atheris.lock || true; fi
+	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) --engine $(ENGINE)
 
 ONLY =
 mutants: $(READY) ## plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part
@@ -113,6 +116,8 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 		-c requirements.lock --group supply -o requirements-supply.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group mutants -o requirements-mutants.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group atheris -o requirements-atheris.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
 	@set -e; trees=leasehold/adapters/local/node; for tree in $$trees/aws $$trees/azure tests/javascript/event_processor; do \

@@ -293,6 +293,7 @@ def test_locks_name_no_registry() -> None:
         "requirements-amqp.lock",
         "requirements-supply.lock",
         "requirements-mutants.lock",
+        "requirements-atheris.lock",
         "package-lock.json",
     }
     assert [_name(lock) for lock in locks if "://" in lock.read_text()] == []

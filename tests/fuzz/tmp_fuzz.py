@@ -1,0 +1,152 @@
+"""Fuzz every parser for as long as one likes: `python tests/fuzz/long_fuzz.py 600`, or with the names of some targets.
+
+What breaks the law is added to the corpus, so that `make test` tries it ever after. With `--engine atheris`, where that
+is installed, the same values are drawn from bytes that atheris changes by what they reach in leasehold, and each target
+has a process of its own.
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import argparse
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import partial
+from pathlib import Path
+from typing import Any, Never
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fuzzing import FuzzTarget, TooSlow, obeys
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ROUND = 200  # examples between two looks at the clock
+
+
+class Trial:
+    """Values of one target, tried one after the other."""
+
+    def __init__(self, target: FuzzTarget) -> None:
+        self.target, self.began = target, time.monotonic()
+        self.count, self.slowest = 0, 0.0
+        self.last: list[object] = []  # of those that hypothesis tries, the last is the smallest that breaks the law
+        values = target.values
+
+        @settings(max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(st.data())
+        def some(data: st.DataObject) -> None:
+            value = data.draw(values)
+            spent = time.process_time()
+            self.last[:] = [value]
+            obeys(target, value)
+            self.count, self.slowest = self.count + 1, max(self.slowest, time.process_time() - spent)
+
+        self.some: Any = some
+
+    def told(self, rounds: Callable[[], object]) -> bool:
+        """Whether the law was kept, saying so; what broke it is kept."""
+        try:
+            for sample in self.target.replay():
+                obeys(self.target, sample)
+            rounds()
+        except (Exception, TooSlow):  # noqa: BLE001  whatever it is, it is told, and the others go on
+            print(f"{self.target.name}: BROKEN after {self.count} values, by {str(self.last)[:500]}")
+            traceback.print_exc(limit=-4)
+            if self.last:
+                self.target.keep(self.last[0])
+            return False
+        kept = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        slowest = f"slowest {self.slowest * 1000:.0f} ms"
+        print(f"{self.target.name}: {self.count} values, {slowest}, at most {kept} MiB", flush=True)
+        return True
+
+
+def fuzzed(target: FuzzTarget, seconds: float) -> bool:
+    """Fuzz one target for so long; whether it kept its law."""
+    trial = Trial(target)
+
+    def rounds() -> None:
+        while time.monotonic() - trial.began < seconds:
+            trial.some()
+
+    return trial.told(rounds)
+
+
+def guided(target: FuzzTarget, seconds: float) -> Never:
+    """Fuzz one target by atheris for so long; this ends the process, with 1 where the law was broken."""
+    atheris, trial = importlib.import_module("atheris"), Trial(target)
+
+    def end(rounds: Callable[[], object]) -> None:
+        kept = trial.told(rounds)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if kept else 1)  # atheris has no other way back
+
+    def one(drawn: bytes) -> None:
+        if time.monotonic() - trial.began >= seconds:
+            end(lambda: None)
+        try:
+            trial.some.hypothesis.fuzz_one_input(drawn)
+        except (Exception, TooSlow) as fault:  # noqa: BLE001  whatever it is
+            end(partial(_again, fault))
+
+    atheris.Setup([sys.argv[0], "-verbosity=1", "-max_len=4096", "-rss_limit_mb=4096"], one)
+    atheris.Fuzz()
+    raise AssertionError("atheris came back")
+
+
+def _again(fault: BaseException) -> Never:
+    raise fault
+
+
+def targets(engine: str) -> tuple[FuzzTarget, ...]:
+    """All of them; for atheris, with leasehold's own code made to say what is reached in it."""
+    if engine == "hypothesis":
+        found = importlib.import_module("fuzz_targets")
+    else:
+        instrumented = importlib.import_module("atheris").instrument_imports(include=["leasehold"])
+        with redirect_stderr(io.StringIO()), instrumented:  # it names each module
+            found = importlib.import_module("fuzz_targets")
+    listed: tuple[FuzzTarget, ...] = found.TARGETS
+    return listed
+
+
+def _guided_apart(target: FuzzTarget, seconds: float) -> bool:
+    """Fuzz one target by atheris in a process of its own; whether it kept its law."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        guided(target, seconds)
+    _, status = os.waitpid(child, 0)
+    return status == 0
+
+
+def _main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("seconds", type=float, help="for all targets together")
+    asked.add_argument("targets", nargs="*", help="[all]")
+    asked.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis", help="[%(default)s]")
+    options = asked.parse_args()
+    if options.engine == "atheris" and importlib.util.find_spec("atheris") is None:
+        print("atheris is not installed here: hypothesis goes on alone")
+        options.engine = "hypothesis"
+    logging.disable()  # what readers say of each answer that they cannot read
+    listed = targets(options.engine)
+    chosen = [target for target in listed if target.name in options.targets or not options.targets]
+    engine = fuzzed if options.engine == "hypothesis" else _guided_apart
+    broken = [target.name for target in chosen if not engine(target, options.seconds / len(chosen))]
+    print(f"{len(chosen)} parsers, {len(broken)} broken", *broken)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
