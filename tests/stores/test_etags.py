@@ -339,3 +339,75 @@ def test_a_reset_that_was_overtaken_says_so(layout: Layout) -> None:
     refused = lost(store.write(ResetLease(seen, TRIM_HORIZON)))
     assert refused is not None
     assert refused.owner == "ann"
+
+
+def spoil(objects: ObjectMemory, layout: Layout) -> None:
+    """Somebody writes into the checkpoint what no checkpoint is."""
+    name = layout.name("0", "checkpoint")
+    stored = objects.stored[name]
+    fields = {"sequence": "soon", "sequencenumber": "soon"}
+    objects.stored[name] = evolve(stored, etag="spoilt", fields=fields)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("verb", ["renew", "checkpoint", "steal"])
+def test_whoever_finds_a_spoilt_object_on_its_way_is_told_of_which_lease(layout: Layout, verb: str) -> None:
+    """Of ten thousand leases nobody would know which one to mend."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    spoilt = once("over ownership/0", lambda: spoil(objects, layout))
+    writes: dict[str, Callable[[], object]] = {
+        "renew": lambda: store.write(RenewLease(lease)),
+        "checkpoint": lambda: store.write(CheckpointLease(lease, AT_9)),
+        "steal": lambda: store.write(StealLease(lease, "bob")),
+    }
+    if verb == "renew":
+        done(EtagStore(objects, layout).write(RenewLease(lease)))
+        spoil(objects, layout)
+    else:
+        objects.before = spoilt
+    with pytest.raises(StoreError, match="lease 0: sequence"):
+        writes[verb]()
+
+
+@LAYOUTS
+def test_a_gift_overtaken_by_a_later_checkpoint_is_lost_and_says_what_is_stored(layout: Layout) -> None:
+    """Its owner would take the lease for gone, or give away a place that is behind what was done."""
+    objects, store = opened(layout)
+    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
+    outcome = store.write(GiveLease(lease, AT_9))
+    assert isinstance(outcome, Lost)
+    assert (outcome.key, outcome.lease) == ("0", store.get(["0"])[0])
+    assert outcome.lease is not None
+    assert (outcome.lease.owner, outcome.lease.checkpoint) == ("ann", AT_10)
+
+
+@LAYOUTS
+def test_a_checkpoint_that_another_has_written_too_is_done(layout: Layout) -> None:
+    """Its owner would take its lease for lost because a drain of its own had been as far."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_9)))
+    assert done(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
+
+
+def test_conditions_are_proved_beside_the_leases_of_the_same_folder() -> None:
+    """A policy for one folder would refuse it, or a probe be taken for a lease."""
+    objects = ObjectMemory()
+    names: set[str] = set()
+    objects.before = lambda _line: names.update(objects.stored)
+    EtagStore(objects, ObjectLayout("fleet/one")).prove()
+    assert names
+    assert all(name.startswith("fleet/one/probe/") for name in names)
+    assert objects.stored == {}
+
+
+def test_a_copied_lease_keeps_its_number_from_the_first_owner_on() -> None:
+    """Its next owner would be given a number that a handler has already seen, and be shut out by a fence."""
+    _, store = opened(OURS)
+    for number in (0, 1, 2):
+        made = done(store.write(CreateLease(Lease(str(number), epoch=number))))
+        assert store.get([str(number)])[0].epoch == made.epoch == number

@@ -75,10 +75,10 @@ class Calendar:
 
         return step
 
-    def at(self, when: float, call: Callable[[], object]) -> list[object]:
-        """What this answers when it is called then."""
-        answers: list[object] = []
-        self.tasks.start(lambda: answers.append(call()), at=when)
+    def at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
+        """What this answers when it is called then, and when it does."""
+        answers: list[tuple[object, float]] = []
+        self.tasks.start(lambda: answers.append((call(), round(self.tasks.now, 3))), at=when)
         return answers
 
 
@@ -169,42 +169,42 @@ def test_a_drain_waits_until_all_are_over_and_no_longer_than_told(calendar: Cale
     """A worker would end under a running handler, or never."""
     calendar.kept.add("a", calendar.step("a", 6.0))
     calendar.kept.add("b", calendar.step("b", 3.0))
-    early = calendar.at(1.0, lambda: (calendar.kept.drain(4.0), calendar.tasks.now))
-    late = calendar.at(1.0, lambda: (calendar.kept.drain(), calendar.tasks.now))
+    early = calendar.at(1.0, lambda: calendar.kept.drain(4.0))
+    late = calendar.at(1.0, calendar.kept.drain)
     calendar.tasks.run(20.0)
-    assert [(over, round(when, 3)) for over, when in early] == [(False, 4.0)]  # type: ignore[misc]
-    assert [(over, round(when, 3)) for over, when in late] == [(True, 6.0)]  # type: ignore[misc]
+    assert early == [(False, 4.0)]
+    assert late == [(True, 6.0)]
     nothing = calendar.at(21.0, calendar.kept.drain)
     calendar.tasks.run(30.0)
-    assert nothing == [True]
+    assert nothing == [(True, 21.0)]
 
 
 def test_a_drain_is_not_over_while_a_successor_waits(calendar: Calendar) -> None:
     """A lease that came back just then would be left without a word to its observer."""
     calendar.kept.add("a", calendar.step("old", takes=4.0))
     calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("new", 9.0)))
-    over = calendar.at(2.0, lambda: (calendar.kept.drain(), calendar.tasks.now))
+    over = calendar.at(2.0, calendar.kept.drain)
     calendar.tasks.run(20.0)
-    assert [(done, round(when, 3)) for done, when in over] == [(True, 9.0)]  # type: ignore[misc]
+    assert over == [(True, 9.0)]
 
 
 def test_once_closed_nothing_begins_and_what_runs_is_waited_for(calendar: Calendar) -> None:
     """A handler would be called after its worker has said that it is over."""
     calendar.kept.add("a", calendar.step("a", takes=4.0))
     calendar.kept.add("b", calendar.step("b", 3.0))
-    too_early = calendar.at(1.0, lambda: (calendar.kept.close(2.0), calendar.tasks.now))
+    too_early = calendar.at(1.0, lambda: calendar.kept.close(2.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b")]
-    assert [(over, round(when, 3)) for over, when in too_early] == [(False, 2.0)]  # type: ignore[misc]
+    assert too_early == [(False, 2.0)]
     assert calendar.failed == []
 
 
 def test_a_close_is_over_with_the_last_running_step(calendar: Calendar) -> None:
     """Its worker would wait as long as it may each time it ends."""
     calendar.kept.add("a", calendar.step("a", takes=4.0))
-    closed = calendar.at(1.0, lambda: (calendar.kept.close(60.0), calendar.tasks.now))
+    closed = calendar.at(1.0, lambda: calendar.kept.close(60.0))
     calendar.tasks.run(90.0)
-    assert [(over, round(when, 3)) for over, when in closed] == [(True, 4.0)]  # type: ignore[misc]
+    assert closed == [(True, 4.0)]
 
 
 def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None:
@@ -243,6 +243,6 @@ def test_a_drain_is_not_deceived_by_what_was_over_before(calendar: Calendar) -> 
     calendar.kept.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     calendar.kept.add("b", calendar.step("b", 6.0))
-    over = calendar.at(2.0, lambda: (calendar.kept.drain(20.0), calendar.tasks.now))
+    over = calendar.at(2.0, lambda: calendar.kept.drain(20.0))
     calendar.tasks.run(30.0)
-    assert [(done, round(when, 3)) for done, when in over] == [(True, 6.0)]  # type: ignore[misc]
+    assert over == [(True, 6.0)]

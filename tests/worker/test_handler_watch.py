@@ -159,6 +159,14 @@ def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
     assert watched.watch.at_work
 
 
+def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
+    """Whoever sets so little would hear of it only after two."""
+    watched = Watched({"slow_seconds": 0.5})
+    watched.at_work()
+    assert watched.look(0.5) == Later(1001.0)
+    assert watched.slow == [("s-0", 0.5)]
+
+
 def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_work() -> None:
     """Its shard would stand still for ever; and whoever reads the log must know which limit to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
@@ -250,8 +258,14 @@ def test_without_a_limit_a_handler_may_take_for_ever() -> None:
 
 def test_a_fault_of_who_is_told_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody would know which of the worker's functions to mend."""
-    watched = Watched({"slow_seconds": 5.0})
+
+    class Refusing(list[tuple[str, float]]):
+        """Cannot be told anything."""
+
+        def append(self, _told: tuple[str, float]) -> None:
+            raise OSError("no metrics")
+
+    watched = Watched({"slow_seconds": 5.0}, slow=Refusing())
     watched.at_work()
-    watched.slow = None  # type: ignore[assignment]  so that telling it fails
     watched.look(5.0)
     assert "the slow failed; this is said once, and reading goes on" in caplog.text

@@ -1,5 +1,6 @@
 """One call of a handler from its beginning to its end, and the calls of those that only look on."""
 
+import asyncio
 import gc
 import logging
 import weakref
@@ -117,8 +118,6 @@ def test_what_is_awaited_and_given_up_is_cancelled() -> None:
     told, begun = Told(), Event()
 
     async def hangs() -> None:
-        import asyncio  # noqa: PLC0415  for this alone
-
         begun.set()
         await asyncio.sleep(3600)
 

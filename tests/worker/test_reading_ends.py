@@ -220,43 +220,48 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
 # What a look at a handler answers
 
 
-def found(what: Found) -> tuple[Bench, float]:
+@define
+class Watched:
+    """Stands in for the watch of a handler: it always finds this."""
+
+    what: Found
+    began: list[float] = field(factory=list)
+    at_work: bool = False
+
+    def begin(self, _call: object, now: float) -> Found:
+        """Remember when."""
+        self.began.append(now)
+        return self.what
+
+
+def found(what: Found) -> tuple[Bench, float, Watched]:
     """A batch whose handler is looked after, and this was found: what the step answers."""
-    bench = Bench(ShardRecords(records(2)))
+    bench, watched = Bench(ShardRecords(records(2))), Watched(what)
     reading = bench.reading(bench_seconds=30.0)
     bench.steps(reading, 1)
-    reading._watch.begin = lambda _call, _now: what  # type: ignore[method-assign]  # noqa: SLF001  the one stand-in
-    return bench, bench.steps(reading, 1)
+    reading._watch = watched  # type: ignore[assignment]  # noqa: SLF001  the one stand-in
+    return bench, bench.steps(reading, 1), watched
 
 
 def test_a_handler_that_takes_its_time_is_looked_after_when_the_look_wished_so() -> None:
     """A hung handler would never be said to hang."""
-    assert found(Later(1042.0))[1] == 1042.0
+    bench, due, watched = found(Later(1042.0))
+    assert (due, watched.began) == (1042.0, [bench.clock.now])
 
 
 def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
     """The successor under the same key could not begin."""
-    bench, due = found(LeaseLost())
+    bench, due, _ = found(LeaseLost())
     assert (due, bench.happened) == (math.inf, ["initialize", "lease-lost"])
 
 
 def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     """The shard would be held by a worker that cannot read it, or move without a word."""
-    bench, due = found(GivenUp("its handler has been at work for ever"))
+    bench, due, _ = found(GivenUp("its handler has been at work for ever"))
     assert (due, bench.holding.parting) == (bench.clock.now, True)
     assert "shard s-0 stops here: its handler has been at work for ever; released, not taken again for 30 s" in (
         caplog.text
     )
-
-
-def test_a_call_is_begun_at_the_time_of_its_step() -> None:
-    """It would be taken for slow, or never."""
-    bench, began = Bench(ShardRecords(records(2))), []
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    reading._watch.begin = lambda _call, now: Later(began.append(now) or now)  # type: ignore[method-assign,func-returns-value]  # noqa: SLF001
-    bench.steps(reading, 1)
-    assert began == [bench.clock.now]
 
 
 # The end of a shard (L3)
