@@ -67,3 +67,12 @@ def test_positions_are_ordered_by_number_and_not_by_length() -> None:
     numbers = [Position("9"), Position("10"), Position("10", 1), Position("123456789012345678901")]
     jumbled = [SHARD_END, numbers[3], numbers[2], LATEST, numbers[1], numbers[0]]
     assert sorted(jumbled, key=lambda position: position.order) == [LATEST, *numbers, SHARD_END]
+
+
+def test_the_forms_that_the_simulator_tries_are_what_they_are_called() -> None:
+    """A claim about greedy fleets would be one about balanced ones."""
+    forms = EventHubs.variants()
+    assert forms["java-greedy"] == EventHubs("java", "greedy")
+    assert {name: form.mode for name, form in forms.items() if isinstance(form, EventHubs)} == {
+        name: "greedy" if name.endswith("-greedy") else "balanced" for name in forms
+    }
