@@ -14,15 +14,26 @@ pytestmark = pytest.mark.slow
 READER = str(Path(__file__).with_name("killed_reader.py"))
 
 
-def lived(folder: Path, how: str) -> int:
+def lived(folder: Path, how: str, readers: str) -> int:
     """One life; how it ended."""
-    done = subprocess.run([sys.executable, READER, str(folder), how], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, READER, str(folder), how, readers], capture_output=True, text=True, check=False
+    )
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr
     return done.returncode
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=(pytest.mark.more, pytest.mark.timeout(1500)))])
-def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path: Path, kills: int) -> None:
+OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
+
+
+@pytest.mark.parametrize(
+    ("kills", "readers"),
+    [(2, "0"), pytest.param(20, "0", marks=OFTEN), pytest.param(20, "2", marks=OFTEN)],
+    ids=["twice", "often", "often, with readers"],
+)
+def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(
+    tmp_path: Path, kills: int, readers: str
+) -> None:
     """Without it a sink that runs a batch and skips it when it knows it would lose what only the repetition had."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
@@ -32,7 +43,7 @@ def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path
         for key, texts in records.items():
             texts += [f"{key} {life} {each}" for each in range(20)]
         (tmp_path / "stream.json").write_text(json.dumps(records))
-        ends.append(lived(tmp_path, "dies" if life < kills else "lives"))
+        ends.append(lived(tmp_path, "dies" if life < kills else "lives", readers))
     sink = [tuple(row) for rows in read(tmp_path, "sink").values() for row in rows]
     assert ends == [-signal.SIGKILL] * kills + [0]
     assert list(read(tmp_path, "repeated").values()) == [True] * kills
