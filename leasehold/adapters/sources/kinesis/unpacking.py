@@ -105,7 +105,9 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     if isinstance(rows, RowColumns):
         return rows
     if not isinstance(rows, list):
-        return rows.columns()
+        made = rows.columns()
+        rows.clear()
+        return made
     told = RowColumns()
     told.datas += map(_DATA, rows)
     told.numbers += map(_NUMBER, rows)

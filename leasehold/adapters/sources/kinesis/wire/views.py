@@ -74,6 +74,12 @@ class RowViews:
             raise IndexError(at)
         return self.columns()[at]
 
+    def clear(self) -> None:
+        """Let the answer go, and forget all records."""
+        self.body = b""
+        for views in (self.datas, self.numbers, self.keys, self.arrived):
+            views.truncate(0)
+
     def columns(self) -> RowColumns:
         """The same records, with an object for each value."""
         rows, body = RowColumns(), self.body
