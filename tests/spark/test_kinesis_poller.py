@@ -75,9 +75,9 @@ def test_rows_are_what_records_are(
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
     assert arrow.count == plain.count  # as metrics tell it
     assert [
-        (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size)
+        (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size, each.last_arrived)
         for each in (plain, arrow)
-    ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size)] * 2
+    ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size, plain.last_arrived)] * 2
 
 
 def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,6 +119,7 @@ def test_rows_seen_in_an_answer_are_what_records_are(records: list[dict[str, Any
     plain = Poller(client, "s", "shard-0", start, None).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
+    assert arrow.last_arrived == plain.last_arrived  # what the note on the lease tells
     assert [(each.read_to, each.count, each.size, each.arrivals) for each in (plain, arrow)] == [
         (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrivals)
     ] * 2

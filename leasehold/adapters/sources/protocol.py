@@ -86,6 +86,11 @@ class Batch:
         """When each record arrived, in order: seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
 
+    @property
+    def last_arrived(self) -> float | None:
+        """When the last record arrived, seconds since 1970; None if that is unknown, or if there is no record."""
+        return self.records[-1].arrived if self.records else None
+
     def between(self, since: float, until: float) -> "Batch":
         """The same reading without the records that arrived before `since`, or at `until` and later."""
         kept = tuple(each for each in self.records if each.arrived is None or since <= each.arrived < until)

@@ -74,9 +74,14 @@ class ArrowBatch(Batch):
     @property
     def arrivals(self) -> Sequence[float | None]:
         """When each row arrived."""
+        return super().arrivals if self.rows is None else _seconds(self.rows[self.arrived])
+
+    @property
+    def last_arrived(self) -> float | None:
+        """When the last row arrived."""
         if self.rows is None:
-            return super().arrivals
-        return [None if each is None else each / 1e6 for each in self.rows[self.arrived].cast(pa.int64()).to_pylist()]
+            return super().last_arrived
+        return next(iter(_seconds(self.rows[self.arrived][-1:])), None)
 
     def between(self, since: float, until: float) -> Batch:
         """The same reading with the rows that arrived in between."""
@@ -84,6 +89,10 @@ class ArrowBatch(Batch):
             return super().between(since, until)
         kept = pa.array([time is None or since <= time < until for time in self.arrivals])
         return evolve(self, rows=self.rows.filter(kept), read_to=self.end)
+
+
+def _seconds(times: pa.Array) -> list[float | None]:
+    return [None if each is None else each / 1e6 for each in times.cast(pa.int64()).to_pylist()]
 
 
 @frozen

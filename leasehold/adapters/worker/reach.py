@@ -128,8 +128,7 @@ class ReachMeter:
         with self._lock:
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._read, self._unfinished = now, bool(batch.count)
-            # Columns count records that are none here, and tell no times of arrival.
-            self._arriving = batch.records[-1].arrived if batch.records else None
+            self._arriving = batch.last_arrived
 
     def done(self) -> None:
         """Note that what was read last is done."""
