@@ -194,3 +194,15 @@ def _passed(bench: Bench) -> int:
     """How many records the checkpoint covers."""
     checkpoint = bench.store.row("s-0").checkpoint
     return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
+
+
+def test_what_has_passed_is_left_out_of_a_batch_that_comes_again() -> None:
+    """Handled records would be handed over once more, although nothing had gone wrong with them."""
+    bench, batch = Bench(), Batch(tuple(records(4)), None, 0.0, 0.2)
+    attempts = Attempts(Handling(lambda _batch: None), bench.holding, lambda least, _most: least)
+    assert attempts.piece(batch).read_to == batch.records[3].position
+    attempts.passed(batch.records[1].position)
+    piece = attempts.piece(batch)
+    assert ([record.data for record in piece.records], piece.read_to) == (data(2, 2), batch.records[3].position)
+    attempts.done(batch)
+    assert len(attempts.piece(batch).records) == 4

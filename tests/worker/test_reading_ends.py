@@ -349,3 +349,13 @@ def test_only_a_time_counts_as_a_pinned_present(noted: str, taken: bool) -> None
     bench.steps(bench.reading(), 1)
     ((_, start),) = bench.source.opened
     assert (start == at_timestamp(int(noted))) is taken if taken else start.sub == 1_700_000_000_005
+
+
+def test_a_reading_that_waits_for_room_goes_on_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that once found no room would stand still, or its throughput be that of a busy one."""
+    bench = Bench(ShardRecords(records(2)))
+    reading = bench.reading()
+    room = iter([False, True])
+    monkeypatch.setattr(reading._slot, "ask", lambda: next(room))  # noqa: SLF001  the one stand-in
+    bench.steps(reading, 3)
+    assert bench.handed == [data(2)]
