@@ -11,7 +11,7 @@ from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.groups import Groups, favoured, path_of
+from leasehold.balancer.rules.groups import Groups, favoured, least_moves, path_of
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.kcl_rust import KclRust
 from leasehold.balancer.rules.minimal import Minimal
@@ -159,3 +159,18 @@ def test_groups_are_read_from_ids() -> None:
     assert path_of("eu/a-7", ("/", "-")) == ("eu", "a")
     assert path_of("eu-7", ("/", "-")) == ("", "eu")
     assert path_of("eu-7", None) == ()
+
+
+@pytest.mark.parametrize("grouping", ["none", "two and three"])
+def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
+    """S6: what every fleet is measured by; one off, and a needless move would pass for a needed one."""
+    groups, names = GROUPINGS[grouping]
+    assert least_moves({"s-0": "a"}, (), groups) == 0
+    for size in range(1, 6):
+        for leases in range(8):
+            even = even_shares(names[:size], leases, groups)
+            for held in divisions(leases, size):
+                counts = dict(zip(names, held, strict=False))
+                owners = dict(enumerate(lease.owner for lease in held_by(held, names)))
+                table = {f"s-{place}": owners.get(place) for place in range(leases)}
+                assert least_moves(table, counts, groups) == min(moves_to(counts, each) for each in even)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 from attrs import define, evolve, field
 from test_reading import Bench, data
-from virtual_fleet import FaultyStore
+from virtual_fleet import Clock, FaultyStore
 
 from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, records, shard
 from leasehold.adapters.reading.handlers.handler_watch import Found, GivenUp, Later, LeaseLost
 from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.member import EXPIRED_SECONDS
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.protocol import Outcome
@@ -227,6 +228,12 @@ class Watched:
     what: Found
     began: list[float] = field(factory=list)
     at_work: bool = False
+    looked: list[float] = field(factory=list)
+
+    def look(self, now: float) -> Found:
+        """Remember when."""
+        self.looked.append(now)
+        return self.what
 
     def begin(self, _call: object, now: float) -> Found:
         """Remember when."""
@@ -359,3 +366,64 @@ def test_a_reading_that_waits_for_room_goes_on_when_there_is_some(monkeypatch: p
     monkeypatch.setattr(reading._slot, "ask", lambda: next(room))  # noqa: SLF001  the one stand-in
     bench.steps(reading, 3)
     assert bench.handed == [data(2)]
+
+
+# When a step is due
+
+
+def test_a_store_that_is_away_is_asked_again_after_a_wait() -> None:
+    """All shards of a worker would ask it in a loop, just while it recovers."""
+    bench = Bench(lease=Lease("s-0", checkpoint=LATEST))
+    reading = bench.reading()
+    bench.store.down = True
+    due = reading.step(bench.clock.now)
+    assert due > bench.clock.now
+    bench.store.down = False
+    assert reading.step(bench.clock.now) == due, "it was hurried"
+    bench.clock.now = due
+    assert reading.step(due) == due
+    assert len(bench.source.opened) == 1
+
+
+def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
+    """Another worker may have it by now; in a loop it would wait at the cost of a processor."""
+    bench = Bench()
+    bench.clock.now += 11.0
+    assert bench.reading().step(bench.clock.now) == bench.clock.now + EXPIRED_SECONDS
+    assert bench.source.opened == []
+
+
+def test_a_handler_at_work_is_looked_after_at_the_time_of_the_step() -> None:
+    """A second batch would be read beside the one at work, or a slow handler never be found slow."""
+    bench, watched = Bench(ShardRecords(records(2))), Watched(Later(1042.0), at_work=True)
+    reading = bench.reading()
+    reading._watch = watched  # type: ignore[assignment]  # noqa: SLF001  the one stand-in
+    assert reading.step(1007.0) == 1042.0
+    assert (watched.looked, bench.source.opened) == ([1007.0], [])
+
+
+def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would know which of the worker's functions to mend."""
+
+    def fails(*_told: object) -> None:
+        raise OSError("no such file")
+
+    bench = Bench()
+    bench.steps(bench.reading(observer=fails), 2)
+    assert "the observer failed; this is said once, and reading goes on" in caplog.text
+    assert bench.handed == [data(5)]
+
+
+def test_the_first_batch_is_checkpointed_at_once_on_a_machine_that_has_just_started() -> None:
+    """Where the clock counts from the start of the machine, what was handled first would be handled twice."""
+    bench = Bench(clock=Clock(0.25))
+    bench.steps(bench.reading(checkpoint_seconds=60), 2)
+    assert bench.store.row("s-0").checkpoint == Position("104")
+
+
+def test_reading_goes_on_at_the_stored_number() -> None:
+    """Every take-over would begin the shard anew."""
+    bench = Bench(lease=Lease("s-0", checkpoint=Position("101")))
+    bench.steps(bench.reading(), 2)
+    assert bench.source.opened == [("s-0", Position("101"))]
+    assert bench.handed == [data(3, 2)]
