@@ -333,3 +333,10 @@ def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
     ):
         with pytest.raises(BadJsonField, match=complaint):
             answer(json.dumps(document).encode(), worker)
+
+
+def test_a_document_of_a_thousand_levels_is_refused_at_its_place() -> None:
+    """What can just be read was too deep to be shown: a traceback in place of the field that is wrong."""
+    for levels in range(900, 1000):
+        with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
+            answer('{"leases":' + "[" * levels + "]" * levels + "}")

@@ -54,7 +54,10 @@ class JsonValue:
 
     def bad(self, wanted: str) -> BadJsonField:
         """The complaint that this is not what was wanted."""
-        shown = json.dumps(self.found, default=str)
+        try:
+            shown = json.dumps(self.found, default=str)
+        except RecursionError:  # it was read a few calls further out
+            shown = "a value of a thousand levels"
         return BadJsonField(f"{self.path}: {shown if len(shown) <= 60 else shown[:57] + '...'} is not {wanted}")  # noqa: PLR2004  one line
 
     def text(self) -> str:
