@@ -339,4 +339,4 @@ def test_a_document_of_a_thousand_levels_is_refused_at_its_place() -> None:
     """What can just be read was too deep to be shown: a traceback in place of the field that is wrong."""
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
-            answer('{"leases":' + "[" * levels + "]" * levels + "}")
+            answer(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")
