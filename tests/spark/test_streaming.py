@@ -166,7 +166,8 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
     assert '"behindMs"' in done.recentProgress[-1]["sources"][0]["latestOffset"]
     # By the process that read, which Spark does not wait for; nobody else would free them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
-    assert job.checkpoints() == job.tips("out") | {parent: "SHARD_END"}
+    ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
+    assert ended | job.checkpoints() == job.tips("out") | ended
 
 
 def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:

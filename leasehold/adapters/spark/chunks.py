@@ -61,7 +61,7 @@ class SourceSpec:
 
 @frozen
 class ArrowBatch(Batch):
-    """A reading whose records are rows already; `arrived` names the column that says when they arrived."""
+    """A reading whose records are rows already; `arrived` names the column that says when they arrived, or is ""."""
 
     rows: pa.RecordBatch | None = None
     arrived: str = ""
@@ -78,9 +78,11 @@ class ArrowBatch(Batch):
 
     @property
     def last_arrived(self) -> float | None:
-        """When the last row arrived."""
+        """When the last row arrived; None where the rows are a reader's."""
         if self.rows is None:
             return super().last_arrived
+        if not self.arrived:
+            return None
         return next(iter(_seconds(self.rows[self.arrived][-1:])), None)
 
     def between(self, since: float, until: float) -> Batch:
