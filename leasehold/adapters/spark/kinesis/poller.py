@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA, viewed_rows
+from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import seconds_of
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.shards import children
@@ -17,6 +17,7 @@ from leasehold.adapters.sources.kinesis.unpacking import columns_of
 from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.chunks import ArrowBatch
+from leasehold.adapters.spark.kinesis.rows import viewed_rows
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 

@@ -1,13 +1,19 @@
 """The columns of `kinesis-leased`: the names other connectors use, with shard and sub-sequence number added."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
-from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA, rows_of
+from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA, rows_of
+from leasehold.adapters.sources.kinesis.clients import MILLISECONDS
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.chunks import Columns
 from leasehold.balancer.model import Lease, Position
+
+if TYPE_CHECKING:
+    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
 
 DDL = (
     "data binary, streamName string, shardId string, partitionKey string, explicitHashKey string, "
@@ -29,3 +35,29 @@ def _rows(stream: str) -> Callable[[Lease, Sequence[Record]], pa.RecordBatch]:
 
 def _position(rows: pa.RecordBatch, row: int) -> Position:
     return Position(rows["sequenceNumber"][row].as_py(), rows["subSequenceNumber"][row].as_py())
+
+
+def viewed_rows(stream: str, shard: str, views: "RowViews") -> pa.RecordBatch:
+    """Records without aggregates as columns, made without an object for each; Arrow copies them out of the answer."""
+    count, body = len(views), pa.py_buffer(views.body)
+    arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived.getvalue())])
+    in_milliseconds = pc.greater_equal(arrived, MILLISECONDS)
+    micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
+    columns = [
+        _shown(views.datas.getvalue(), body, pa.binary()),
+        pa.repeat(pa.scalar(stream), count),
+        pa.repeat(pa.scalar(shard), count),
+        _shown(views.keys.getvalue(), body, pa.string()),
+        pa.nulls(count, pa.string()),
+        _shown(views.numbers.getvalue(), body, pa.string()),
+        pa.repeat(pa.scalar(0, pa.int64()), count),
+        micros.cast(SCHEMA.field(ARRIVED).type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _shown(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+    """What views show: bytes, or texts that are known to be texts."""
+    count = len(views) >> 4
+    found = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
+    return pa.Array.from_buffers(kind, count, found.buffers())
