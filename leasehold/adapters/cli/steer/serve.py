@@ -104,13 +104,14 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     serving = uvicorn.Server(config)
     # Of a signal in its first moments the server makes a fault, or nothing; in another thread it leaves them alone.
-    thread = Thread(target=serving.run, args=([listening],), name="leasehold-page")
-    thread.start()
+    thread = Thread(target=serving.run, args=([listening],), name="leasehold-page", daemon=True)
     try:
+        thread.start()
         print(f"http://{host}:{found}/ ({tables}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
             thread.join(SIGNAL_SECONDS)  # whichever thread receives a signal, the main thread handles it
     finally:
         serving.should_exit = True
-        thread.join()
+        if thread.is_alive():  # a signal may have come before it began
+            thread.join()
         listening.close()

@@ -57,7 +57,7 @@ def viewed_rows(stream: str, shard: str, views: "RowViews") -> pa.RecordBatch:
 
 
 def _shown(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """What views show: bytes, or texts that are known to be texts."""
+    """The values that views show: bytes, or texts that are known to be texts."""
     count = len(views) >> 4
     found = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     return pa.Array.from_buffers(kind, count, found.buffers())

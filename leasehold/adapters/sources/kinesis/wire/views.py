@@ -268,7 +268,7 @@ def _add(views: BytesWriter, body: bytes, begin: i64, end: i64) -> None:
 
 
 def _seen(body: bytes, views: bytes, at: i64) -> bytes:
-    """What a view shows."""
+    """The bytes that a view shows."""
     place: i64 = at << 4
     size: i64 = i64(read_i32_le(views, place))
     if size <= _HELD:
