@@ -35,13 +35,13 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest -q --quick -n 4 --hypothesis-profile quick
+	$(BIN)/pytest -q --quick -n 6 --hypothesis-profile quick
 
 test: $(READY) ## run every test that needs no opt-in
-	$(BIN)/pytest -m 'not more' -n 3 --dist loadgroup --hypothesis-profile repeatable --max-worker-restart 0
+	$(BIN)/pytest -m 'not more' -n 4 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
 test-more: $(READY) ## run the opt-in tests, and say what could not be had
-	$(BIN)/pytest -m more -n 2 --dist loadgroup --hypothesis-profile repeatable --max-worker-restart 0
+	$(BIN)/pytest -m more -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
 check: $(READY) ## format, lint, types, import contracts, rules of the house, the site of docs/
 	$(BIN)/ruff format --check
@@ -56,11 +56,11 @@ site: $(READY) ## build the site of docs/ into build/site
 
 prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
 	$(BIN)/python -m leasehold.adapters.proving.checker --full --write specs/proof.md
-	$(BIN)/python -m leasehold.adapters.proving.checker.moves
+	$(BIN)/python tests/balancer/planned_moves.py
 
 soak: $(READY) ## simulate ten thousand fleets with every fault on, and let every call meet every fault
-	$(BIN)/python -m leasehold.adapters.proving.simulator.every_call
-	$(BIN)/python -m leasehold.adapters.proving.simulator.soak 10000
+	$(BIN)/python tests/proving/every_call.py
+	$(BIN)/python tests/proving/soak.py 10000
 
 SECONDS = 600
 ENGINE = hypothesis

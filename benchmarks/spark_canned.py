@@ -1,4 +1,4 @@
-"""What `spark_throughput` reads: shards of a service within the query's own processes, and four sources over them."""
+"""What `spark_throughput` reads: shards of a service within the query's own processes, and sources over them."""
 
 import shutil
 import tempfile
@@ -12,6 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
+from spark_bare import BARE
 
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
@@ -34,9 +35,6 @@ SHARDS, KEYS = 8, 100
 USER_BYTES = 1000
 HEAVY, LIGHT = (20, 500), (1, 10)
 """Aggregates of an answer, and user records of an aggregate."""
-
-ANSWERS = 6
-"""Of each shard in a batch of the bare readers: else what a trigger costs, the same for both, would hide the rows."""
 
 INTERVAL_SECONDS = 0.25
 BATCH_BYTES = 64 << 20
@@ -226,51 +224,8 @@ class ByFiles(LeasedReader):
             yield from pa.ipc.open_stream(source)
 
 
-class Bare(DataSourceStreamReader):
-    """Tasks that each read some answers of half of the shards."""
-
-    def __init__(self, answer: tuple[int, int]) -> None:
-        self._stream = Stream(answer)
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
-        """The first."""
-        return {"n": 0}
-
-    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802  Spark's name
-        """Always one more; the rows are the same, whoever asks."""
-        return {"n": time.monotonic_ns()}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  no ranges
-        """Two halves."""
-        return [InputPartition(half) for half in (0, 1)]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """As Arrow."""
-        for lease in self._leases(partition):
-            reader = self._stream.open(lease, TRIM_HORIZON)
-            for _ in range(ANSWERS):
-                yield cast("Chunk", chunk_of(kinesis_rows.columns("canned"), lease, reader.read())).rows
-
-    def _leases(self, partition: InputPartition) -> list[Lease]:
-        return [Lease(shard.id, hash_range=shard.hash_range) for shard in self._stream.shards()[partition.value :: 2]]
-
-
-class BareTuples(Bare):
-    """The same, as tuples."""
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Row by row, by the reader that plain workers have."""
-        for lease in self._leases(partition):
-            reader = self._stream.open(lease, TRIM_HORIZON, Poller)
-            for _ in range(ANSWERS):
-                for row in reader.read().records:
-                    keys = (row.partition_key, row.explicit_hash_key)
-                    yield row.data, "canned", lease.key, *keys, row.sequence_number, row.sub_sequence_number, None
-
-
 LEASED: dict[str, type[LeasedReader]] = {"leased": LeasedReader, "unleased": Unleased}
 TRANSPORTS: dict[str, type[LeasedReader]] = {"fetched": LeasedReader, "by files": ByFiles, "within tasks": LeasedReader}
-BARE: dict[str, type[Bare]] = {"arrow": Bare, "tuples": BareTuples}
 
 
 class Canned(DataSource):
@@ -289,7 +244,7 @@ class Canned(DataSource):
         """The one that is asked for."""
         answer = LIGHT if self.options["answer"] == "light" else HEAVY
         if self.options["reader"] in BARE:
-            return BARE[self.options["reader"]](answer)
+            return BARE[self.options["reader"]](Stream(answer))
         columns = kinesis_rows.columns("canned")
         stock = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]

@@ -1,17 +1,25 @@
 """What leases cost a streaming query, and what Arrow saves it, on two cores of this machine in one session.
 
-The packages are those of a wheel, their hot files compiled.
+    python benchmarks/spark_throughput.py
+
+The packages are those of a wheel, their hot files compiled; what Spark's workers have loaded is asked and said.
 
 Eight shards of a service within the query's own processes, which answers at once and as much as Kinesis may: 10 MB of
-aggregates, each of 500 user records of 1 KB. Four sources read it into a sink that drops everything:
+aggregates, each of 500 user records of 1 KB. Six sources bring it into a sink that drops everything:
 
 leased    what `kinesis-leased` does: a lease loop, reading ahead, rows handed to tasks as Arrow
 unleased  the same without a lease table: nobody to share with, nothing renewed, no checkpoints
 arrow     tasks read and take aggregates apart for themselves, into Arrow: without leases, and without reading ahead
           or an end that could be repeated, so this is the most that Spark can carry
 tuples    the same, into Python tuples
+constant arrow, constant tuples
+          the same rows again and again, made once: nothing is read or taken apart, so this is what Spark itself costs
 
-Rounds take turns, so that a busy machine slows all of them; ratios are medians over the rounds.
+Rounds take turns, so that a busy machine slows all of them; ratios are medians over the rounds. Judged is processor
+time, for which Linux is asked. Java's time for compiling itself is left out on every side: a query that goes on has it
+once. A batch costs Spark the same however large it is, and would hide some of what a row costs; so those of the last
+four run in batches of two lengths, and what the longer ones take more, for the rows that they have more, is the cost of
+a row. The rest is said as the cost of a batch.
 """
 
 import argparse
@@ -36,12 +44,16 @@ from compiled import as_installed
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_canned import BARE, LEASED, SHARDS, Canned
+from spark_bare import BARE, SHORT_BATCHES
+from spark_canned import LEASED, SHARDS, Canned
+from spark_parts import COMPILING, PARTS, spent
 from standins.spark import spark_session
 
-WARM_BATCHES, HEAVY_BATCHES, LIGHT_BATCHES = 2, 5, 15
+WARM_BATCHES, LIGHT_BATCHES = 2, 15
+HEAVY_BATCHES = 25  # what is read ahead meanwhile, and not counted as rows, is more than five of them bring
+LONG_BATCHES = 2
 LOOK_SECONDS = 0.05
-STARTS = 5
+STARTS = 12
 
 
 @frozen
@@ -49,29 +61,76 @@ class Figures:
     """What one query did once it was warm.
 
     rate      rows a second
-    work      rows a second of processor time, of Spark's and Python's processes together
+    rows      how many of them there were
+    spent     processor seconds of Spark's and Python's processes, by what they did
     triggers  how long each took, in ms
     """
 
     rate: float
-    work: float
+    rows: int
+    spent: Mapping[str, float]
     triggers: tuple[float, ...]
 
+    @property
+    def seconds(self) -> float:
+        """Processor time of them all, but for what Java takes once."""
+        return sum(each for part, each in self.spent.items() if part != COMPILING)
 
-def ran(frame: DataFrame, batches: int) -> Figures:
-    """Let a query run for so many batches after the first ones."""
+    @property
+    def work(self) -> float:
+        """Rows a second of processor time."""
+        return self.rows / self.seconds
+
+
+@frozen
+class Costs:
+    """What batches of two lengths took.
+
+    row    microseconds of processor time for a row, by what was done
+    batch  milliseconds for a batch, besides its rows
+    """
+
+    row: Mapping[str, float]
+    batch: float
+
+    @classmethod
+    def of(cls, short: Figures, long: Figures) -> "Costs":
+        """From the difference."""
+        few, many = (figures.rows / len(figures.triggers) for figures in (short, long))
+        row = {
+            part: (long.spent.get(part, 0) / len(long.triggers) - short.spent.get(part, 0) / len(short.triggers))
+            / (many - few)
+            for part in PARTS
+            if part != COMPILING
+        }
+        batch = short.seconds / len(short.triggers) - sum(row.values()) * few
+        return cls({part: each * 1e6 for part, each in row.items()}, batch * 1e3)
+
+    @property
+    def micros(self) -> float:
+        """Of a row in all."""
+        return sum(self.row.values())
+
+
+def ran(frame: DataFrame, *batches: int) -> list[Figures]:
+    """Let a query run for so many batches after the first ones, and for so many after those."""
     with tempfile.TemporaryDirectory() as folder:
         query = _running(frame, folder)
-        first = _reached(query, WARM_BATCHES)
-        worked = processor_seconds()
-        last = _reached(query, first + batches)
-        worked = processor_seconds() - worked
-        told = {each.batchId: each for each in query.recentProgress if each.numInputRows}
+        _reached(query, WARM_BATCHES)
+        found = [_gone_on(query, each) for each in batches]
         query.stop()
+    return found
+
+
+def _gone_on(query: StreamingQuery, batches: int) -> Figures:
+    first, before = _reached(query, 0), spent()
+    last = _reached(query, first + batches)
+    worked = {part: each - before.get(part, 0) for part, each in spent().items()}
+    told = {each.batchId: each for each in query.recentProgress if each.numInputRows}
     inside = [each for number, each in told.items() if first < number <= last]
     rows = sum(each.numInputRows for each in inside)
     triggers = tuple(float(each.durationMs["triggerExecution"]) for each in inside)
-    return Figures(rows / (_ended(told[last]) - _ended(told[first])), rows / worked, triggers)
+    return Figures(rows / (_ended(told[last]) - _ended(told[first])), rows, worked, triggers)
 
 
 def _running(frame: DataFrame, folder: str) -> StreamingQuery:
@@ -80,7 +139,7 @@ def _running(frame: DataFrame, folder: str) -> StreamingQuery:
         query = frame.writeStream.format("noop").option("checkpointLocation", folder).start()
         with suppress(StreamingQueryException):
             while not query.lastProgress:
-                query.awaitTermination(1)
+                query.awaitTermination(LOOK_SECONDS)  # type: ignore[arg-type]  # a fraction will do
             return query
     raise query.exception() or AssertionError("it ended by itself")
 
@@ -91,23 +150,6 @@ def _reached(query: StreamingQuery, batch: int) -> int:
         assert query.isActive, query.exception()
         time.sleep(LOOK_SECONDS)
     return int(query.lastProgress.batchId)
-
-
-def processor_seconds() -> float:
-    """What all processes below this one have worked so far, those included that have ended."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-            parents[int(path.parent.name)] = int(fields[1])
-            ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))
-
-    def below(process: int) -> bool:
-        parent = parents.get(process, 0)
-        return parent == os.getpid() or (parent > 0 and below(parent))
-
-    return sum(worked for process, worked in ticks.items() if below(process)) / os.sysconf("SC_CLK_TCK")
 
 
 def _ended(progress: Any) -> float:  # noqa: ANN401  Spark's own
@@ -127,7 +169,7 @@ def rounds_of(sides: Mapping[str, Callable[[], DataFrame]], rounds: int, batches
     ran(next(iter(sides.values()))(), batches)
     for turn in range(rounds):
         for name, frame in list(sides.items())[:: -1 if turn % 2 else 1]:
-            found[name].append(ran(frame(), batches))
+            found[name] += ran(frame(), batches)
     return found
 
 
@@ -148,35 +190,79 @@ def verdict(what: str, value: float, bar: float, *, least: bool = True) -> bool:
     return good
 
 
+def costs_of(spark: SparkSession, rounds: int) -> dict[str, list[Costs]]:
+    """What rows cost that no lease is held for, of every reader in turn, there and back; a line for each round."""
+    found: dict[str, list[Costs]] = {name: [] for name in BARE}
+    for turn in range(-1, rounds):
+        for name in list(BARE)[:: -1 if turn % 2 else 1]:
+            short, long = ran(canned(spark, name, "heavy"), SHORT_BATCHES - 1 - WARM_BATCHES, LONG_BATCHES)
+            found[name].append(Costs.of(short, long))
+        told = ", ".join(f"{name} {runs[-1].micros:.2f}" for name, runs in found.items())
+        print(f"round {turn + 1}: {told} µs", flush=True)
+    return {name: runs[1:] for name, runs in found.items()}  # the first, for a cold Java is slow
+
+
+def say_costs(found: Mapping[str, list[Costs]]) -> None:
+    """Print a table of them."""
+    print(f"{'µs of processor time for a row':40}" + "".join(f"{name:>16}" for name in found))
+    for part in (*PARTS[:-1], None):
+        each = [[costs.micros if part is None else costs.row[part] for costs in runs] for runs in found.values()]
+        print(f"{part or 'all':40}" + "".join(f"{statistics.median(micros):16.2f}" for micros in each))
+    medians = [statistics.median(costs.batch for costs in runs) for runs in found.values()]
+    print(f"{'besides, ms for a batch':40}" + "".join(f"{each:16.0f}" for each in medians), flush=True)
+
+
+def saved(found: Mapping[str, list[Costs]], kind: str = "") -> float:
+    """How many times what a row costs as Arrow it costs as a tuple, by the median of the rounds."""
+    pairs = zip(found[f"{kind}arrow"], found[f"{kind}tuples"], strict=True)
+    return statistics.median(tuples.micros / arrow.micros for arrow, tuples in pairs)
+
+
 def measured(spark: SparkSession, rounds: int) -> bool:
     """Run everything, print everything; whether all bars are met."""
     spark.dataSource.register(Canned)
-    heavy = rounds_of({name: partial(canned, spark, name, "heavy") for name in (*LEASED, *BARE)}, rounds, HEAVY_BATCHES)
+    print(
+        f"local[2], {SHARDS} shards, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; packages {form(spark)}",
+        flush=True,
+    )
+    costs = costs_of(spark, rounds)
+    say_costs(costs)
+    print(f"{'Spark alone: constant tuples / Arrow':44} {saved(costs, 'constant '):5.2f}")
+    heavy = rounds_of({name: partial(canned, spark, name, "heavy") for name in LEASED}, rounds, HEAVY_BATCHES)
     light: dict[str, Callable[[], DataFrame]] = {
         name: partial(canned, spark, name, "light") for name in ("leased", "unleased")
     }
     built_in = spark.readStream.format("rate").option("rowsPerSecond", 320).option("numPartitions", 2).load
     slow = rounds_of(light | {"built-in rate": built_in}, rounds, LIGHT_BATCHES)
-    print(f"local[2], {SHARDS} shards, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; medians (and extremes)")
     for name, runs in heavy.items():
         rates, works = (sorted(map(attrgetter(of), runs)) for of in ("rate", "work"))
         spread = f"({rates[0]:,.0f} to {rates[-1]:,.0f})"
-        print(
-            f"{name:14} {statistics.median(rates):9,.0f} rows/s {spread:22} {statistics.median(works):9,.0f} a", end=""
-        )
-        print(" second of processor")
+        print(f"{name:14} {statistics.median(rates):9,.0f} rows/s {spread:22} ", end="")
+        print(f"{statistics.median(works):9,.0f} a second of processor")
     for name, runs in slow.items():
         times = sorted(map(median_trigger, runs))
         print(f"{name:14} {statistics.median(times):9.0f} ms a trigger ({times[0]:.0f} to {times[-1]:.0f})")
-    return judged(heavy, slow)
+    return judged(costs, heavy, slow)
 
 
-def judged(heavy: Mapping[str, list[Figures]], slow: Mapping[str, list[Figures]]) -> bool:
-    """Print the bars: by rows for a second of processor, which agree between runs, whatever else runs here."""
-    work = attrgetter("work")
+def form(spark: SparkSession) -> str:
+    """Whether Spark's workers have the compiled packages: they look beside where Java runs, before any other place."""
+
+    def loaded(_: int) -> bool:
+        from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED  # noqa: PLC0415  in the worker
+
+        return COMPILED
+
+    return "compiled" if spark.sparkContext.parallelize([0], 1).map(loaded).first() else "NOT compiled"
+
+
+def judged(
+    costs: Mapping[str, list[Costs]], heavy: Mapping[str, list[Figures]], slow: Mapping[str, list[Figures]]
+) -> bool:
+    """Print the bars: by processor time, which agrees between runs, whatever else runs here."""
     good = [
-        verdict("taken apart into Arrow / into tuples", ratio(heavy, "arrow", "tuples", work), 1.8),
-        verdict("with leases / without", ratio(heavy, "leased", "unleased", work), 0.9),
+        verdict("a row taken apart into tuples / into Arrow", saved(costs), 1.8),
+        verdict("with leases / without", ratio(heavy, "leased", "unleased", attrgetter("work")), 0.9),
         verdict(
             "median trigger, with leases / without", ratio(slow, "leased", "unleased", median_trigger), 1.2, least=False
         ),
@@ -197,9 +283,10 @@ def main() -> int:
     with nullcontext() if options.as_it_is else as_installed() as path:
         # Spark's Python processes look for what is beside this file too.
         paths = [*([] if path is None else [str(path)]), str(Path(__file__).resolve().parent)]
-        ours = [sys.executable, __file__, "--here", "--rounds", str(options.rounds)]
+        ours = [sys.executable, str(Path(__file__).resolve()), "--here", "--rounds", str(options.rounds)]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        return subprocess.run(ours, env=env, check=False).returncode  # noqa: S603  itself
+        # They first look where Java was started, which must not be beside the packages that are not compiled.
+        return subprocess.run(ours, env=env, cwd=path, check=False).returncode  # noqa: S603  itself
 
 
 if __name__ == "__main__":

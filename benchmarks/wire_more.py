@@ -1,10 +1,9 @@
-"""What two other conversations cost boto3, and what they would cost with hooks as those for records: for decisions.
+"""What another conversation costs boto3, and what it would cost with hooks as those for records: for decisions.
 
     python benchmarks/wire_more.py [--rounds N] [--seconds N]
 
-PutRecords, 500 records of 1 KB and 10 of 50 KB: in JSON with base64 as boto3 writes it, beside CBOR put in its place.
 DynamoDB: a listing of 10,000 leases in pages of 1 MB, a renewal and a checkpoint, as boto3 takes the answers apart,
-beside orjson in its place. Servers in processes of their own answer at once on loopback; what counts is processor
+beside orjson in its place. A server in a process of its own answers at once on loopback; what counts is processor
 time of the asking process, medians over rounds in turn.
 """
 
@@ -18,11 +17,10 @@ from functools import partial
 from typing import Any
 
 import boto3
-import cbor2
 import orjson
 from botocore.config import Config as ClientConfig
-from wire_server import CBOR, Load, served, served_by
-from wire_speed import REGION, alone, client_of, clocked
+from wire_server import served_by
+from wire_speed import REGION, alone, clocked
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.stores.dynamodb.listings import read_listings_quickly
@@ -104,29 +102,6 @@ def writing(url: str, seconds: float, *, expression: str, quick: bool) -> float:
     return clocked(step, seconds)
 
 
-def putting(url: str, seconds: float, *, count: int, size: int, quick: bool) -> float:
-    """Microseconds for a record."""
-    client = client_of(url)
-    rows = [{"Data": os.urandom(size), "PartitionKey": f"k{n}", "ExplicitHashKey": str(n)} for n in range(count)]
-    stand_in = [{"Data": b"", "PartitionKey": "k"}]
-
-    def keep(params: dict[str, Any], context: dict[str, Any], **_event: object) -> dict[str, Any]:
-        context["asked"] = params
-        return {**params, "Records": stand_in}
-
-    def write(params: dict[str, Any], context: dict[str, Any], **_event: object) -> None:
-        params["body"], params["headers"]["Content-Type"] = cbor2.dumps(context["asked"]), CBOR
-
-    def read(response_dict: dict[str, Any], **_event: object) -> None:
-        response_dict["body"] = orjson.dumps(cbor2.loads(response_dict["body"]))
-
-    if quick:
-        client.meta.events.register("provide-client-params.kinesis.PutRecords", keep)
-        client.meta.events.register("before-call.kinesis.PutRecords", write)
-        client.meta.events.register("before-parse.kinesis.PutRecords", read)
-    return clocked(lambda: len(client.put_records(StreamName="canned", Records=rows)["Records"]), seconds)
-
-
 def compared(name: str, unit: str, work: Callable[..., float], url: str, times: tuple[int, float]) -> None:
     """One line."""
     plain, quick = (
@@ -146,10 +121,6 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     print(f"Python {sys.version.split()[0]}, boto3 {boto3.__version__}, load {os.getloadavg()[0]:.1f}")
     print("| | boto3 | by hooks | |\n|---|---|---|---|")
-    with served(Load("one row", 1, 100)) as url:
-        for count, size in ((500, 1000), (10, 50_000)):
-            work = partial(putting, count=count, size=size)
-            compared(f"PutRecords, {count} of {size:,} B", "record", work, url, times)
     with served_by(table_answers()) as url:
         compared(f"listing {LEASES:,} leases", "row", listing, url, times)
         for name, expression in (("renewal", RENEWAL), ("checkpoint", CHECKPOINT)):

@@ -4,10 +4,10 @@
 
 A server in another process answers at once on loopback. What counts is processor time of the reading process, medians
 over rounds in turn, so that it does not depend on what else runs here. boto3 is a bare loop of its client as it is
-made by default (for aggregates with our decoder behind it, one record at a time); the limit is a socket and cbor2 and
+made by default (for aggregates with `deaggregate` behind it, one record at a time); the limit is a socket and cbor2 and
 nothing else. Ours is a whole worker with one shard, its leases in memory, which hands over and checkpoints every batch;
 the pause between two questions for a shard, which the service asks for, is left out. The codec is compiled, as in a
-wheel.
+wheel, for boto3 as for ours.
 It ends with 1 where a bar is not met.
 """
 

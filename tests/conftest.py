@@ -1,9 +1,10 @@
 """Local services, one of each per test process, and clients that speak with them."""
 
+import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
 from standins.ferrokinesis import ferrokinesis
-from standins.spark import spark_session
+from standins.spark import SOON, spark_session
 from standins.versitygw import versitygw
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
 
 NOT_QUICK = ("more", "services", "spark", "slow")
 LEFT_OUT = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(NOT_QUICK)})\b", re.MULTILINE)
+
+SHARED = {
+    "installed": "wheel",
+    "site": "site",
+    "forms": "compiled",
+    "aws": "rights",
+    "running_hubs": "fleets",
+    "hubs": "hubs",
+    "azurite_service": "azurite",
+    "leasehold_azurite": "azurite",
+    "moto_url": "moto",
+}
+"""What takes seconds of a processor to start or to build, by the group of the tests that use it."""
+LONGEST = ("java", "spark", "fleets", "docs")
+"""Groups that take minutes."""
 
 # How fast a busy machine draws examples, or runs one, says nothing about the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,6 +88,40 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = f"not ({' or '.join(NOT_QUICK)})"
     if not config.pluginmanager.has_plugin("leasehold"):
         config.pluginmanager.register(pytest_plugin, "leasehold")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is imported and collected stays: whoever looked through it for garbage would find none, in a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at groups next
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One process starts what is costly, for all tests that use it; and what takes longest begins first."""
+    if not config.getoption("loadgroup", default=False):
+        return
+    for item in items:
+        used = [group for name, group in SHARED.items() if name in getattr(item, "fixturenames", ())]
+        if used and not _group(item):
+            item.add_marker(pytest.mark.xdist_group(used[0]))
+    items.sort(key=_turn)
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    return str(mark.args[0]) if mark else ""
+
+
+def _turn(item: pytest.Item) -> int:
+    """Groups that take minutes come first, then other groups, then the rest."""
+    group = _group(item)
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST) + (not group)
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +219,7 @@ def dynamodb_local_client(dynamodb_local_url: str) -> DynamoDBClient:
 def spark() -> Iterator["SparkSession"]:
     """The one Spark session of this process, for tests marked `spark` in the xdist group of that name."""
     try:
-        with spark_session() as session:
+        with spark_session(java=SOON) as session:
             yield session
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")

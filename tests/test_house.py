@@ -323,3 +323,10 @@ def test_a_page_names_only_what_there_is(page: str) -> None:
         text = found[0].read_text(encoding="utf-8") if found else ""
         missing += [f"{name}: {word}" for word in inside.split(".") if not found or not re.search(rf"\b{word}\b", text)]
     assert missing == []
+
+
+@pytest.mark.xdist_group("house")
+def test_tests_of_one_group_share_a_process(request: pytest.FixtureRequest) -> None:
+    """Each process would start a Spark and a set of services of its own: pytest-xdist lost its groups unsaid before."""
+    if request.config.getoption("loadgroup", default=False):  # as processes of `make test` have it
+        assert request.node.nodeid.endswith("@house")

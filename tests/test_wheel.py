@@ -15,6 +15,7 @@ import attr
 import attrs
 import pytest
 from children import child
+from waiters import AT_ONCE
 
 from leasehold.adapters.local.cache import cache_folder
 from leasehold.testing import laws
@@ -184,7 +185,7 @@ def test_an_application_may_have_packages_of_our_names(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     kinesis_client.create_stream(StreamName="hexagon", ShardCount=1)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName="hexagon", WaiterConfig={"Delay": 1})
+    kinesis_client.get_waiter("stream_exists").wait(StreamName="hexagon", WaiterConfig=AT_ONCE)
     kinesis_client.put_record(StreamName="hexagon", Data=b"order-1", PartitionKey="k")
     words = (
         "consume",

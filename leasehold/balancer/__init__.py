@@ -1,16 +1,6 @@
 """The rules, as pure functions of a listing."""
 
-from leasehold.balancer.actions import (
-    Action,
-    Claim,
-    Create,
-    Delete,
-    Look,
-    Release,
-    Renew,
-    RequestHandoff,
-    Steal,
-)
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import slow_owners
 from leasehold.balancer.looking.watch import Watch

@@ -87,26 +87,21 @@ class Store(Protocol):
     @property
     def promises(self) -> Promises:
         """The abilities of this layout."""
-        ...
 
     def list(self) -> Listing:
         """Every lease; may be stale by as much as the service's own listings are. Raises OutcomeUnknown."""
-        ...
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked; those not there are left out. Raises OutcomeUnknown.
 
         By consistent readings, unless `stale_ok`: then they may be as stale as a listing, where that costs less.
         """
-        ...
 
     def write(self, write: Write) -> Outcome:
         """Apply the write under the condition that its class states, or refuse it; one atomic step.
 
         Raises OutcomeUnknown only if the store cannot tell which of the two happened.
         """
-        ...
 
     def close(self) -> None:
         """Close all connections; the store is not used afterwards."""
-        ...

@@ -22,7 +22,6 @@ class _StoreModule(Protocol):
 
     def open_url(self, place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> Store:
         """The store at this place; raises ValueError naming an option it cannot use."""
-        ...
 
 
 class _Provable(Protocol):
@@ -30,7 +29,6 @@ class _Provable(Protocol):
 
     def prove(self) -> None:
         """Raises StoreError if it does not."""
-        ...
 
 
 _PROVED = frozenset({"dynamodb", "azblob", "s3"})

@@ -1,11 +1,30 @@
 """Who looks when: the lookout, those that stand in for it and its readers, in the moments that matter."""
 
+import math
 from typing import Any
 
 import pytest
 from attrs import evolve
+from looking_fleet import (
+    BOARD,
+    CONFIG,
+    FULL,
+    HEARING,
+    LAST,
+    LOOKOUT,
+    NEXT,
+    QUIET,
+    READER,
+    TABLE,
+    THIRDS,
+    heard,
+    look,
+    on_duty,
+    row,
+    standing_still,
+)
 
-from leasehold.balancer.actions import Action, Claim, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.chance import order_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.looking.bulletin import BulletinTracker, bulletin_of, note_of
@@ -17,41 +36,6 @@ from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.rules.joining import until_gathered
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-
-CONFIG = Config(rules=Minimal())
-HEARING = BulletinState(latest=Bulletin(7, 2, 1), acts_read=2)
-QUIET = History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=HEARING)
-"""A row was read alone, and nothing is new."""
-
-FULL = evolve(QUIET, full_still=0.0)
-"""The whole table was read."""
-
-
-def heard(**what: Any) -> History:  # noqa: ANN401  any field of a BulletinState
-    return evolve(QUIET, hearing=evolve(HEARING, **what))
-
-
-def row(key: str, owner: str | None, idle: float = 1.0, bulletin: str = "0 0 0") -> Lease:
-    return Lease(key, owner=owner, idle=idle, notes=(("bulletin", bulletin), ("process", f"p/{owner}")))
-
-
-TABLE = tuple(row(f"s-{place:02}", f"w-{place % 6}") for place in range(18))
-LOOKOUT, NEXT, *THIRDS, READER, LAST = lookout_ranks(TABLE, CONFIG).ranks
-TABLE = tuple(row(lease.key, lease.owner, bulletin="7 2 1") if lease.owner == LOOKOUT else lease for lease in TABLE)
-BOARD = bulletin_row(TABLE, LOOKOUT)
-
-
-def standing_still(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:
-    return tuple(evolve(lease, idle=idle) if lease.owner == owner else lease for lease in TABLE)
-
-
-def look(worker: str, leases: tuple[Lease, ...] = TABLE, history: History = QUIET, *actions: Action) -> Look:
-    return look_again(actions, leases, Me(worker, history=history), CONFIG)
-
-
-def on_duty(worker: str, leases: tuple[Lease, ...], history: History = QUIET) -> bool:
-    assert history.hearing is not None
-    return lookout_ranks(leases, CONFIG).on_duty(Me(worker), history.hearing, CONFIG)
 
 
 def test_only_our_living_workers_are_ranked() -> None:
@@ -341,6 +325,48 @@ def test_readings_are_folded_by_our_own_clock() -> None:
         assert turned.history.hearing.turned
     assert Watch().look(TABLE, began=0.0, ended=1.0)[0].history.hearing is None
     assert bulletin_of(evolve(TABLE[0], notes=(("bulletin", "7 x 1"),))) == Bulletin()
+
+
+def test_each_count_stands_still_since_it_last_moved_itself() -> None:
+    """C1: a count that nobody ever moved, or that stood while another moved, would pass for news."""
+    watch, still = Watch(bulletins=BulletinTracker()), []
+    for began, bulletin in (
+        (0.0, "0 0 0"),
+        (10.0, "0 0 0"),
+        (20.0, "1 0 0"),
+        (30.0, "2 1 1"),
+        (40.0, "3 1 1"),
+        (50.0, "3 1 1"),
+    ):
+        watch, _ = watch.look((row("s-0", "a", bulletin=bulletin),), began, began + 1.0)
+        hearing = watch.history.hearing
+        assert hearing is not None
+        still.append((hearing.looks_still, hearing.acts_still, hearing.warned))
+    never = math.inf
+    assert still == [
+        (0.0, never, never),
+        (9.0, never, never),
+        (0.0, never, never),
+        (0.0, 0.0, 0.0),
+        (0.0, 9.0, 9.0),
+        (9.0, 19.0, 19.0),
+    ]
+
+
+def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afterwards() -> None:
+    """C7: each reading of its row alone would send the reader to the whole table."""
+    watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
+    watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
+    for owner, began, turned in (("b", 20.0, False), ("c", 30.0, True), ("c", 40.0, True)):
+        watch, _ = watch.look((row("s-0", owner),), began, began + 1.0, asked=("s-0",))
+        assert watch.history.hearing is not None
+        assert watch.history.hearing.turned == turned
+
+
+@pytest.mark.parametrize(("looks", "heard_as"), [("9" * 18, 10**18 - 1), ("9" * 19, 0)])
+def test_a_count_has_eighteen_digits_at_most(looks: str, heard_as: int) -> None:
+    """C1: longer ones, which Python may refuse to read, are no bulletin for any of our versions."""
+    assert bulletin_of(row("s-0", "a", bulletin=f"{looks} 0 0")) == Bulletin(heard_as)
 
 
 def test_whoever_asked_for_one_of_several_polls_them_all() -> None:

@@ -101,6 +101,17 @@ def test_a_gain_below_the_noise_moves_nothing() -> None:
     assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
 
 
+def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
+    """M13: workers of two versions that stand on different sides of the limit would each wait for the other."""
+    held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
+    held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
+    anybody = dict.fromkeys(held, 9)
+    assert relief(held, anybody, anybody) == {"light": "b"}
+    held["a"][1] = Lease("light", weight=3)
+    held["c"] = [Lease("c-1", weight=196)]
+    assert relief(held, anybody, anybody) == {}
+
+
 def test_a_taker_asks_where_the_owner_answers() -> None:
     """H2: a load that moves is no more urgent than a count, and need not be read twice."""
     leases = [

@@ -3,8 +3,8 @@
 import logging
 
 import pytest
+from planned_moves import STARTS, MoveScenario, alone, breaches
 
-from leasehold.adapters.proving.checker.moves import STARTS, MoveScenario, alone, breaches
 from leasehold.balancer.model import Lease
 from leasehold.stores.applied import applied
 from leasehold.stores.writes import StealLease, TakeBackLease, Write

@@ -37,6 +37,7 @@ def test_nothing_is_given_while_the_report_of_somebody_gone_is_young() -> None:
     assert roll.led(began=35) == (("j", math.inf),)
     roll = roll.after(reported(j="2", k="1"), (J,), ended=59)
     assert roll.led(began=60) == (("j", math.inf),)
+    assert roll.led(began=61) == (("j", 0),)
     assert roll.led(began=64) == (("j", 3),)
 
 
@@ -92,3 +93,11 @@ def test_finished_leases_do_not_count() -> None:
     over = Lease("s-1", owner="j", checkpoint=SHARD_END)
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (J,), ended=1)
     assert roll.after(reported(j="1"), (over,), ended=9).led(began=10) == ()
+
+
+def test_a_silence_begins_with_the_last_report() -> None:
+    """Counted from the first one, the minute would be over before the leader gives up who reported since."""
+    roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
+    roll = roll.after(reported(j="1", k="2"), (J, K), ended=31)
+    roll = roll.after(reported(j="2", k="2"), (J,), ended=60)
+    assert [roll.led(began) for began in (90, 91)] == [(("j", math.inf),), (("j", 0),)]

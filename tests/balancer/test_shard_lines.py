@@ -3,10 +3,11 @@
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.actions import Create
+from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
+    HASH_KEYS,
     LATEST,
     SHARD_END,
     TRIM_HORIZON,
@@ -20,8 +21,9 @@ from leasehold.balancer.model import (
 )
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.kcl_rust import KclRust
-from leasehold.balancer.shards.ancestry import apart
+from leasehold.balancer.shards.ancestry import apart, problems
 from leasehold.balancer.shards.cleanup import ripe
+from leasehold.balancer.shards.holes import holes_after
 from leasehold.balancer.shards.lineage import births
 
 READ = Position("7")
@@ -41,6 +43,7 @@ def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> 
     assert apart([*line, *others], ["1"]) == tuple(others)
     assert apart([*others, *line], ["x"]) == tuple(others)
     assert apart([*line, *others], ["8"]) == tuple(line)
+    assert apart([*line, *others, shard("4")], ["1", "8"]) == (shard("4"),)
 
 
 def test_partitions_of_a_stream_are_all_kin() -> None:
@@ -161,3 +164,65 @@ def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
     assert ("1" in made([parent], listed, hole)) is behind
     assert "1" not in made([parent], listed, evolve(hole, times=2))
     assert "1" not in made([parent], listed, evolve(hole, stream="other"))
+
+
+def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -> None:
+    """L7: a parent that is gone is never read, and one that is listed has its lease made first."""
+    parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
+    hole = Hole("", 0, 4, times=3)
+    first, child = shard("0", open=False), shard("2", "0", "1", keys=(0, 4), open=False)
+    assert made([parent], [first, child], hole) == {"2": "L7"}
+    assert "2" not in made([parent], [first, shard("1", open=False), child], hole)
+
+
+def test_a_new_lease_names_its_stream() -> None:
+    """In a table of several streams it would belong to none, and be read by nobody."""
+    qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
+    (create,) = births(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
+    assert create.lease == Lease(
+        "orders:1", stream="orders", shard="1", parents=("orders:0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)
+    )
+
+
+def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
+    """L4: a shard that was finished and cleaned up would be read once more, beside its grandchild."""
+    line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
+    reading = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
+    actions = plan([reading], line, Me("a"), Config(initial_position=TRIM_HORIZON))
+    assert [action for action in actions if isinstance(action, Create)] == []
+
+
+def test_the_child_of_a_finished_shard_that_is_gone_waits_for_its_other_parent() -> None:
+    """L9 is for shards that went before they were finished: the records would be out of order."""
+    done, other = Lease("0", checkpoint=SHARD_END), Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9))
+    assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
+
+
+# Leases of shards that are gone (L10), and what a listing shows to be wrong (L2)
+
+
+def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it() -> None:
+    """Every table would keep a row for each shard that there ever was."""
+    gone = Lease("0", owner="a", checkpoint=READ)
+    reading = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
+    actions = plan([gone, reading], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
+    assert [action for action in actions if isinstance(action, Delete)] == [Delete(gone, "L10")]
+
+
+def test_what_is_wrong_with_a_listing_is_said_of_its_stream() -> None:
+    """Of twenty streams nobody would know which one stands still."""
+    keys = {"stream": "orders", "hash_range": (0, 9)}
+    parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
+    ring = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
+    told = [[(each.stream, each.shard) for each in problems(listed)] for listed in ([parent, child], ring, [parent])]
+    assert told == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
+
+
+def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
+    """L7: a shard whose range a source does not tell may cover all of what the others leave."""
+    known, unknown = shard("0"), shard("1", keys=None)
+    assert (len(problems([known])), len(problems([known, unknown]))) == (1, 0)
+    leases = [Lease("0", hash_range=(0, 9)), Lease("1")]
+    assert (len(holes_after(leases[:1], ())), len(holes_after(leases, ()))) == (1, 0)
+    ended = evolve(leases[1], checkpoint=SHARD_END)
+    assert len(holes_after([leases[0], ended], ())) == 1

@@ -5,6 +5,7 @@ from typing import Any
 
 from attrs import evolve, fields
 
+from leasehold.balancer.looking.kcl3_leader import Reports
 from leasehold.balancer.looking.watch import Watch
 from leasehold.balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Version
 
@@ -168,6 +169,22 @@ def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
         assert gone.history.paces == ()
 
 
+def test_a_pace_is_counted_from_one_renewal_and_below_a_second() -> None:
+    """C16: short leases are renewed several times a second."""
+    watch, _ = Watch().look([evolve(ROW, epoch=1)], began=0, ended=1)
+    watch, _ = watch.look([evolve(ROW, epoch=2, version=Version("2"))], began=1.5, ended=2)
+    assert watch.history.paces == (("a", 0.25),)
+
+
+def test_of_an_owners_paces_the_longest_counts() -> None:
+    """C16: one lease that it renews often would hide that it let another one stand."""
+    rows = [evolve(ROW, key=key, epoch=1) for key in ("s-1", "s-2", "s-3")]
+    watch, _ = Watch().look(rows, began=0, ended=1)
+    now = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
+    watch, _ = watch.look(now, began=7, ended=8)
+    assert watch.history.paces == (("a", 3.0),)
+
+
 def test_holes_are_counted_on_full_readings_alone() -> None:
     """Three looks at a few rows would else pass for three looks at the stream (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
@@ -178,3 +195,74 @@ def test_holes_are_counted_on_full_readings_alone() -> None:
     assert watch.history.holes == (Hole("", 10, HASH_KEYS[1], times=2),)
     watch, _ = watch.look([evolve(row, hash_range=None)], began=6, ended=7)
     assert watch.history.holes == ()
+
+
+def steps(*versions: str, owner: str = "a") -> list[Lease]:
+    """The row as this owner left it, reading by reading."""
+    return [evolve(ROW, owner=owner, version=Version(version)) for version in versions]
+
+
+def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
+    """Whoever takes a lease from a slow worker would be spared for as long as that one."""
+    watch, gaps = Watch(), []
+    slow = steps("1", "1", "2", "2", "3", "3", "3")
+    for began, row in enumerate(slow + steps("4", "4", "5", "5", "6", "6", "7", owner="b")):
+        watch, _ = watch.look([row], began, began)
+        gaps.append(dict(watch.history.gaps))
+    assert gaps == [{}] * 4 + [{"a": 1}] * 3 + [{}] * 6 + [{"b": 1}]
+
+
+def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
+    """Whoever is named next would count the time before (H4); one named before we looked counts from our first look."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    assert watch.look([ROW], began=9, ended=10)[1][0].heir_idle == 0
+    asked = evolve(ROW, heir="b")
+    watch, (lease,) = Watch().look([asked], began=0, ended=1)
+    assert lease.heir_idle == 0
+    assert watch.look([asked], began=9, ended=10)[1][0].heir_idle == 8
+
+
+def test_a_lease_that_came_later_is_held_since_then() -> None:
+    """Its owner would be robbed as one that has been at it for ever."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
+    _, leases = watch.look([ROW, evolve(ROW, key="s-2")], began=19, ended=20)
+    assert [lease.held for lease in leases] == [math.inf, 9]
+
+
+def stood_still(rows: list[Lease], then: list[Lease]) -> tuple[float, float]:
+    """For how long owners and fleet stood still at a second reading, ten seconds after the first."""
+    watch, _ = Watch().look(rows, began=0, ended=0)
+    watch, _ = watch.look(then, began=10, ended=10)
+    return watch.history.owners_still, watch.history.fleet_still
+
+
+def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() -> None:
+    """Patience would run on over a change, or begin anew at each request."""
+    two = [ROW, evolve(ROW, key="s-2")]
+    assert stood_still(two, two) == (10, 10)
+    assert stood_still(two, [ROW]) == stood_still([ROW], two) == (0, 10)
+    assert stood_still(two, [evolve(ROW, key="s-0"), ROW]) == stood_still(two, [ROW, evolve(ROW, key="s-3")]) == (0, 10)
+    assert stood_still(two, [evolve(ROW, heir="b"), two[1]]) == (10, 0)
+
+
+def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
+    """Whoever reads all once a cycle would pass for one that reads twice a second, and wait for joiners (C10)."""
+    watch, _ = Watch().look([ROW], began=0, ended=1)
+    watch, _ = watch.look([ROW], began=1.5, ended=2)
+    assert watch.history.full_apart == 0.5
+    watch, _ = watch.look([ROW], began=9, ended=10, asked=["s-1"])
+    assert (watch.history.full_apart, watch.history.full_still) == (0.5, 7)
+
+
+def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
+    """M14: a look at a few rows brings no reports, and would make all of them look dead."""
+    free, given = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
+    watch, led = Watch(), []
+    for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):
+        watch, _ = watch.look([row], began, began + 1, reports=Reports("j", (("j", stamp),)))
+        few, _ = watch.look([], began + 5, began + 6, asked=["s-2"])
+        led.append((watch.history.led, few.history.led))
+    none, _ = watch.look([given], 40, 41)
+    assert led == [((), ()), ((("j", 0),), (("j", 4),)), ((("j", 0),), (("j", 4),)), ((("j", 9),), (("j", 14),))]
+    assert none.history.led == ()

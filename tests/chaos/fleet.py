@@ -40,7 +40,10 @@ DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS})
 STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
-"""Faults that explain nothing by themselves: others are noted as they befall, or nobody should notice."""
+"""Faults that explain nothing by themselves: others are noted as they befall, or nobody should notice.
+
+A clock is noticed only where a service is told the time: tokens and signatures are good for an hour, or less.
+"""
 OF_WORKERS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
     FaultKind("stand still", seconds=(LEASE_SECONDS + 2.0, 2 * LEASE_SECONDS)),
@@ -186,12 +189,15 @@ class Fleet(Stage):
         """Cause it, and remember that."""
         began = time.time()
         subject = self._cause(fault)
-        if fault.kind.what not in UNFELT:
+        if self._is_felt(fault.kind.what):
             what: IncidentKind = "nap" if fault.kind.what == "stand still" else "trouble"
             self._lasting[fault] = Incident(began, what, subject, math.inf, str(fault))
             self.history.incidents.append(self._lasting[fault])
         for each in self.processes:
             self._deny(each)
+
+    def _is_felt(self, what: str) -> bool:
+        return what not in UNFELT or (what in STEPS and (self.table.dated or self.ground.dated))
 
     def _deny(self, worker: str) -> None:
         """Remember the present process of this worker, if anything is refused it."""

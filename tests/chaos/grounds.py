@@ -41,9 +41,14 @@ GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
 
 
 class Ground(Protocol):
-    """A stream, and how it fails; `kinds` are the faults of it and of the lines to it."""
+    """A stream, and how it fails.
+
+    kinds  the faults of it and of the lines to it
+    dated  whether it, or the client of it, refuses what was signed at quite another time
+    """
 
     kinds: Sequence[FaultKind]
+    dated: bool
 
     @property
     def kept(self) -> KeptService:
@@ -115,6 +120,7 @@ class KinesisGround:
     _client: "KinesisClient"
     _kept_in: Path
     _numbered: Numbered = Factory(Numbered)
+    dated: bool = False
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
         *(PAUSE, RESTART),
@@ -203,6 +209,7 @@ class HubGround:
     _fed: tuple[str, ...] = ()
     _turn: int = 0
     _numbered: Numbered = Factory(Numbered)
+    dated: bool = True
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in WIRE_FAULTS),
         *(PAUSE, GONE),

@@ -71,6 +71,7 @@ class Table:
     kept     the service; None for a file, which is on `disk`
     secret   what a worker has in its environment besides, likewise
     refused  what the service refuses requests with
+    dated    whether it refuses requests that were signed at quite another time than its own
     """
 
     url: str
@@ -78,6 +79,7 @@ class Table:
     disk: Disk | None = None
     secret: Mapping[str, str] = Factory(dict)
     refused: tuple[Refused, ...] = BUSY
+    dated: bool = False
 
     def environment(self, endpoint: str) -> dict[str, str]:
         """The secrets, for this way to the service."""
@@ -139,7 +141,7 @@ def _s3(name: str, _hub: str, kept: KeptService) -> Table:
     )
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     client.close()
-    return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", kept)
+    return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", kept, dated=True)
 
 
 _MADE = {"dynamodb": _dynamodb, "azblob": _azblob, "s3": _s3}

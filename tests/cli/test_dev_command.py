@@ -53,7 +53,7 @@ def test_a_bad_stream_is_named_and_nothing_starts(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A typing error would be found after half a minute of starting."""
-    monkeypatch.setattr(dev_command, "_isolate", lambda: None)
+    monkeypatch.setattr(dev_command, "isolate", lambda: None)
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert says in ran.stderr
@@ -61,7 +61,7 @@ def test_a_bad_stream_is_named_and_nothing_starts(
 
 def test_a_missing_engine_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has no compiler would read a child's traceback."""
-    monkeypatch.setattr(dev_command, "_isolate", lambda: None)
+    monkeypatch.setattr(dev_command, "isolate", lambda: None)
     monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
     ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)

@@ -131,10 +131,12 @@ def test_one_that_does_not_drain_is_killed_and_told() -> None:
 
 
 def test_bad_usage_of_one_ends_all() -> None:
-    """It would be started again for ever, though nothing about it changes."""
+    """It would be started again for ever, though nothing about it changes, or be waited for, though it has ended."""
     code = "import sys; sys.argv[1] == 'a-1' and sys.exit(2); sys.stdin.read()"
     with supervised(code, "a-0", "a-1") as (process, _out):
         assert process.wait(WAIT) == 2
+        assert process.stderr is not None
+        assert process.stderr.read() == "a-1 ended with status 2: all end\n"
 
 
 def test_lines_stay_whole() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import hcl2
 import pytest
 import yaml
+from attrs import define, field
 from packaging.requirements import Requirement
 from pages import PAGES, ROOT, Block, blocks, dev_line
 from reader import Reader, stand_ins
@@ -74,19 +75,37 @@ def _listed(command: str) -> Callable[[str], None] | None:
     return next((check for known, (_, check) in ELSEWHERE.items() if re.search(known, command)), None)
 
 
+@define
+class Developed:
+    """What each `leasehold dev` prints to paste; a line is run once, and stays for the pages that follow with it."""
+
+    folders: pytest.TempPathFactory
+    _running: dict[str, tuple[ExitStack, Mapping[str, str]]] = field(factory=dict)
+
+    def pasted(self, line: str) -> Mapping[str, str]:
+        """What this line prints."""
+        if line not in self._running:
+            stack = ExitStack()
+            printed = stack.enter_context(stand_ins(line, self.folders.mktemp("dev")))
+            self._running[line] = stack, printed
+        return self._running[line][1]
+
+    def keep(self, *lines: str) -> None:
+        """End all others: each has a producer and a worker that never rest."""
+        with ExitStack() as ending:
+            for line in self._running.keys() - set(lines):
+                ending.push(self._running.pop(line)[0])
+
+
 @pytest.fixture(scope="module")
-def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Mapping[str, str]]]:
-    """What a `leasehold dev` prints to paste; each line is run once, and stays."""
-    with ExitStack() as stack:
-
-        @cache
-        def pasted(line: str) -> Mapping[str, str]:
-            return stack.enter_context(stand_ins(line, tmp_path_factory.mktemp("dev")))
-
-        yield pasted
+def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
+    """What runs for the pages."""
+    made = Developed(tmp_path_factory)
+    yield made
+    made.keep()
 
 
-def _read(page: str, reader: Reader, developed: Callable[[str], Mapping[str, str]]) -> None:
+def _read(page: str, reader: Reader, developed: Developed) -> None:
     printed: str | None = None
     for block in blocks(page):
         if block.kind == "text" and printed is not None:
@@ -94,7 +113,7 @@ def _read(page: str, reader: Reader, developed: Callable[[str], Mapping[str, str
         printed = _followed(f"{page}:{block.line}", block, reader, developed)
 
 
-def _followed(place: str, block: Block, reader: Reader, developed: Callable[[str], Mapping[str, str]]) -> str | None:
+def _followed(place: str, block: Block, reader: Reader, developed: Developed) -> str | None:
     """What the block prints; None where it is nothing to run."""
     if block.kind == "sh":
         return "".join(_typed(command, reader, developed) for command in block.commands)
@@ -109,20 +128,20 @@ def _followed(place: str, block: Block, reader: Reader, developed: Callable[[str
     return None
 
 
-def _typed(command: str, reader: Reader, developed: Callable[[str], Mapping[str, str]]) -> str:
+def _typed(command: str, reader: Reader, developed: Developed) -> str:
     if check := _listed(command):
         subprocess.run(("bash", "-n", "-c", command), check=True)
         check(command)
         return ""
     if command.startswith("leasehold dev"):
-        reader.pasted = {**reader.pasted, **developed(shlex.join(shlex.split(command, comments=True)))}
+        reader.pasted = {**reader.pasted, **developed.pasted(shlex.join(shlex.split(command, comments=True)))}
         return ""
     return reader.types(command)
 
 
 def _pages() -> Iterator[object]:
-    """Each page with something to run."""
-    for page in PAGES:
+    """Each page with something to run; those that want the same stand-ins follow one another."""
+    for page in sorted(PAGES, key=lambda page: dev_line(page) or ""):
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
         marks = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
@@ -147,7 +166,7 @@ def test_every_exception_is_needed() -> None:
 def test_a_page_does_what_it_says(
     page: str,
     tmp_path: Path,
-    developed: Callable[[str], Mapping[str, str]],
+    developed: Developed,
     request: pytest.FixtureRequest,
 ) -> None:
     """The first thing that a user copies would end in an error."""
@@ -155,7 +174,8 @@ def test_a_page_does_what_it_says(
     if line and "eventhubs:" in line:
         request.getfixturevalue("amqp_engine")
     (tmp_path / "docs").symlink_to(ROOT / "docs")  # the reader of a clone
-    reader = Reader(tmp_path, developed(line) if line else {})
+    developed.keep(line or "")
+    reader = Reader(tmp_path, developed.pasted(line) if line else {})
     try:
         _read(page, reader, developed)
     finally:

@@ -12,6 +12,7 @@ import pytest
 from attrs import Factory, define, evolve, field
 from faulty_line import Line, Refused, Reset, Said, line
 from typer.testing import CliRunner
+from waiters import AT_ONCE
 
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling
@@ -60,7 +61,7 @@ class Orders:
     def make(self) -> None:
         """The stream, empty."""
         self.client.create_stream(StreamName=self.name, ShardCount=1)
-        self.client.get_waiter("stream_exists").wait(StreamName=self.name, WaiterConfig={"Delay": 1})
+        self.client.get_waiter("stream_exists").wait(StreamName=self.name, WaiterConfig=AT_ONCE)
 
     def put(self, count: int) -> None:
         """So many more records."""
@@ -178,7 +179,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
         before = rows(table)[0][1]
         orders.client.delete_stream(StreamName=orders.name)
         until(lambda: "shard shardId-000000000000 stops here" in caplog.text, "the loss is said")
-        orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig={"Delay": 1})
+        orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig=AT_ONCE)
         # The service's own answer to a number of another stream; the stand-in has one of its own.
         stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
         orders.make()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from children import child
 from typer.testing import CliRunner
+from waiters import AT_ONCE
 
 from leasehold.adapters.cli.consume import app
 from leasehold.stores import open_store
@@ -32,7 +33,7 @@ SHARDS = 4
 def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
     """Its URL; each shard has a few records."""
     kinesis_client.create_stream(StreamName="processes", ShardCount=SHARDS)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName="processes", WaiterConfig={"Delay": 1})
+    kinesis_client.get_waiter("stream_exists").wait(StreamName="processes", WaiterConfig=AT_ONCE)
     for number in range(40):
         kinesis_client.put_record(StreamName="processes", Data=b"x", PartitionKey=str(number))
     return f"kinesis://processes?region=eu-west-1&endpoint={kinesis_url}"

@@ -23,14 +23,15 @@ from leasehold.adapters.sources.event_hubs.partitions import starting
 from leasehold.adapters.sources.event_hubs.records import record
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
-from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
 from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
 from leasehold.adapters.sources.kinesis.marks import EPOCHS, marked, unmarked
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.wire import forms
 from leasehold.adapters.sources.kinesis.wire.events import Subscription
-from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import HASH_KEYS, Position
@@ -51,6 +52,10 @@ def _aggregate(data: bytes) -> None:
     rows = user_record_batch([data], ["k"], HASH_KEYS)
     told = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
     assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in told) == found.rows
+    whole = placed(data, len(MAGIC), len(data) - 16)
+    if whole and found.reason is Reason.AGGREGATED:
+        taken = cast("list[Record]", [*PlacedRecords(data, *whole, number="1", arrived=None)])
+        assert [(each.partition_key, each.explicit_hash_key, each.data) for each in taken] == [*found.rows]
     deaggregate(data, "k", None, None, strict=True)
 
 
@@ -213,6 +218,7 @@ SOURCES = (
         (
             "adapters/sources/kinesis/aggregation/decode.py",
             "adapters/sources/kinesis/aggregation/wire.py",
+            "adapters/sources/kinesis/aggregation/places.py",
             "adapters/sources/kinesis/aggregation/arrow.py",
         ),
         _aggregate,

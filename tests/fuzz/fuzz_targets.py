@@ -17,6 +17,7 @@ TRUSTED = {
     "adapters/local/hubs/links.py": _STAND_IN,
     "adapters/proving/simulator/sweep.py": _OWN,
     "adapters/reading/json_logs.py": "the time is the logging library's",
+    "adapters/sources/kinesis/wire/puts.py": "the body of a request, which boto3 has just written",
     "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
     "adapters/spark/runner_process.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
     "adapters/spark/readers/executors.py": "two numbers of any size, from the program that called register",

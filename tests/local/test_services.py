@@ -10,6 +10,7 @@ from azure.storage.blob import BlobServiceClient
 from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
 from standins.ferrokinesis import ferrokinesis
 from standins.versitygw import versitygw
+from waiters import AT_ONCE
 
 from leasehold.adapters.local.process import Service, ServiceError, answers
 from leasehold.adapters.local.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
@@ -29,7 +30,7 @@ def _tables(service: Service) -> object:
 def _streams(service: Service) -> object:
     client = boto3.client("kinesis", endpoint_url=service.url)
     client.create_stream(StreamName="trades", ShardCount=3)
-    client.get_waiter("stream_exists").wait(StreamName="trades", WaiterConfig={"Delay": 1, "MaxAttempts": 20})
+    client.get_waiter("stream_exists").wait(StreamName="trades", WaiterConfig=AT_ONCE)
     return [shard["ShardId"][-1] for shard in client.list_shards(StreamName="trades")["Shards"]]
 
 

@@ -5,6 +5,7 @@
     python tests/mutation/mutants.py --write specs/mutants.md                and its table as a page
     python tests/mutation/mutants.py --only codecs --write specs/mutants.md  these rows of the page anew
     python tests/mutation/mutants.py --only codecs --last                    what the last run found, by today's excuses
+    python tests/mutation/mutants.py --only codecs --again                   its survivors by today's tests, and changes
 
 mutmut plants them, in a copy under build/mutants, and stops a mutant's tests at the first that fails. It ends with 1
 where fewer than 95 % of a module's mutants are killed, or where equivalent.toml names what is no survivor any more.
@@ -14,6 +15,7 @@ where fewer than 95 % of a module's mutants are killed, or where equivalent.toml
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MUTMUT = Path(sys.executable).with_name("mutmut")
 GOAL = 0.95
+ALIVE = ("survived", "no tests")
+"""What no test ran is as alive as what every test let pass."""
 
 SETTINGS = """
 [tool.mutmut]
@@ -36,7 +40,7 @@ also_copy = ["specs"]
 # What conftest.py is for are services; these tests need none, and to import it takes longer than most of them.
 pytest_add_cli_args = [
   "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "ci", "-m", "not (more or services or spark or slow)",
-  "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception",
+  "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests",
 ]
 pytest_add_cli_args_test_selection = {tests}
 # A message's words are for people: no test should repeat them.
@@ -167,12 +171,16 @@ def copied(group: Group) -> Path:
     """A folder with the modules, their tests and mutmut's settings: mutants are never planted where one works."""
     place = ROOT / "build" / "mutants" / group.name
     shutil.rmtree(place, ignore_errors=True)
-    unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
-    for name in ("leasehold", "tests", "specs"):
-        shutil.copytree(ROOT / name, place / name, ignore=unneeded)
+    _copy(place)
     settings = SETTINGS.format(modules=json.dumps(group.modules), tests=json.dumps(group.tests))
     (place / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
     return place
+
+
+def _copy(place: Path) -> None:
+    unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
+    for name in ("leasehold", "tests", "specs"):
+        shutil.copytree(ROOT / name, place / name, ignore=unneeded, dirs_exist_ok=True)
 
 
 def _mutmut(place: Path, *words: str) -> str:
@@ -186,7 +194,22 @@ def _mutmut(place: Path, *words: str) -> str:
 def planted(group: Group) -> Path:
     """Plant the mutants of these modules, and run the tests against each."""
     place = copied(group)
-    _mutmut(place, "run", "--max-children", "4", *(f"*__mutmut_*{digit}" for digit in group.parts))
+    _run(place, *(f"*__mutmut_*{digit}" for digit in group.parts))
+    return place
+
+
+def _run(place: Path, *names: str) -> None:
+    _mutmut(place, "run", "--max-children", str(os.cpu_count() or 1), *names)
+
+
+def planted_again(group: Group) -> Path:
+    """Try once more what survived the last run; mutmut plants anew only what has changed since."""
+    place = ROOT / "build" / "mutants" / group.name
+    _copy(place)
+    _run(place)
+    alive = [name for name, result in _results(place).items() if result in ALIVE]
+    if alive:
+        _run(place, *alive)
     return place
 
 
@@ -202,17 +225,19 @@ def last_planted(group: Group) -> Path:
 
 def tallies(group: Group, place: Path) -> list[Tally]:
     """Count by module what became of the mutants that were planted there."""
-    lines = _mutmut(place, "results", "--all", "true").splitlines()
-    results = dict(line.strip().rsplit(": ", 1) for line in lines if "__mutmut_" in line)
-    tried = {name: result for name, result in results.items() if result != "not checked"}
+    tried = {name: result for name, result in _results(place).items() if result != "not checked"}
     return [_tally(place, group, module, tried) for module in group.modules]
+
+
+def _results(place: Path) -> dict[str, str]:
+    lines = _mutmut(place, "results", "--all", "true").splitlines()
+    return dict(line.strip().rsplit(": ", 1) for line in lines if "__mutmut_" in line)
 
 
 def _tally(place: Path, group: Group, module: str, tried: Mapping[str, str]) -> Tally:
     dotted = module.removesuffix(".py").replace("/", ".")
     ours = {name: result for name, result in tried.items() if name.rpartition(".")[0] == dotted}
-    # What no test ran is as alive as what every test let pass.
-    alive = _shown(place, module, [name for name, result in ours.items() if result in ("survived", "no tests")])
+    alive = _shown(place, module, [name for name, result in ours.items() if result in ALIVE])
     known = excuses(module)
     survivors = tuple(mutant for mutant in alive if not any(each.fits(mutant) for each in known))
     # In a part of the mutants an excused one need not be.
@@ -305,11 +330,13 @@ def main() -> int:
     parser.add_argument("--only", help="one module by its path, or one group by its name")
     parser.add_argument("--write", type=Path, help="the page to write, or to renew in part")
     parser.add_argument("--last", action="store_true", help="count what the last run found, and plant nothing")
+    parser.add_argument("--again", action="store_true", help="try what survived the last run, and what changed since")
     asked = parser.parse_args()
     print(HEAD, flush=True)
     found: list[Tally] = []
+    plant = last_planted if asked.last else planted_again if asked.again else planted
     for group in groups(asked.only):
-        for each in tallies(group, last_planted(group) if asked.last else planted(group)):
+        for each in tallies(group, plant(group)):
             told(each)
             found.append(each)
     if asked.write:

@@ -25,6 +25,8 @@ from leasehold.balancer.looking.ranks import LookoutRanks, lookout_ranks
 from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me
 from leasehold.balancer.rules.minimal import Minimal
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Config(Minimal())
 WORKERS = group_of(0, 12)
 LOOKOUT, *OTHERS = lookout_ranks(

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-
-from leasehold.adapters.proving.simulator.every_call import STORIES, mishaps, told, tried, unhurried
+from every_call import STORIES, mishaps, told, tried, unhurried
 
 pytestmark = pytest.mark.slow
 

@@ -133,6 +133,7 @@ def test_lag_that_rows_tell_is_drawn_and_hot_shards_are_named() -> None:
     assert found["td"][-40:-36] == ["s-0", "a-1", "0.0 s", "0.10"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "leases", [(), (LEASES[4],), (LEASES[5],), tuple(Lease(f"s-{n}", owner=f"w{n}") for n in range(60))]
 )

@@ -1,6 +1,6 @@
 """A user's program on a cluster: a query whose readers are on executors, until a line is given to it; then it stays.
 
-    python cluster_query.py MASTER STREAM ENDPOINT FOLDER
+    python cluster_query.py MASTER STREAM ENDPOINT FOLDER READERS
 
 It prints the rows of each batch, and once the query has stopped how many jobs of the session still run.
 """
@@ -30,7 +30,7 @@ def land(rows: DataFrame, _number: int) -> None:
     say([[row.shardId, row.sequenceNumber, bytes(row.data).decode()] for row in rows.collect()])
 
 
-def main(master: str, stream: str, endpoint: str, folder: str) -> None:
+def main(master: str, stream: str, endpoint: str, folder: str, readers: str) -> None:
     """Read until told to stop, and end when told again."""
     spark = SparkSession.builder.master(master).config(map=SETTINGS).getOrCreate()
     register(spark)
@@ -40,7 +40,7 @@ def main(master: str, stream: str, endpoint: str, folder: str) -> None:
         "kinesis.region": "eu-west-1",
         "kinesis.startingPosition": "TRIM_HORIZON",
         "lease.store": f"sqlite:///{folder}/leases.db",
-        "lease.readers": "2",
+        "lease.readers": readers,
     }
     writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.foreachBatch(land)
     writer = writer.option("checkpointLocation", f"{folder}/progress")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pipeline_process import SECRET, SHARDS, SPARK
 from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE
 
 from leasehold.adapters.local.java import java_home
 from leasehold.adapters.local.process import ServiceError
@@ -37,7 +38,7 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
     """A stream, and a folder for everything else."""
     name = f"applications-{next(_names)}"
     kinesis_client.create_stream(StreamName=name, ShardCount=SHARDS)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
     yield kinesis_client, name, tmp_path
     kinesis_client.delete_stream(StreamName=name)
 

@@ -122,7 +122,7 @@ def running(
     words = folder / "words"
     with words.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, script, master, stream, url, str(folder)],
+            [sys.executable, script, master, stream, url, str(folder), "auto"],
             env={**os.environ, **environment, "PYSPARK_SUBMIT_ARGS": " ".join(submit)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

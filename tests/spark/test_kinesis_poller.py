@@ -1,5 +1,6 @@
 """Rows made straight from the answers of Kinesis, beside the records that every other reader makes of them."""
 
+import hashlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -7,6 +8,7 @@ import cbor2
 import pytest
 from attrs import frozen
 
+from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.wire.views import viewed
@@ -27,6 +29,12 @@ def aggregate(*keys: str) -> bytes:
     for key in keys:
         assert made.add(f"data of {key}".encode(), key)
     return made.sealed()
+
+
+def cut_short(sealed: bytes) -> bytes:
+    """The same with a second user record whose key is in no table: it is dropped, and the first is kept."""
+    body = sealed[4:-16].replace(b"\x08\x01\x1a", b"\x08\x09\x1a")
+    return sealed[:4] + body + hashlib.md5(body, usedforsecurity=False).digest()
 
 
 def kinesis_record(number: int, data: bytes) -> dict[str, Any]:
@@ -57,17 +65,24 @@ RECORDS = [
     kinesis_record(11, b"plain"),
     kinesis_record(12, aggregate("d", "e")),
 ]
+CUT_SHORT = kinesis_record(13, cut_short(aggregate("f", "g")))
 
 
-@pytest.mark.parametrize("records", [RECORDS, RECORDS[:1], []])
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:1], [], [RECORDS[0], CUT_SHORT], [CUT_SHORT, RECORDS[2]]])
 @pytest.mark.parametrize(
     "start", [TRIM_HORIZON, Position("10"), Position("10", 1), Position("10", 2), Position("12", 1)]
 )
 @pytest.mark.parametrize("hash_range", [HASH_KEYS, (0, 2**124), None])
 def test_rows_are_what_records_are(
-    records: list[dict[str, Any]], start: Position, hash_range: HashRange | None
+    records: list[dict[str, Any]],
+    start: Position,
+    hash_range: HashRange | None,
+    measured: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it Spark would see other records, or checkpoint other positions, than a plain worker."""
+    monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)  # as compiled, or not
     client = cast("KinesisClient", Answers(records))
     plain = Poller(client, "s", "shard-0", start, hash_range).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range).read()

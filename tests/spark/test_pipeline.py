@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE
 
 from leasehold.adapters.cli.pipeline import app, run
 from leasehold.adapters.report.progress import BatchProgress, ReadingProgress
@@ -204,7 +205,7 @@ def test_from_a_stream_to_files(
 ) -> None:
     """The command would not find its way from a leased stream to Parquet."""
     kinesis_client.create_stream(StreamName="piped", ShardCount=1)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName="piped", WaiterConfig={"Delay": 1})
+    kinesis_client.get_waiter("stream_exists").wait(StreamName="piped", WaiterConfig=AT_ONCE)
     for text in (*map(record, range(5)), "bad"):
         kinesis_client.put_record(StreamName="piped", Data=text.encode(), PartitionKey="k")
     options = {"streamName": "piped", "endpointUrl": kinesis_url, "region": "eu-west-1", "startingPosition": "EARLIEST"}

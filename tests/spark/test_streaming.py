@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE
 from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
@@ -139,7 +140,7 @@ def stream(kinesis_client: KinesisClient) -> Stream:
     """Of four shards."""
     name = f"spark-{uuid4().hex[:8]}"
     kinesis_client.create_stream(StreamName=name, ShardCount=4)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
     return Stream(kinesis_client, name)
 
 

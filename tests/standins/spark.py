@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 START_SECONDS = 240
+SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java that starts soon rather than runs fast: what tests run once is mostly compiling."""
 
 
 @contextmanager
-def spark_session(cores: int = 2) -> Iterator["SparkSession"]:
-    """The session, stopped when the block ends; a process can have only one at a time.
+def spark_session(cores: int = 2, java: str = "") -> Iterator["SparkSession"]:
+    """The session, stopped when the block ends; a process can have only one at a time. `java` is for its Java.
 
     Raises ServiceError if there is no Java, ImportError if there is no pyspark.
     """
@@ -33,7 +35,8 @@ def spark_session(cores: int = 2) -> Iterator["SparkSession"]:
     os.environ["JAVA_HOME"] = str(java_home())
     # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master(f"local[{cores}]").config(map=SETTINGS).getOrCreate()
+    builder = SparkSession.builder.master(f"local[{cores}]").config(map=SETTINGS)
+    session = builder.config("spark.driver.extraJavaOptions", java).getOrCreate()
     register(session)
     try:
         yield session

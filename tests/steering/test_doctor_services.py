@@ -13,6 +13,7 @@ import pytest
 from standins.careless_line import careless_line
 from typer.testing import CliRunner
 from types_boto3_dynamodb import DynamoDBClient
+from waiters import AT_ONCE
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
@@ -40,7 +41,7 @@ def stream(kinesis_client: "KinesisClient") -> str:
     """A stream of two shards with a record."""
     name = f"examined-{uuid4().hex[:8]}"
     kinesis_client.create_stream(StreamName=name, ShardCount=2)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
     kinesis_client.put_record(StreamName=name, Data=b"1", PartitionKey="k")
     return name
 
@@ -137,7 +138,7 @@ def test_the_table_of_another_application_is_recognised(
         AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"}],
         BillingMode="PAY_PER_REQUEST",
     )
-    dynalite_client.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 1})
+    dynalite_client.get_waiter("table_exists").wait(TableName=table, WaiterConfig=AT_ONCE)
     dynalite_client.put_item(TableName=table, Item=row)
     status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
     assert (status, found["table"]["state"]) == (1, "wrong")

@@ -57,6 +57,22 @@ def bucket(endpoint: str) -> AgelessS3:
     return AgelessS3(name, endpoint=endpoint)
 
 
+def try_conditions(objects: BlobObjects | S3Objects) -> None:
+    """Write, overwrite and delete "a/b" under conditions that hold and that do not; then there is nothing."""
+    first = objects.put_new("a/b", {"counter": "1"})
+    assert first is not None
+    assert objects.put_new("a/b", {"counter": "2"}) is None
+    second = objects.put_over("a/b", {"counter": "2"}, first)
+    assert second not in (None, first)
+    assert second is not None
+    assert objects.put_over("a/b", {"counter": "3"}, first) is None
+    assert objects.put_over("absent", {"counter": "3"}, first) is None
+    assert objects.get("absent") is None
+    assert objects.get("a/b") == Stored("a/b", second, {"counter": "2"})
+    deleted = [objects.delete("a/b", first), objects.delete("a/b", second), objects.delete("a/b", first)]
+    assert deleted == [False, True, True]
+
+
 class RoomyLayout(EventHubLayout):
     """The Azure SDKs' layout with room made for what no partition has, so that every clause can be asked.
 

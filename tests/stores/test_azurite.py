@@ -18,7 +18,7 @@ from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.layout import Layout
-from leasehold.stores.objects.requests import SkewWarning, age
+from leasehold.stores.objects.requests import SkewWarning
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
@@ -117,17 +117,6 @@ def test_a_clock_far_off_is_said_once_and_changes_nothing(
     assert done(store.write(RenewLease(lease))).owner == "ann"
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "leasehold.objects"]
     assert re.match(rf"the local clock is (59|60)\d s {says} the storage service's", warning)
-
-
-def test_a_clock_nearly_right_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning at every start would be read by nobody."""
-    SkewWarning(lambda: 1_000_059.0).saw(1_000_000.0)
-    assert caplog.records == []
-
-
-def test_an_age_allows_for_the_seconds_it_is_told_in() -> None:
-    """A lease written at the very end of a second would expire a second early."""
-    assert [age(1000.0, 990.0), age(1000.0, 1000.0), age(1000.0, 1003.0)] == [9.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("layout", [HUB, ObjectLayout("p")], ids=["event-hubs", "ours"])

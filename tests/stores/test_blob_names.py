@@ -146,6 +146,9 @@ def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Posit
         ({"offset": "4520", "sequencenumber": "nine"}, "sequencenumber"),
         ({"offset": "-1", "position": "SHARD_END"}, "position"),
         ({"offset": "-1", "position": "NOWHERE 0"}, "position"),
+        ({"offset": "4520", "sequencenumber": "SHARD_END"}, "sequencenumber"),
+        ({"offset": "4520", "sequencenumber": "9" * 130}, "sequencenumber"),
+        ({"offset": "\ud800", "sequencenumber": "9"}, "offset"),
     ],
 )
 def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
@@ -158,7 +161,7 @@ def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
 @pytest.mark.parametrize("at", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
 def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
     """The official workers of the group would all fail at their next listing."""
-    with pytest.raises(StoreError, match="offset"):
+    with pytest.raises(StoreError, match=r"^(offset|checkpoint 9: .* its offset)"):
         HUB.checkpoint({}, Lease("0", checkpoint=at))
 
 
@@ -172,3 +175,49 @@ def test_an_owner_that_no_header_can_carry_is_named() -> None:
     """The service's own refusal would speak of a malformed header and of nobody."""
     with pytest.raises(StoreError, match=r"owner: 'ann\\n' cannot stand"):
         HUB.ownership({}, Lease("0"), Lease("0", owner="ann\n"))
+
+
+@pytest.mark.parametrize("name", ["ann\n", "ann ", "é"])
+def test_a_name_that_no_header_can_carry_is_told_from_another(name: str) -> None:
+    """Whoever must choose another name has to know which of the two was refused."""
+    with pytest.raises(StoreError, match=r"^owner: "):
+        HUB.ownership({}, Lease("0"), Lease("0", owner=name, yields=True))
+    with pytest.raises(StoreError, match=r"^heir: "):
+        HUB.ownership({}, Lease("0"), Lease("0", owner="ann", yields=True, heir=name))
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [("ownerid", "\ud800"), ("handoffto", "\ud800"), ("throughputkbps", "heavy"), ("notes", "[]")],
+)
+def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None:
+    """Whoever edited the blob by hand must learn which field to correct."""
+    owned = {"ownerid": "ann", "handoffowner": "ann", field: said}
+    if field == "ownerid":
+        owned["handoffowner"] = said
+    with pytest.raises(BadRowField) as caught:
+        HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", owned)))
+    assert caught.value.field == field
+
+
+def test_a_measured_lease_stays_so() -> None:
+    """Loads would be unknown to everybody but the worker that measured them, and never be evened out."""
+    fields = HUB.ownership({}, Lease("0"), Lease("0", owner="ann", weight=12_800))
+    assert fields == {"ownerid": "ann", "throughputkbps": "12.5"}
+    lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields)))
+    assert lease is not None
+    assert lease.weight == 12_800
+
+
+def test_who_answers_requests_and_was_sent_none_has_no_heir() -> None:
+    """It would give its lease to nobody."""
+    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
+    assert lease is not None
+    assert (lease.yields, lease.heir) == (True, None)
+
+
+def test_notes_are_written_with_the_ownership_that_they_stand_on() -> None:
+    """Written without it, the blob would have no owner for any SDK."""
+    owned = Lease("0", owner="ann", yields=True)
+    fields = HUB.notes({"theirs": "kept"}, owned, evolve(owned, notes=(("seal", "7"),)))
+    assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

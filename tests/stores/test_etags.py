@@ -1,6 +1,7 @@
 """In which order a lease's objects are written, and what that leaves behind when something happens in between."""
 
 from collections.abc import Callable
+from threading import Barrier, current_thread
 
 import pytest
 from attrs import evolve
@@ -31,6 +32,7 @@ from leasehold.stores.writes import (
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")
 LAYOUTS = pytest.mark.parametrize("layout", [OURS, HUB], ids=["ours", "event-hubs"])
+WAIT = 30.0
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 
 
@@ -411,3 +413,85 @@ def test_a_copied_lease_keeps_its_number_from_the_first_owner_on() -> None:
     for number in (0, 1, 2):
         made = done(store.write(CreateLease(Lease(str(number), epoch=number))))
         assert store.get([str(number)])[0].epoch == made.epoch == number
+
+
+def test_eight_objects_are_read_side_by_side() -> None:
+    """A thousand leases would be read one after the other, each as far away as the service is."""
+    objects, store = opened(OURS)
+    keys = [str(number) for number in range(8)]
+    for key in keys:
+        done(store.write(CreateLease(Lease(key))))
+    together = Barrier(8)
+
+    def before(line: str) -> None:
+        if "ownership" in line:
+            together.wait(WAIT)
+
+    objects.before = before
+    assert [lease.key for lease in EtagStore(objects, OURS).get(keys)] == keys
+
+
+@LAYOUTS
+def test_what_is_noted_of_a_new_lease_is_stored_with_the_least_writes(layout: Layout) -> None:
+    """The SDKs' layout keeps notes on the ownership; ours would write an object more for each lease."""
+    objects, store = opened(layout)
+    made = done(store.write(CreateLease(Lease("0", notes=(("seal", "7"),)))))
+    assert EtagStore(objects, layout).list().leases == (made,)
+    assert made.notes == (("seal", "7"),)
+    news = [line for line in objects.log if line.startswith("new")]
+    assert news == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
+
+
+@pytest.mark.parametrize(("known", "listed"), [(7, True), (8, False)])
+def test_two_leases_are_asked_for_one_by_one_where_a_listing_brings_eight(known: int, listed: bool) -> None:
+    """An object in a listing costs an eighth of a request of its own, and a listing of thousands many of them."""
+    objects, store = opened(OURS)
+    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(known))
+    objects.log.clear()
+    assert store.get(["0", "1"], stale_ok=True) == leases[:2]
+    assert objects.log == (["list ownership"] if listed else ["get ownership/0", "get ownership/1"])
+
+
+def test_one_object_is_read_where_it_is_asked_for_and_two_by_threads_with_a_name() -> None:
+    """An heir that looks eight times a second would wait for a thread each time; and nobody know whose threads run."""
+    objects, store = opened(OURS)
+    for key in "ab":
+        placed(store, Lease(key, owner="ann"))
+    names: list[str] = []
+    objects.before = lambda _line: names.append(current_thread().name)
+    store.get(["a"], stale_ok=True)
+    assert names == [current_thread().name]
+    names.clear()
+    EtagStore(objects, OURS).get(["a", "b"])
+    assert len(names) == 6
+    assert all(name.startswith("leasehold-objects") for name in names)
+
+
+@LAYOUTS
+def test_a_checkpoint_behind_both_a_request_and_a_drain_is_lost(layout: Layout) -> None:
+    """Going back would undo what the drain has finished."""
+    objects, store = opened(layout)
+    lease = owned(objects, store)
+    asked = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    drain = EtagStore(objects, layout)
+    objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
+    outcome = store.write(CheckpointLease(lease, AT_9))
+    assert outcome == Lost("0", evolve(asked, checkpoint=AT_10))
+
+
+def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
+    """Its owner would end with a traceback."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    objects.before = once("over checkpoint/0", objects.stored.clear)
+    assert store.write(CheckpointLease(lease, AT_9)) == Lost("0", None)
+
+
+def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
+    """Of two notes that are written at a time one would be lost, without a word."""
+    objects, store = opened(OURS)
+    lease = owned(objects, store)
+    other = EtagStore(objects, OURS)
+    objects.before = once("new notes/0", lambda: other.write(AnnotateLease(lease, "theirs", "1")))
+    written = done(store.write(AnnotateLease(lease, "ours", "2")))
+    assert written.notes == (("ours", "2"), ("theirs", "1"))

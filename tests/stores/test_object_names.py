@@ -131,6 +131,12 @@ def test_of_two_notes_the_later_word_counts() -> None:
         ({"sequence": "41", "weight": "heavy"}, "weight"),
         ({"sequence": "41", "notes": '{"a": "1"}'}, "notes"),
         ({"sequence": "41", "notes": "a=1"}, "notes"),
+        ({"sequence": "41", "firsthash": "one", "lasthash": "9"}, "firsthash"),
+        ({"sequence": "41", "stream": "%FF"}, "stream"),
+        ({"sequence": "41", "stream": "\ud800"}, "stream"),
+        ({"sequence": "41", "notes": '{"\\ud800": ["1", 1]}'}, "notes"),
+        ({"sequence": "41", "notes": '{"a": ["\\ud800", 1]}'}, "notes"),
+        ({"sequence": "41", "notes": '{"a": ["1", -1]}'}, "notes"),
     ],
 )
 def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
@@ -138,3 +144,49 @@ def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
     with pytest.raises(BadRowField) as caught:
         FLEET.lease("s-0", Parts(checkpoint=stored(fields)))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("field", "said"), [("ownerid", "%FF"), ("weight", "heavy"), ("counter", "-1")])
+def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None:
+    """Whoever edited the object by hand must learn which field to correct."""
+    owned = {"ownerid": "ann", field: said}
+    with pytest.raises(BadRowField) as caught:
+        FLEET.lease("s-0", Parts(stored(owned), stored({"sequence": "41"})))
+    assert caught.value.field == field
+
+
+def test_a_counter_that_is_none_is_not_counted_on() -> None:
+    """The next owner would write a smaller one, and its renewals pass for old."""
+    with pytest.raises(BadRowField) as caught:
+        FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
+    assert caught.value.field == "counter"
+
+
+def test_what_can_be_read_is_written_as_it_is() -> None:
+    """Whoever looks into the bucket would read %40 and %28 in place of a worker's name."""
+    assert FLEET.ownership({}, Lease("s-0"), Lease("s-0", owner="pod-1@eu:(a)")) == {
+        "ownerid": "pod-1@eu:(a)",
+        "counter": "1",
+    }
+
+
+def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
+    """Two spellings of one URL would be two tables; and its letters and spaces are its own."""
+    names = [ObjectLayout(above).prefix("notes") for above in ("/X fleet X/", "X fleet X")]
+    assert names == ["X fleet X/notes/"] * 2
+    assert ObjectLayout(" fleet ").prefix("notes") == " fleet /notes/"
+
+
+def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
+    """A worker that never saw the request would be taken for one that is about to give."""
+    fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
+    lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
+    assert lease is not None
+    assert (lease.owner, lease.yields, lease.heir) == ("cat", False, None)
+
+
+def test_the_notes_of_a_lease_at_its_creation_stay_as_they_were_written() -> None:
+    """A checkpoint would bring back a note that was overruled since, as the newest."""
+    born = FLEET.checkpoint({}, WHOLE)
+    later = evolve(WHOLE, checkpoint=Position("42"), notes=(("seal", "batch 8"),))
+    assert FLEET.checkpoint(born, later)["notes"] == born["notes"] == '{"seal": ["batch 7", 0]}'

@@ -6,7 +6,8 @@ from typing import Any
 import boto3
 import pytest
 from botocore.client import BaseClient
-from object_stores import bucket
+from botocore.exceptions import ClientError
+from object_stores import bucket, try_conditions
 
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract.actors import done, placed
@@ -19,6 +20,8 @@ from leasehold.stores.writes import CreateLease
 
 pytestmark = pytest.mark.services
 
+_FORBIDDEN: Any = {"HTTPStatusCode": 403}
+
 
 @pytest.fixture
 def objects(moto_url: str) -> Iterator[S3Objects]:
@@ -30,19 +33,7 @@ def objects(moto_url: str) -> Iterator[S3Objects]:
 
 def test_the_matrix_of_conditions(objects: S3Objects) -> None:
     """A condition the service ignores makes two owners of one lease."""
-    first = objects.put_new("a/b", {"counter": "1"})
-    assert first is not None
-    assert objects.put_new("a/b", {"counter": "2"}) is None
-    second = objects.put_over("a/b", {"counter": "2"}, first)
-    assert second not in (None, first)
-    assert objects.put_over("a/b", {"counter": "3"}, first) is None
-    assert objects.put_over("absent", {"counter": "3"}, first) is None
-    assert objects.get("absent") is None
-    assert [objects.delete("a/b", first), objects.delete("a/b", str(second)), objects.delete("a/b", first)] == [
-        False,
-        True,
-        True,
-    ]
+    try_conditions(objects)
     assert objects.list("") == ()
 
 
@@ -88,6 +79,17 @@ def test_a_url_makes_its_bucket_or_says_that_it_may_not(moto_url: str) -> None:
     assert open_store(url, create=False).list().leases == (row,)
     with pytest.raises(ValueError, match="store URL: s3:// wants bucket/prefix"):
         open_store("s3://?region=eu-west-1")
+
+
+def test_a_clock_that_the_service_refuses_is_named(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service's own word for it says neither whose time it means nor what to do."""
+
+    def refused(_client: object, operation: str, _arguments: object) -> object:
+        raise ClientError({"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": _FORBIDDEN}, operation)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", refused)
+    with pytest.raises(StoreError, match=r"RequestTimeTooSkewed \(HTTP 403\); set this machine's clock"):
+        objects.get("a")
 
 
 def test_a_service_that_is_down_is_an_unknown_outcome() -> None:

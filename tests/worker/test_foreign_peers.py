@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member
 
-from leasehold.adapters.cli.consume import _config
+from leasehold.adapters.cli.common.settings import configuration_for
 from leasehold.adapters.proving.simulator.world.stream import ListSource
 from leasehold.adapters.sources.event_hubs.pace import paced
 from leasehold.balancer.config import Config
@@ -44,10 +44,10 @@ def test_what_was_asked_for_stays() -> None:
 def test_the_command_tells_a_hub_from_a_stream() -> None:
     """Without it the right seconds would stand in the code and nowhere else."""
     settings = {"rules": "event-hubs", "dialect": "python", "cycle_seconds": 10}
-    assert _config(SOURCE, settings) == Config(
+    assert configuration_for(SOURCE, settings) == Config(
         rules=EventHubs("python"), lease_seconds=180.0, cycle_seconds=10.0, renew_seconds=20.0
     )
-    assert _config("kinesis://orders", {}) == Config()
+    assert configuration_for("kinesis://orders", {}) == Config()
 
 
 def settled(clock: Clock, store: FaultyStore) -> Driven:

@@ -6,12 +6,14 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread, current_thread
 
 import pytest
 from attrs import define, field
 
 from leasehold.adapters.reading.handlers.answers import Unhandled
+from leasehold.adapters.reading.handlers.event_loop import EventLoop
 from leasehold.adapters.reading.handlers.executors import InlineExecutor, ThreadExecutor, Work
 from leasehold.adapters.reading.handlers.handovers import Handover, Handovers
 
@@ -203,3 +205,92 @@ def test_what_ends_a_task_is_no_fault_of_an_onlooker() -> None:
     """A simulated process that is killed in its observer would go on."""
     with pytest.raises(Fatal):
         Told().handovers.tell("observer", raising(Fatal()))
+
+
+def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> None:
+    """The reason would be lost with the event loop, and the worker go on without it."""
+    told, ended = Told(), Event()
+
+    def end(reason: BaseException) -> None:
+        told.reasons.append(reason)
+        ended.set()
+
+    told.handovers = Handovers(end=end)
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def call() -> None:
+        tasks.append(asyncio.create_task(leave()))
+        await asyncio.wait(tasks)
+
+    told.begin(call)
+    assert ended.wait(WAIT)
+    told.handovers.close()
+    assert told.reasons == [tasks[0].exception()]
+
+
+# The event loop
+
+
+@define
+class Awaited:
+    """Something that ends only when it is cancelled, and who was told of it."""
+
+    thread: SimpleQueue[Thread] = field(factory=SimpleQueue)
+    over: SimpleQueue[Exception | None] = field(factory=SimpleQueue)
+    loop: EventLoop = field(factory=lambda: EventLoop(lambda _reason: None))
+
+    async def wait(self) -> None:
+        """Wait for ever."""
+        self.thread.put(current_thread())
+        await asyncio.Event().wait()
+
+    def begin(self) -> tuple[Thread, Callable[[], None]]:
+        """The thread that awaits it, and how it is cancelled."""
+        cancel = self.loop.spawn(self.wait(), self.over.put)
+        return self.thread.get(timeout=WAIT), cancel
+
+
+def test_what_is_cancelled_is_over_with_a_fault() -> None:
+    """A batch that was given up would count as done, or never be over."""
+    awaited = Awaited()
+    _, cancel = awaited.begin()
+    cancel()
+    assert isinstance(awaited.over.get(timeout=WAIT), Unhandled)
+    awaited.loop.close()
+
+
+def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread() -> None:
+    """Each worker of a process would leave a thread behind, and batches at work that are nobody's any more."""
+    awaited = Awaited()
+    awaited.loop.close()  # it has not begun
+    thread, cancel = awaited.begin()
+    assert (thread.name, thread.daemon) == ("leasehold-loop", True)
+    assert awaited.begin()[0] is thread
+    awaited.loop.close()
+    assert all(isinstance(awaited.over.get(timeout=WAIT), Unhandled) for _ in range(2))
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    awaited.loop.close()
+    cancel()
+
+
+def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker would not end for as long as somebody's `async def` waits for something else."""
+    monkeypatch.setattr("leasehold.adapters.reading.handlers.event_loop.CLOSE_SECONDS", 0.01)
+    awaited, release, ended = Awaited(), Event(), list[bool]()
+
+    async def block() -> None:
+        awaited.thread.put(current_thread())
+        ended.append(release.wait(WAIT))
+
+    awaited.loop.spawn(block(), awaited.over.put)
+    thread = awaited.thread.get(timeout=WAIT)
+    awaited.loop.close()
+    assert ended == []
+    release.set()
+    thread.join(WAIT)
+    assert (ended, thread.is_alive()) == ([True], False)

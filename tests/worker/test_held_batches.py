@@ -8,11 +8,14 @@ import pytest
 from attrs import define
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_handler_watch import Crew
 from test_reading import Bench, data
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records, shard
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handlers.handovers import Handovers
 from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.room import Room
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.protocol import Outcome
@@ -187,3 +190,33 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
     assert bench.holding.checkpoint(Position("102")) is not taken
     assert renewals == ["s-0"]
     assert bench.store.row("s-0").checkpoint == (TRIM_HORIZON if taken else Position("102"))
+
+
+def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_then_on() -> None:
+    """Nobody would call it again; and its shard would look idle for as long as others took its room."""
+    woken: list[str] = []
+    room = Room(1, woken.append)
+    bench, other = Bench(ShardRecords(records(5))), room.slot("other")
+    assert other.ask()
+    reading = bench.reading(room)
+    bench.steps(reading, 3)
+    assert (bench.handed, woken) == ([], [])
+    other.clear()
+    assert woken == ["s-0"]
+    bench.steps(reading, 2)
+    assert bench.handed == [data(5)]
+    assert bench.holding.throughput.average(bench.clock.now + 1000.0) is not None
+
+
+def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
+    """It would be handed over again, or its shard stand still."""
+    bench, crew = Bench(ShardRecords(records(5))), Crew()
+    handling = Handling(bench.handle, checkpoint_seconds=60.0)
+    reading = ShardReading(bench.worker, bench.holding, handling, handovers=Handovers(crew))
+    bench.steps(reading, 2)
+    assert (len(crew.waiting), bench.handed) == (1, [])
+    reading.step(bench.clock.now)
+    crew.waiting.pop()()
+    reading.step(bench.clock.now)
+    assert bench.handed == [data(5)]
+    assert bench.store.row("s-0").checkpoint == records(5)[-1].position

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OURS = {"leasehold", "adapters", "stores", "balancer"}
-
 EXTRAS = {
     "typer": "cli",
     "rich": "cli",
@@ -35,7 +33,7 @@ def imported_for(command: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         library = (missing.name or "").partition(".")[0]
-        if library in OURS:
+        if library == "leasehold":
             raise
         what = f"leasehold[{EXTRAS[library]}]" if library in EXTRAS else library
         print(f"{command}: {missing.name} is not installed; try: pip install '{what}'", file=sys.stderr)

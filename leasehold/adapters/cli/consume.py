@@ -6,15 +6,15 @@ import os
 import socket
 import sys
 import time
-from enum import StrEnum
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 from attrs import evolve
 
-from leasehold.adapters.cli.common.consuming import ended, joined_worker, run_worker, supervise
+from leasehold.adapters.cli.common.consuming import joined_worker, run_worker, supervise
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.positions import start
-from leasehold.adapters.cli.common.settings import configuration, settings
+from leasehold.adapters.cli.common.settings import configuration_for, settings
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.json_form.question import RULES
 from leasehold.adapters.reading.events import EventLines
@@ -25,10 +25,8 @@ from leasehold.adapters.reading.json_logs import JsonLines
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.letters.letter import LetterError
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES
-from leasehold.adapters.sources.event_hubs.pace import paced
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import source_address
-from leasehold.balancer.config import Config
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import store_address
 
@@ -77,20 +75,14 @@ the worker with its own.
 """
 
 
-class LogForm(StrEnum):
-    """How lines of the log are written."""
-
-    TEXT = "text"
-    JSON = "json"
-
+LogForm = Literal["text", "json"]
 
 # Options that are too long for a line of the command itself.
 LeaseSeconds = Annotated[
     float | None, typer.Option(help="How long a lease may stand still. [10; hubs: 120]", parser=seconds())
 ]
 Concurrency = Annotated[
-    int | None,
-    typer.Option(help="Keys of a batch at once, each in order; for async def handlers.", show_default=False),
+    int | None, typer.Option(help="Keys of a batch at once, each in order; for async def handlers.", show_default=False)
 ]
 DeadLetterPlace = Annotated[
     str | None,
@@ -100,8 +92,7 @@ DeadLetterPlace = Annotated[
     ),
 ]
 HandlerSeconds = Annotated[
-    float,
-    typer.Option(help="One at work for longer loses its lease. [never]", show_default=False, parser=seconds()),
+    float, typer.Option(help="One at work for longer loses its lease. [never]", show_default=False, parser=seconds())
 ]
 SlowSeconds = Annotated[float, typer.Option(help="A handler at work for longer is said and counted.", parser=seconds())]
 CheckpointSeconds = Annotated[
@@ -155,15 +146,16 @@ def command(  # noqa: PLR0917  one for each option
     wait: Annotated[bool, typer.Option(help="Go on trying where stream or store do not answer at the start.")] = True,
     memory_mib: MemoryMib = MEMORY_BYTES // MIB,
     metrics: Metrics = None,
-    log: Annotated[LogForm, typer.Option(help="How lines on standard error are written.")] = LogForm.TEXT,
+    log: Annotated[LogForm, typer.Option(help="How lines on standard error are written.")] = "text",
     verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
     me = worker or f"{socket.gethostname()}-{os.getpid()}"
     _log(me, log, verbose=verbose)
-    try:
+    with ending("consume", StoreError, SourceError, LetterError):
         beginning = _beginning(initial_position, timestamp_ms)
-        config = _config(source, settings({"rules": rules, "lease_seconds": lease_seconds} | beginning, set_ or []))
+        found = settings({"rules": rules, "lease_seconds": lease_seconds} | beginning, set_ or [])
+        config = configuration_for(source, found)
         handling = evolve(
             _handling(handler, me, concurrency, events=events),
             attempts=attempts,
@@ -176,15 +168,13 @@ def command(  # noqa: PLR0917  one for each option
         if processes > 1:
             raise typer.Exit(supervise(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
         joined = joined_worker(source, store, me, config, until, wait=wait, create=create)
-    except (ValueError, StoreError, SourceError, LetterError) as error:
-        raise ended(error) from None
     limits = {"drain_seconds": drain_seconds, "memory_bytes": memory_mib * MIB}
     run_worker(joined, handling, metrics, limits, told=_out(until, events=events), wait=wait)
 
 
 def _log(me: str, form: LogForm, *, verbose: bool) -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if form is LogForm.JSON:
+    if form == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
@@ -195,11 +185,6 @@ def _out(until: str | None, *, events: bool) -> TextIO | None:
     if until is None:
         return None
     return sys.stderr if events else sys.stdout
-
-
-def _config(source: str, found: dict[str, Any]) -> Config:
-    config = configuration(found)
-    return paced(config, found) if source.startswith("eventhubs:") else config
 
 
 def _beginning(initial_position: str, timestamp_ms: int | None) -> dict[str, Any]:

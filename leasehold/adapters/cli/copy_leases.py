@@ -1,10 +1,12 @@
 """`leasehold copy-leases`: move checkpoints between stores and clouds."""
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.checkpoint_moves import ended, told
+from leasehold.adapters.cli.common.checkpoint_moves import told
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.steering.checkpoints.copying import copied, planned, renamed, verified, wanting
 from leasehold.adapters.steering.checkpoints.moves import STILL_SECONDS, Move, each_living, readable
@@ -54,24 +56,16 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Plan, write, verify, tell."""
-    try:
-        source = open_store(from_, create=False, write=False)
-        target = open_store(to, create=create and not dry_run, write=not dry_run)
-    except ValueError as error:
-        raise ended("copy-leases", error, 2) from None
-    except StoreError as error:
-        raise ended("copy-leases", error, 1) from None
-    try:
+    with (
+        ending("copy-leases", StoreError),
+        closing(open_store(from_, create=False, write=False)) as source,
+        closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
+    ):
         chosen = tuple(lease for lease in readable(source, "FROM") if lease.key.startswith(strip))
         leases, read = renamed(chosen, strip, add, stream), () if even_if_read else chosen
         moves = _planned(source, target, leases, read=read, owned=not even_if_owned, still=still_seconds)
         done = moves if dry_run else _carried_out(target, moves, insist=even_if_owned)
         raise told(done, dry_run=dry_run, as_json=as_json)
-    except StoreError as error:
-        raise ended("copy-leases", error, 1) from None
-    finally:
-        source.close()
-        target.close()
 
 
 def _planned(

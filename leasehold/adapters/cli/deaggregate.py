@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.sources.kinesis.aggregation.decode import MalformedAggregate, UserRecords, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
 from leasehold.balancer.model import HASH_KEYS, HashRange
 from leasehold.stores.fields import decimal, encodable
-from leasehold.stores.printable import printable_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -39,16 +39,13 @@ def command(
 ) -> None:
     """Read every line, print every user record, then say what was dropped."""
     records, dropped = Counter[str](), Counter[str]()
-    try:
+    with ending("deaggregate", misuse=(ValueError, OSError)):
         within = _range(hash_range)
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
                 answer = _print(number, line, within, strict=strict)
                 records[answer.reason] += 1
                 dropped[answer.reason] += answer.dropped
-    except (ValueError, OSError) as error:
-        print(printable_lines(f"leasehold deaggregate: {error}"), file=sys.stderr)
-        raise typer.Exit(2) from None
     print(_summary(records, +dropped, as_json=json_), file=sys.stderr)
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.demo.closing import concluded
 from leasehold.adapters.demo.screen import Screen
@@ -17,7 +18,6 @@ from leasehold.adapters.demo.stage import Stage, StageError
 from leasehold.adapters.demo.staging import services, staged
 from leasehold.adapters.demo.story import Story
 from leasehold.adapters.local.process import ServiceError
-from leasehold.stores.printable import printable_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -44,14 +44,15 @@ def command(
     """Run the demo, and say how it went."""
     console = Console(stderr=as_json)
     try:
-        with unwinding(), _performed(console, rate, live=console.is_terminal and not as_json) as story:
+        with (
+            ending("demo", ServiceError, StageError, misuse=()),
+            unwinding(),
+            _performed(console, rate, live=console.is_terminal and not as_json) as story,
+        ):
             verdict = story.run()
     except Ended as ended:
         print("leasehold demo: stopped; nothing is left running", file=sys.stderr)
         raise typer.Exit(ended.status) from None
-    except (ServiceError, StageError) as error:
-        print(printable_lines(f"leasehold demo: {error}"), file=sys.stderr)
-        raise typer.Exit(1) from None
     if as_json:
         print(json.dumps(verdict.as_json()))
     else:

@@ -128,7 +128,7 @@ def _row(lease: Lease, lag: LeaseLag, *, full: bool) -> tuple[str, ...]:
         _owner(lease),
         _number(lag.seconds),
         "yes" if lag.end else "no" if lag.seconds is not None else "",
-        _checkpoint(lease.checkpoint, full=full),
+        shown_checkpoint(lease.checkpoint, full=full),
         _number(lag.age),
         _idle(lease.idle),
         "" if lease.weight is None else f"{kilobytes(lease.weight):.1f}",
@@ -154,7 +154,8 @@ def _idle(seconds: float) -> str:
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
-def _checkpoint(at: Position, *, full: bool) -> str:
+def shown_checkpoint(at: Position, *, full: bool) -> str:
+    """A checkpoint in one word, its number cut short unless `full`."""
     number = at.sequence if full or len(at.sequence) <= LONG else f"…{at.sequence[-LONG:]}"
     return f"{number}/{at.sub}" if at.sub else number
 

@@ -5,9 +5,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from enum import StrEnum
+from contextlib import ExitStack, closing, suppress
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from attrs import asdict, evolve
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from leasehold.adapters.cli.common.columns import for_eyes, plain
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.lease_tables import TableView, below, cells, moves_between, page
 from leasehold.adapters.cli.live.keys import has_keys
@@ -25,7 +26,7 @@ from leasehold.adapters.reading.lag import asked, lags_of
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.balancer.looking.watch import Watch
-from leasehold.stores.printable import printable, printable_lines
+from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 
@@ -69,11 +70,8 @@ which `leasehold report` makes a page of; `at` is the time, in seconds since 197
 """
 
 
-class By(StrEnum):
-    """The unit of a row of the table, if not a lease."""
-
-    GROUP = "group"
-    WORKER = "worker"
+By = Literal["group", "worker"]
+"""The unit of a row of the table, if not a lease."""
 
 
 def readings(
@@ -81,12 +79,10 @@ def readings(
     every: float,
     wait: Callable[[float], object] = time.sleep,
     source: Source | None = None,
-    limit: float = DEAD_SECONDS,
 ) -> Iterator[TableView]:
     """Read the table again and again; where a reading fails, yield the last one with the trouble.
 
     source  is asked how far behind the leases are of which no row tells
-    limit   an owner whose lease stands still for more seconds counts as dead
     """
     watch, shown = Watch(), TableView(())
     while True:
@@ -97,7 +93,7 @@ def readings(
             yield evolve(shown, trouble=str(error))
         else:
             watch, leases = watch.look(listing.leases, began, time.monotonic())
-            lags = lags_of(leases, time.time(), limit)
+            lags = lags_of(leases, time.time(), DEAD_SECONDS)
             moves = (moves_between(shown, leases, time.strftime("%H:%M:%S")) + shown.moves)[:MOVES_SHOWN]
             lags = lags if source is None else asked(source, leases, lags)
             shown = TableView(leases, listing.malformed, lags=lags, moves=moves)
@@ -116,26 +112,14 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look once, or keep watching."""
-    try:
-        asked_of = None if source is None else stream_of(source)
-        opened = open_store(store, create=False, write=False)
-    except ValueError as error:
-        raise _ended(error, 2) from None
-    except (StoreError, SourceError) as error:
-        raise _ended(error, 1) from None
-    try:
-        if watch and not as_json and for_eyes(wide=wide) and keyed():
-            _steer(opened, asked_of, by, every)
-        else:
-            _show(readings(opened, every, source=asked_of), by, watch=watch, as_json=as_json, wide=wide)
-    except (StoreError, SourceError) as error:
-        raise _ended(error, 1) from None
-    except KeyboardInterrupt:
-        pass  # the way to end a watch
-    finally:
-        opened.close()
-        if asked_of is not None:
-            asked_of.close()
+    with ending("leases", StoreError, SourceError), ExitStack() as stack:
+        asked_of = None if source is None else stack.enter_context(closing(stream_of(source)))
+        opened = stack.enter_context(closing(open_store(store, create=False, write=False)))
+        with suppress(KeyboardInterrupt):  # the way to end a watch
+            if watch and not as_json and for_eyes(wide=wide) and keyed():
+                _steer(opened, asked_of, by, every)
+            else:
+                _show(readings(opened, every, source=asked_of), by, watch=watch, as_json=as_json, wide=wide)
 
 
 def keyed() -> bool:
@@ -152,7 +136,7 @@ def _steer(opened: Store, source: Source | None, by: By | None, every: float) ->
     looks = readings(opened, every, lambda _seconds: None, source)  # the view waits, for keys
     try:
         with unwinding():
-            steer(looks, None if by is None else by.value, every)
+            steer(looks, by, every)
     except Ended as ended:
         if ended.status != 128 + signal.SIGINT:
             raise typer.Exit(ended.status) from None
@@ -201,8 +185,3 @@ def _print_json(reading: TableView) -> None:
     lags = {"lags": {key: lag.as_json() for key, lag in sorted(reading.lags.items())}} if reading.lags else {}
     told = {"at": round(time.time(), 3), "leases": leases, "malformed": malformed} | lags | trouble
     print(json.dumps(told), flush=True)
-
-
-def _ended(error: Exception, status: int) -> typer.Exit:
-    print(printable_lines(f"leasehold leases: {error}"), file=sys.stderr)
-    return typer.Exit(status)

@@ -12,40 +12,25 @@ from typer.main import get_command
 from leasehold.adapters.cli import imported_for
 
 COMMANDS = {
-    "consume": ("leasehold.adapters.cli.consume", "Join a fleet, and hand over the records of the shards it is given."),
-    "copy-leases": ("leasehold.adapters.cli.copy_leases", "Copy checkpoints from one store to another."),
-    "deaggregate": (
-        "leasehold.adapters.cli.deaggregate",
-        "Take Kinesis records apart into their user records, as KCL does.",
-    ),
-    "demo": ("leasehold.adapters.cli.demo", "Watch a fleet on this machine lose a worker and nothing else."),
-    "dev": (
-        "leasehold.adapters.cli.steer.dev",
-        "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
-    ),
-    "doctor": (
-        "leasehold.adapters.cli.steer.doctor",
-        "Try rights, conditional writes and clocks, and say what to expect.",
-    ),
-    "explain": (
-        "leasehold.adapters.cli.steer.explain",
-        "Say what each worker would do now, and why a lease is where it is.",
-    ),
-    "leases": ("leasehold.adapters.cli.leases", "Show who holds what, and how far they are."),
-    "pipeline": (
-        "leasehold.adapters.cli.pipeline",
-        "Land a leased stream as Parquet with Spark, and add it up in windows.",
-    ),
-    "plan": ("leasehold.adapters.cli.plan", "Answer one listing, as JSON, with the actions of one worker."),
-    "produce": ("leasehold.adapters.cli.produce", "Write lines to a stream, aggregated, each key in order."),
-    "replay": ("leasehold.adapters.cli.replay", "Hand dead letters over again; those that fail again stay."),
-    "report": ("leasehold.adapters.cli.report", "Show how leases are shared out, and how that changes, as a page."),
-    "reset": ("leasehold.adapters.cli.reset", "Set checkpoints back or forward."),
-    "serve": ("leasehold.adapters.cli.steer.serve", "Serve lease tables as a live, read-only page."),
-    "simulate": ("leasehold.adapters.cli.simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
-    "what-if": ("leasehold.adapters.cli.steer.what_if", "Simulate what would move if workers came or went."),
+    "consume": ("consume", "Join a fleet, and hand over the records of the shards it is given."),
+    "copy-leases": ("copy_leases", "Copy checkpoints from one store to another."),
+    "deaggregate": ("deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
+    "demo": ("demo", "Watch a fleet on this machine lose a worker and nothing else."),
+    "dev": ("steer.dev", "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C."),
+    "doctor": ("steer.doctor", "Try rights, conditional writes and clocks, and say what to expect."),
+    "explain": ("steer.explain", "Say what each worker would do now, and why a lease is where it is."),
+    "leases": ("leases", "Show who holds what, and how far they are."),
+    "pipeline": ("pipeline", "Land a leased stream as Parquet with Spark, and add it up in windows."),
+    "plan": ("plan", "Answer one listing, as JSON, with the actions of one worker."),
+    "produce": ("produce", "Write lines to a stream, aggregated, each key in order."),
+    "replay": ("replay", "Hand dead letters over again; those that fail again stay."),
+    "report": ("report", "Show how leases are shared out, and how that changes, as a page."),
+    "reset": ("reset", "Set checkpoints back or forward."),
+    "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
+    "simulate": ("simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
+    "what-if": ("steer.what_if", "Simulate what would move if workers came or went."),
 }
-"""By name: the module whose `app` it is, and its line in the help. One line for each command."""
+"""By name: the module of this folder whose `app` it is, and its line in the help. One line for each command."""
 
 
 class LazyCommands(TyperGroup):
@@ -59,7 +44,7 @@ class LazyCommands(TyperGroup):
 
 def _command(name: str) -> Any:  # noqa: ANN401  likewise
     with imported_for(f"leasehold {name}"):
-        found: typer.Typer = import_module(COMMANDS[name][0]).app
+        found: typer.Typer = import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app
     return get_command(found)
 
 

@@ -8,9 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -50,35 +49,19 @@ SIGTERM), which stops the queries and releases their leases. The same file can b
 """
 
 
-class Format(StrEnum):
-    """The format of a record."""
-
-    JSON = "json"
-    CSV = "csv"
-
-
-class Tables(StrEnum):
-    """How what lands is written."""
-
-    PARQUET = "parquet"
-    DELTA = "delta"
-
-
-class SourceOption(StrEnum):
-    """Where records come from."""
-
-    KINESIS = "kinesis-leased"
-    EVENT_HUBS = "eventhubs-leased"
+RecordForm = Literal["json", "csv"]
+TableFormat = Literal["parquet", "delta"]
+SourceFormat = Literal["kinesis-leased", "eventhubs-leased"]
 
 
 @app.command(help="Land a stream as Parquet, and add it up in windows of time.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    source: Annotated[SourceOption, typer.Argument(help="Where records come from.", show_default=False)],
+    source: Annotated[SourceFormat, typer.Argument(help="Where records come from.", show_default=False)],
     folder: Annotated[str, typer.Option(help="Where everything is written.", show_default=False)],
     schema: Annotated[str, typer.Option(help="The fields of a record: `name type, …`.", show_default=False)],
     time: Annotated[str, typer.Option(help="The field that says when it happened.", show_default=False)],
     options: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: an option of the source.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="What a record holds.")] = Format.JSON,
+    form: Annotated[RecordForm, typer.Option("--format", help="What a record holds.")] = "json",
     window: Annotated[str, typer.Option(help="How long a window lasts.")] = "10 minutes",
     watermark: Annotated[str, typer.Option(help="How late a record may be.")] = "1 hour",
     by: Annotated[list[str] | None, typer.Option(help="A field with windows of its own for each value.")] = None,
@@ -86,22 +69,22 @@ def command(  # noqa: PLR0917  one for each option
     name: Annotated[str, typer.Option(help="This application's.")] = "main",
     also: Annotated[list[str] | None, typer.Option(help="Another application whose rows are added up.")] = None,
     windows: Annotated[bool, typer.Option(help="Whether to add up at all.")] = True,
-    tables: Annotated[Tables, typer.Option(help="How it is written; delta needs delta-spark.")] = Tables.PARQUET,
+    tables: Annotated[TableFormat, typer.Option(help="How it is written; delta needs delta-spark.")] = "parquet",
     once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
     page: Annotated[Path | None, typer.Option(help="Draw the progress into this HTML file.")] = None,
     metrics: Annotated[str | None, typer.Option(help="An OpenTelemetry exporter: otlp, console.")] = None,
 ) -> None:
     """Start, tell, and stop with what ends."""
-    recipe = Recipe(form.value, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
+    recipe = Recipe(form, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
     try:
         recipe.check()
         given = _options(options or ())
         refuse_secrets(Given(given))  # here, since what is sent to a Connect server stands on its page, refused or not
         _end_on_signal()
-        spark = session(f"leasehold pipeline {name}", delta=tables is Tables.DELTA, quiet=True)
+        spark = session(f"leasehold pipeline {name}", delta=tables == "delta", quiet=True)
         ending = _asked_to_end()
         records = spark.readStream.format(source).options(**given).load()
-        place = OutputPlace(folder, name, tables.value)
+        place = OutputPlace(folder, name, tables)
         with closing(run(records, recipe, place, also or (), windows=windows, once=once, ending=ending)) as batches:
             tell(batches, ProgressPage(name, page) if page else None, metrics)
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from attrs import fields
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.json_form.answer import answer
 from leasehold.adapters.json_form.fields import BadJsonField
 from leasehold.adapters.json_form.question import RULES
@@ -73,9 +74,6 @@ def command(
     ] = None,
 ) -> None:
     """Read one question, print one answer."""
-    try:
+    with ending("plan", misuse=(BadJsonField,)):
         planned = answer(sys.stdin.buffer.read(), worker)
-    except BadJsonField as error:
-        print(f"leasehold plan: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
     print(json.dumps(planned, indent=indent))

@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, cast
 
 import typer
 from attrs import evolve
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer.client import client_of
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
 from leasehold.adapters.sources.kinesis.producer.values import Settings
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.stores.endpoints import endpoint_of
 from leasehold.stores.fields import decimal, encodable
-from leasehold.stores.printable import printable_lines
 from leasehold.stores.schemes import Scheme, read_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -43,7 +44,7 @@ Exit status: 0 when every line read is in the stream, 1 when not, 2 on bad usage
 
 Key = Callable[[bytes], str]
 
-_SCHEMES = {"kinesis": Scheme("", frozenset({"region", "endpoint"}))}
+_SCHEMES = {"kinesis": Scheme("", frozenset({"region", "endpoint", "wire"}))}
 
 
 @app.command(help="Write lines to a stream: aggregated as the KPL does, each key in order, none lost.", epilog=MORE)
@@ -60,27 +61,25 @@ def command(  # noqa: PLR0917  one for each option
     json_: Annotated[bool, typer.Option("--json", help="Print the counters as JSON at the end.")] = False,
 ) -> None:
     """Read until the end or a signal, then drain."""
-    try:
-        stream, region, endpoint = _place(source)
+    with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
+        stream, region, endpoint, wire = _place(source)
         key_of = _key(key, delimiter)
         settings = evolve(_settings(linger_ms, share, time_to_live, on_late), epoch=epoch)
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write(Producer(client_of(region, endpoint, REQUESTS), stream, settings), lines, key_of)
-    except (ValueError, OSError) as error:
-        raise _ended(error, 2) from None
-    except (SourceError, ProducerError) as error:
-        raise _ended(error, 1) from None
+            written = _write(Producer(client_of(region, endpoint, REQUESTS, wire), stream, settings), lines, key_of)
     print(json.dumps(written) if json_ else _said(written))
     if written["UserRecordsPending"] or written["UserRecordExpired"]:
         raise typer.Exit(1)
 
 
-def _place(source: str) -> tuple[str, str | None, str | None]:
-    """Stream, region and endpoint of a URL; it is never repeated, since it may hold a secret."""
+def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
+    """Stream, region, endpoint and form of a URL; it is never repeated, since it may hold a secret."""
     _, stream, options = read_url(source, "SOURCE", _SCHEMES)
     if not stream or "/" in stream:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL")
+    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
+        raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
+    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)
 
 
 def _settings(linger_ms: int, share: float, time_to_live: float, on_late: str) -> Settings:
@@ -203,8 +202,3 @@ def _said(written: dict[str, float | dict[str, int]]) -> str:
     names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
     names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
     return ", ".join(f"{written[name]} {words}" for name, words in names.items())
-
-
-def _ended(error: Exception, status: int) -> typer.Exit:
-    print(printable_lines(f"leasehold produce: {error}"), file=sys.stderr)
-    return typer.Exit(status)

@@ -11,6 +11,7 @@ from uuid import uuid4
 import typer
 from attrs import asdict
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.positions import start
 from leasehold.adapters.reading.handlers.callables import load
 from leasehold.adapters.reading.handlers.handling import Handling
@@ -72,17 +73,13 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Hand all over, and say what became of them."""
-    try:
+    with ending("replay", LetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
-            raise ValueError("choose one of --handler module:function and --to kinesis://…")  # noqa: TRY301  bad usage
+            raise ValueError("choose one of --handler module:function and --to kinesis://…")
         if store is None:
             verdict = _in_folder(letters, since, handler, to)
         else:
             verdict = _in_stream(letters, store, since, handler, to)
-    except ValueError as error:
-        raise _ended(error, 2) from None
-    except (LetterError, WorkerError, StoreError, SourceError) as error:
-        raise _ended(error, 1) from None
     print(json.dumps(asdict(verdict)) if as_json else _said(verdict, FOLDER if store is None else STREAM))
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
@@ -138,8 +135,3 @@ def _said(verdict: ReplayVerdict, words: tuple[str, str]) -> str:
     letters = "1 letter" if count == 1 else f"{count} letters"
     text = f"{letters}: {verdict.done} {words[0]}, {verdict.failed} failed again and {words[1]}"
     return text + (f", {verdict.strange} are no letters" if verdict.strange else "")
-
-
-def _ended(error: Exception, status: int) -> typer.Exit:
-    print(printable_lines(f"leasehold replay: {error}"), file=sys.stderr)
-    return typer.Exit(status)

@@ -4,11 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.json_form.fields import BadJsonField
 from leasehold.adapters.local.process import ServiceError
@@ -19,7 +21,6 @@ from leasehold.adapters.report.report import Moment, Report, report, report_json
 from leasehold.adapters.report.snapshots import looked, saved
 from leasehold.balancer.rules.groups import Groups
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.stores.printable import printable_lines
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store, store_address
 
@@ -53,7 +54,7 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look, count, draw."""
-    try:
+    with ending("report", StoreError, ServiceError, OSError):
         _somewhere(output, as_json=as_json)
         grouping = _groups(groups or ["prefix"])
         if spark:
@@ -61,10 +62,6 @@ def command(  # noqa: PLR0917  one for each option
         else:
             said = report(_place(sources), _snapshots(sources, snapshots, every), grouping)
         _tell(said, grouping, output, as_json=as_json)
-    except ValueError as error:
-        raise _ended(error, 2) from None
-    except (StoreError, ServiceError, OSError) as error:
-        raise _ended(error, 1) from None
 
 
 def _groups(given: Sequence[str]) -> Groups:
@@ -108,11 +105,8 @@ def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[Sna
 
 
 def _looked(url: str, times: int, every: float) -> Sequence[Snapshot]:
-    opened = open_store(url, create=False, write=False)
-    try:
+    with closing(open_store(url, create=False, write=False)) as opened:
         return tuple(looked(opened, times, every))
-    finally:
-        opened.close()
 
 
 def _saved(source: str) -> Sequence[Snapshot]:
@@ -136,8 +130,3 @@ def _tell(said: Report, groups: Groups, output: Path | None, *, as_json: bool) -
         output.write_text(page(said, groups), encoding="utf-8")
     if as_json:
         print(json.dumps(report_json(said)))
-
-
-def _ended(error: Exception, status: int) -> typer.Exit:
-    print(printable_lines(f"leasehold report: {error}"), file=sys.stderr)
-    return typer.Exit(status)

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from time import time
 from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.checkpoint_moves import ended, told
+from leasehold.adapters.cli.common.checkpoint_moves import told
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.positions import named, start
 from leasehold.adapters.cli.common.reset_plan import PlannedReset, moves_of, read_plan
 from leasehold.adapters.cli.common.times import seconds, shift
@@ -68,25 +70,14 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Plan, write, tell."""
-    try:
+    with ending("reset", StoreError):
         wish = _wish(to, shift_by, plan, key, timestamp_ms, sub, offset)
-        opened = open_store(store, create=False, write=not dry_run)
-    except ValueError as error:
-        raise ended("reset", error, 2) from None
-    except StoreError as error:
-        raise ended("reset", error, 1) from None
-    try:
-        leases = _chosen(readable(opened, "store"), key)
-        live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
-        moves = wish(leases, live)
-        done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
-        raise told(done, dry_run=dry_run, as_json=as_json)
-    except ValueError as error:
-        raise ended("reset", error, 2) from None
-    except StoreError as error:
-        raise ended("reset", error, 1) from None
-    finally:
-        opened.close()
+        with closing(open_store(store, create=False, write=not dry_run)) as opened:
+            leases = _chosen(readable(opened, "store"), key)
+            live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
+            moves = wish(leases, live)
+            done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
+            raise told(done, dry_run=dry_run, as_json=as_json)
 
 
 def _wish(  # noqa: PLR0917  the options that say what is wanted

@@ -2,8 +2,6 @@
 
 import json
 import os
-import sys
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,8 +9,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.local.process import ServiceError
-from leasehold.adapters.proving.simulator.question import RULES, SimulationQuestion
+from leasehold.adapters.proving.simulator.fleets import StartPattern
+from leasehold.adapters.proving.simulator.question import RULES, Kind, ScanPace, SimulationQuestion
 from leasehold.adapters.proving.simulator.sweep import Answer, on_spark, on_this_machine, summed_up
 from leasehold.stores.fields import decimal
 
@@ -48,42 +48,15 @@ writes bulletins, as on Azure Blob and S3; else the table is like DynamoDB.
 _WORKERS = 10**6  # in one group; no machine simulates more
 
 
-class Event(StrEnum):
-    """The event that the fleet has to cope with."""
-
-    COLD = "cold"
-    SCALE_OUT = "scale-out"
-    CRASH = "crash"
-    LEAVE = "leave"
-    ROLLING = "rolling"
-    RESHARD = "reshard"
-    STEADY = "steady"
-    WEIGHTS = "weights"
-
-
-class Start(StrEnum):
-    """How new workers start."""
-
-    SPREAD = "spread"
-    TOGETHER = "together"
-
-
-class Pace(StrEnum):
-    """How often workers scan the table."""
-
-    CYCLE = "cycle"
-    OWN = "own"
-
-
 @app.command(help="Simulate a fleet, and say how soon it is balanced and at what cost.", epilog=MORE)
 def command(  # noqa: PLR0917  typer calls it by name
     leases: Annotated[int, typer.Option(min=1, help="How many leases.")],
     workers: Annotated[str, typer.Option(help="Workers in each group, as in 100+100.")],
     rules: Annotated[str, typer.Option(help="The rule set.")] = "minimal",
     seed: Annotated[int, typer.Option(min=0, help="All the chance there is.")] = 0,
-    event: Annotated[Event | None, typer.Option(help="Left out: cold, or scale-out for several groups.")] = None,
-    start: Annotated[Start, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = Start.SPREAD,
-    pace: Annotated[Pace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = Pace.CYCLE,
+    event: Annotated[Kind | None, typer.Option(help="Left out: cold, or scale-out for several groups.")] = None,
+    start: Annotated[StartPattern, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = "spread",
+    pace: Annotated[ScanPace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = "cycle",
     groups: Annotated[bool, typer.Option("--groups", help="minimal: balance the groups too.")] = False,
     hint: Annotated[bool, typer.Option("--hint", help="minimal: say which workers are coming.")] = False,
     grace: Annotated[float, typer.Option(min=0, help="minimal: grace_seconds, for rolling restarts.")] = 0.0,
@@ -100,16 +73,16 @@ def command(  # noqa: PLR0917  typer calls it by name
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask, and print the answer."""
-    try:
+    with ending("simulate"):
         sizes = _sizes(workers)
         question = SimulationQuestion(
             leases=leases,
             workers=sizes,
             rules=rules,
             seed=seed,
-            kind=(event or (Event.SCALE_OUT if len(sizes) > 1 else Event.COLD)).value,
-            start=start.value,
-            pace=pace.value,
+            kind=event or ("scale-out" if len(sizes) > 1 else "cold"),
+            start=start,
+            pace=pace,
             hint=hint,
             grouped=groups,
             grace_seconds=grace,
@@ -121,9 +94,6 @@ def command(  # noqa: PLR0917  typer calls it by name
             dated=dated,
             cycles=cycles,
         )
-    except ValueError as error:
-        print(f"leasehold simulate: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
     _ask(question, sweep, jobs, master, as_json=as_json)
 
 
@@ -154,11 +124,8 @@ def _ask(question: SimulationQuestion, sweep: int, jobs: int, master: str | None
 def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
     from leasehold.adapters.spark.pipeline.session import session_at  # noqa: PLC0415  few sweep on Spark
 
-    try:
+    with ending("simulate", ServiceError):
         spark = session_at(master, "leasehold simulate")
-    except ServiceError as error:
-        print(f"leasehold simulate: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
     try:
         return on_spark(question, seeds, spark)
     finally:

@@ -27,6 +27,13 @@ FOREIGN = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION",
 """Settings for the real services, which must not reach the stand-ins."""
 
 
+def isolate() -> None:
+    """Forget the credentials of this process: a user's must not reach a stand-in, nor a stand-in's a real service."""
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+
+
 class Child:
     """A running process: its standard output goes to `out`, its standard error to `log`.
 

@@ -21,7 +21,7 @@ def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterato
         yield
         return
     ending = threading.Event()
-    producing = threading.Thread(target=_produce, args=(rate, put, ending), name=f"sample-{name}")
+    producing = threading.Thread(target=put_rows, args=(rate, put, ending), name=f"sample-{name}")
     producing.start()
     try:
         yield
@@ -30,7 +30,7 @@ def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterato
         producing.join()
 
 
-def _produce(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
+def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
     """Put records until told to end; each carries its key and how many of the key came before."""
     numbers, places = Counter[str](), count()
     pause = max(1 / PUTS_PER_SECOND, 1 / rate)

@@ -13,15 +13,7 @@ from attrs import define, evolve, field
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stream import Stream
 from leasehold.adapters.demo.tail import Tail
-from leasehold.adapters.history.events import (
-    Incident,
-    IncidentKind,
-    ReadingEvent,
-    RunHistory,
-    Sent,
-    event_of,
-    seen,
-)
+from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent, RunHistory, Sent, event_of, seen
 from leasehold.adapters.history.tenures import TenureHistory
 from leasehold.adapters.history.verdict import RunVerdict, verdict_on
 from leasehold.balancer.model import Lease

@@ -1,13 +1,12 @@
 """Sets a run up and takes it down: services, a stream, a table, a folder; no process is left behind."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
+from leasehold.adapters.demo.child import ENVIRONMENT, isolate
 from leasehold.adapters.demo.stage import Stage
 from leasehold.adapters.demo.stream import Stream
 from leasehold.adapters.local.services import dynalite, kinesis_local
@@ -30,8 +29,6 @@ def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...
 @contextmanager
 def services() -> Iterator[tuple[str, str]]:
     """The addresses of a stand-in for Kinesis and one for DynamoDB; this process forgets its own credentials."""
-    for name in FOREIGN:
-        os.environ.pop(name, None)
-    os.environ.update(ENVIRONMENT)
+    isolate()
     with kinesis_local() as kinesis, dynalite() as dynamodb:
         yield kinesis.url, dynamodb.url

@@ -65,10 +65,7 @@ def _one_version(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]
 
 
 def _falls(
-    what: BreachKind,
-    before: Sequence[WriteAnswer],
-    after: Sequence[WriteAnswer],
-    value: Callable[[WriteAnswer], Any],
+    what: BreachKind, before: Sequence[WriteAnswer], after: Sequence[WriteAnswer], value: Callable[[WriteAnswer], Any]
 ) -> Iterator[Breach]:
     """Walk along the answers that came before each of `after`, which are in the order of their sending, was sent."""
     waiting = sorted(before, key=lambda each: each.t, reverse=True)

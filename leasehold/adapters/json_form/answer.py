@@ -3,19 +3,11 @@
 from collections.abc import Iterable
 from typing import Any, assert_never
 
+from attrs import asdict
+
 from leasehold.adapters.json_form.question import question
-from leasehold.balancer.actions import (
-    Action,
-    Claim,
-    Create,
-    Delete,
-    Look,
-    Release,
-    Renew,
-    RequestHandoff,
-    Steal,
-)
-from leasehold.balancer.model import Lease, Problem, Shard
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.ancestry import families, faults
 
@@ -94,9 +86,4 @@ def _look_json(look: Look) -> dict[str, Any]:
 
 def _problems_json(shards: Iterable[Shard]) -> dict[str, Any]:
     """The problems for which no leases of a stream are created (L2): without them the reason would be unknown."""
-    found = [_problem_json(problem) for family in families(shards) for problem in faults(family)]
-    return _if("problems", found)
-
-
-def _problem_json(problem: Problem) -> dict[str, str]:
-    return {"stream": problem.stream, "shard": problem.shard, "what": problem.what}
+    return _if("problems", [asdict(problem) for family in families(shards) for problem in faults(family)])

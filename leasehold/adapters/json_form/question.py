@@ -87,7 +87,7 @@ def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
 def lease_of(value: JsonValue) -> Lease:
     """Read a lease. Raises BadJsonField, naming the field."""
     fields = value.fields()
-    sub, token = fields.read("sub", _sub, 0), fields.read("token", JsonValue.text, "")
+    sub, token = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, "")
     position = fields.read("checkpoint", lambda at: _position(at, sub, token), Position("TRIM_HORIZON", sub, token))
     return _built(Lease, fields, checkpoint=position)
 
@@ -149,12 +149,8 @@ def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tupl
 
 
 def _count(value: JsonValue) -> int:
-    """As large as rows may hold."""
+    """As large as rows may hold; of `sub`, under AT_TIMESTAMP, milliseconds since 1970."""
     return value.whole(most=10**COUNT_DIGITS - 1)
-
-
-def _sub(value: JsonValue) -> int:
-    return _count(value)  # under AT_TIMESTAMP it holds milliseconds since 1970
 
 
 def _position(value: JsonValue, sub: int, token: str) -> Position:

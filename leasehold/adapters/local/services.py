@@ -35,14 +35,12 @@ def dynalite(folder: Path | None = None) -> Iterator[Service]:
 
 
 @contextmanager
-def kinesis_local(folder: Path | None = None, *, state_delay_ms: int = 20, shards_max: int = 4000) -> Iterator[Service]:
+def kinesis_local(folder: Path | None = None) -> Iterator[Service]:
     """Kinesis with shard ends, child shards and shard filters; no throttling, no fan-out by boto3.
 
-    state_delay_ms is how long a stream stays CREATING, UPDATING or DELETING. Streams are kept in `folder`, if one is
-    named: as of a second ago, should it be killed.
+    Streams are kept in `folder`, if one is named: as of a second ago, should it be killed.
     """
     package = installed("aws") / "kinesis-local"
-    delay = f"{state_delay_ms}ms"
     verbs = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
     consumers = ("REGISTER_STREAM_CONSUMER", "DEREGISTER_STREAM_CONSUMER")
 
@@ -52,9 +50,9 @@ def kinesis_local(folder: Path | None = None, *, state_delay_ms: int = 20, shard
             # It insists on serving TLS beside plain HTTP, and reads the certificate from this file.
             "KINESIS_MOCK_TLS_PORT": str(free_port()),
             "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),
-            "SHARD_LIMIT": str(shards_max),
+            "SHARD_LIMIT": "4000",
             "LOG_LEVEL": "ERROR",
-            **{f"{verb}_DURATION": delay for verb in (*verbs, *consumers)},
+            **{f"{verb}_DURATION": "20ms" for verb in (*verbs, *consumers)},
             **({} if folder is None else _kept(folder)),
         }
         # By default it listens on every interface of the machine.

@@ -28,8 +28,6 @@ class ReadingWorker(Protocol):
 
     def hurry(self) -> None:
         """Read the table and list the shards at the worker's next turn."""
-        ...
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for so many seconds."""
-        ...

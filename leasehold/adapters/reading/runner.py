@@ -24,7 +24,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.renewals import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Pool, Queue, Signal
-from leasehold.adapters.worker.tidings import LeaseBegun, LeaseGone, LeaseParting, Outbox, Tiding, TurnHurried
+from leasehold.adapters.worker.tidings import LeaseBegun, LeaseLeaving, Outbox, Tiding, TurnHurried
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.looking.schedule import start_seconds
 from leasehold.stores.printable import escaped
@@ -182,12 +182,7 @@ class Runner:
         self._ends.put((fault,))
 
     def _keep(
-        self,
-        name: str,
-        work: Callable[[float], float],
-        sooner: Signal,
-        going: Callable[[], bool],
-        pause: float = 0.0,
+        self, name: str, work: Callable[[float], float], sooner: Signal, going: Callable[[], bool], pause: float = 0.0
     ) -> None:
         clock, faults = self._scheduler.clock, 0
         sooner.wait(clock() + pause)
@@ -227,7 +222,7 @@ class Runner:
                     holding.reach.tell(socket.gethostname(), self._wall, self._scheduler.clock())
                 step = self._begin(self.worker, holding, self.handling)
                 self._readings.add(holding.key, Guarded(step, holding, self.worker.exclude, self._scheduler))
-            case LeaseParting(holding) | LeaseGone(holding):
+            case LeaseLeaving(holding):
                 self._readings.hurry(holding.key)
             case TurnHurried():
                 self._turn_sooner.set()

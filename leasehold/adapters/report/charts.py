@@ -61,8 +61,8 @@ class Line:
     colour: str
 
 
-def bars(rows: Sequence[Bar], unit: str) -> str:
-    """Lying bars, the first on top, each with its number."""
+def bars(rows: Sequence[Bar]) -> str:
+    """Lying bars of leases, the first on top, each with its number."""
     with rc_context(_STYLE):
         figure, axes = _axes(MARGIN + ROW * len(rows))
         places = range(len(rows))
@@ -71,7 +71,7 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
         axes.set_yticks(places, [_short(row.label) for row in rows])
         axes.invert_yaxis()
         axes.margins(x=0.12, y=0.02)
-        axes.set_xlabel(unit)
+        axes.set_xlabel("leases")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="x", alpha=0.5)
         axes.tick_params(axis="y", length=0)

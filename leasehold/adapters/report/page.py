@@ -111,13 +111,13 @@ def _nobody(last: Distribution) -> list[Bar]:
 def _level(last: Distribution, depth: int) -> str:
     hues = _hues(last)
     rows = [Bar(group_name(each.path), each.leases, hues[each.path[:1]]) for each in last.levels[depth]]
-    return bars([*_ends(rows), *_nobody(last)], "leases")
+    return bars([*_ends(rows), *_nobody(last)])
 
 
 def _workers(last: Distribution, groups: Groups) -> str:
     hues = _hues(last)
     rows = [Bar(each.worker, each.leases, _hue(hues, each, groups)) for each in last.workers]
-    return bars([*_ends(rows), *_nobody(last)], "leases")
+    return bars([*_ends(rows), *_nobody(last)])
 
 
 def _hue(hues: dict[tuple[str, ...], str], share: Share, groups: Groups) -> str:
@@ -142,10 +142,7 @@ def _held(last: Distribution, groups: Groups) -> str:
 
 def _progress(last: Distribution) -> str:
     colours = {"SHARD_END": COLOURS[2], NUMBER: COLOURS[0]}
-    return bars(
-        [Bar(_PROGRESS.get(name, name), count, colours.get(name, COLOURS[3])) for name, count in last.progress],
-        "leases",
-    )
+    return bars([Bar(_PROGRESS.get(name, name), count, colours.get(name, COLOURS[3])) for name, count in last.progress])
 
 
 def _spreads(times: Sequence[float], moments: Sequence[Moment]) -> str:

@@ -118,11 +118,9 @@ class Reader(Protocol):
         Raises SourceError if trying again cannot help. After any other exception this reader is closed, and
         another one opened behind what is done.
         """
-        ...
 
     def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 @runtime_checkable
@@ -131,7 +129,6 @@ class Selective(Protocol):
 
     def reads(self, lease: Lease) -> bool:
         """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
-        ...
 
 
 @frozen
@@ -156,7 +153,6 @@ class Sliceable(Protocol):
 
         Raises SourceUnavailable or SourceError.
         """
-        ...
 
 
 class Source(Protocol):
@@ -165,27 +161,21 @@ class Source(Protocol):
     @property
     def stream(self) -> str:
         """The name leases carry; "" where one table serves one stream."""
-        ...
 
     def shards(self) -> tuple[Shard, ...]:
         """The complete, unfiltered listing. Raises SourceUnavailable or SourceError."""
-        ...
 
     def gone(self, shard: str) -> bool:
         """Whether the stream answers and says that the shard of this lease's key does not exist."""
-        ...
 
     def latest(self, lease: Lease) -> Position:
         """The position that LATEST means on this shard now: AT_TIMESTAMP a time, or the last number enqueued.
 
         It is stored before the first read, so that a crash before the first checkpoint skips nothing.
         """
-        ...
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """A reader that starts just after `start`, dropping records at or before it."""
-        ...
 
     def close(self) -> None:
         """Close all connections."""
-        ...

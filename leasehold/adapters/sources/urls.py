@@ -23,7 +23,6 @@ class _SourceModule(Protocol):
 
     def open_url(self, place: str, options: Mapping[str, str]) -> Source:
         """The source at this place; raises ValueError naming an option it cannot use."""
-        ...
 
 
 _SCHEMES = {

@@ -32,7 +32,6 @@ class ParallelMap(Protocol):
 
     def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
         """Return the answers, in the order of the items."""
-        ...
 
 
 class Handoffs:

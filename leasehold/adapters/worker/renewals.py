@@ -31,7 +31,6 @@ class BackgroundMap(Protocol):
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
         """Iterate the result to run the calls, since `map` is lazy; ignore the values."""
-        ...
 
 
 class Renewing:

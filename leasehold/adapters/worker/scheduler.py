@@ -21,11 +21,9 @@ class Queue(Protocol):
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401  each queue has its own
         """Add one; a signal's handler may do so too."""
-        ...
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
         """Take the next, or None if there is none by then."""
-        ...
 
 
 class Scheduler(Protocol):
@@ -34,27 +32,21 @@ class Scheduler(Protocol):
     @property
     def fatal(self) -> tuple[type[BaseException], ...]:
         """The exceptions that end a task from outside; nothing may catch them."""
-        ...
 
     def clock(self) -> float:
         """Seconds of a clock that never goes back."""
-        ...
 
     def lock(self) -> AbstractContextManager[object]:
         """A lock that may be held while its holder waits."""
-        ...
 
     def queue(self) -> Queue:
         """A new queue."""
-        ...
 
     def start(self, name: str, work: Callable[[], None]) -> None:
         """Begin a task. Raises RuntimeError if there can be no more of them."""
-        ...
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Say that something was raised which nothing provides for."""
-        ...
 
 
 class Signal:

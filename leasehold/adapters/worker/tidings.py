@@ -18,11 +18,9 @@ class HoldingConsumer(Protocol):
 
     def begin(self, holding: Holding) -> None:
         """Start reading; stop as soon as `holding.lost` is set."""
-        ...
 
     def part(self, holding: Holding) -> None:
         """Finish the running batch, then `holding.part`."""
-        ...
 
 
 @frozen
@@ -33,15 +31,8 @@ class LeaseBegun:
 
 
 @frozen
-class LeaseParting:
-    """A lease is to be handed over at the end of the running batch."""
-
-    holding: Holding
-
-
-@frozen
-class LeaseGone:
-    """A lease is lost, given or released: whoever waits to read on need not wait to learn it."""
+class LeaseLeaving:
+    """A lease is to be handed over once the running batch is done, or is gone: its reading learns it at once."""
 
     holding: Holding
 
@@ -51,7 +42,7 @@ class TurnHurried:
     """`turn` wishes to be called sooner than it said."""
 
 
-Tiding = LeaseBegun | LeaseParting | LeaseGone | TurnHurried
+Tiding = LeaseBegun | LeaseLeaving | TurnHurried
 """A message of a worker to its runner."""
 
 
@@ -66,12 +57,8 @@ class Outbox:
         self._queue.put(LeaseBegun(holding))
 
     def part(self, holding: Holding) -> None:
-        """Report that the lease is to be handed over."""
-        self._queue.put(LeaseParting(holding))
-
-    def gone(self, holding: Holding) -> None:
-        """Report that the lease is ours no longer."""
-        self._queue.put(LeaseGone(holding))
+        """Report that the lease is to be handed over, or is ours no longer."""
+        self._queue.put(LeaseLeaving(holding))
 
     def hurry(self) -> None:
         """Report that a turn is wanted."""

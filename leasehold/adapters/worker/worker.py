@@ -99,7 +99,7 @@ class Worker:
             lease_seconds=self.config.lease_seconds,
             began=self._began,
             gave=self._gave,
-            gone=outbox.gone if consumer is None else _nobody,
+            gone=outbox.part if consumer is None else _nobody,
             lock=self.scheduler.lock,
         )
         self._handoffs = Handoffs(

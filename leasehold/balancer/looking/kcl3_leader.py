@@ -101,5 +101,5 @@ class WorkerReports:
             # A worker may have lost its leases by dying just after a report: only the next report proves it alive.
             return ReportTrack(stamp, stood_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
-        grown = count > before.count or (before.moved_at == -math.inf) != (moved_at == -math.inf)
+        grown = count > before.count or before.moved_at == -math.inf
         return ReportTrack(stamp, stood_at, moved_at, count, ended if grown else before.since)

@@ -44,7 +44,7 @@ from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
 from leasehold.balancer.looking.bulletin import bulletin_of, note_of
-from leasehold.balancer.looking.ranks import LookoutRanks, heartbeat_seconds, lookout_ranks, rank_digest, scaled
+from leasehold.balancer.looking.ranks import heartbeat_seconds, lookout_ranks, rank_digest, scaled
 from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me, Notes
 from leasehold.balancer.rules.joining import awaits_joiners, until_gathered
 from leasehold.balancer.rules.loads import slack, takers
@@ -132,7 +132,7 @@ def next_look(
         if wanted:
             pause = min(pause, 2 * scaled(HURRIED_SECONDS, config))
         return Look(0.0 if partial else pause, notes=notes)
-    if partial and _called(ours, me, config, hearing):
+    if partial and _called(ours.row.idle, len(ours.ranks), me.history.full_still, config, hearing):
         return Look(0.0, notes=notes)
     silent = ours.row.idle > heartbeat_seconds(config)  # C8: is it the row that stands still, or one heartbeat late?
     hurried = wanted or silent or hearing.warned < scaled(WARNED_SECONDS, config)
@@ -158,13 +158,12 @@ def _present(census: Census) -> frozenset[str]:
     return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
 
 
-def _called(ours: LookoutRanks, me: Me, config: Config, hearing: BulletinState) -> bool:
-    """Whether the bulletin, or its silence, sends a reader to the whole table."""
-    full_still, idle = me.history.full_still, ours.row.idle if ours.row else 0.0
+def _called(idle: float, workers: int, full_still: float, config: Config, hearing: BulletinState) -> bool:
+    """Whether the bulletin, or its silence on a row idle for so long, sends a reader to the whole table."""
     # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
     unheard = full_still > idle > scaled(EARLY_SECONDS, config)
     news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
-    return news or unheard or full_still > scaled(LAST_RESORT_SECONDS, config) * len(ours.ranks)  # C11
+    return news or unheard or full_still > scaled(LAST_RESORT_SECONDS, config) * workers  # C11
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
@@ -242,7 +241,7 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     if me.history.owners_still <= config.cycle_seconds:
         return False
     counts = census.counts
-    floor = len(census.leases) // max(len(counts), 1)
+    floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
     moving = {lease.key for lease in census.moving}

@@ -94,7 +94,7 @@ class Watch:
             gone = set(asked) - fresh.keys()
             sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
         leases = tuple(sighting.lease for sighting in sightings.values())
-        owners_at, fleet_at = self._changes(sightings, fresh if asked is not None else sightings, ended)
+        owners_at, fleet_at = self._changes(sightings, fresh, ended)
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
@@ -119,7 +119,7 @@ class Watch:
         version_at = before.version_at if still else ended
         owner_at = before.owner_at if kept else ended
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended
-        watched = max(0.0, began - version_at) if still else 0.0
+        watched = max(0.0, began - version_at)
         # Do not count the gap before a new owner's first renewal: it says nothing of how often that owner renews.
         stood = before.watched if before.version_at > before.owner_at else 0.0
         return Sighting(
@@ -132,7 +132,7 @@ class Watch:
             owner_at=owner_at,
             heir_at=heir_at,
             watched=watched,
-            stood=(before.stood if still else stood) if kept else 0.0,
+            stood=before.stood if still else stood,
             gap=(before.gap if still else min(stood, before.stood)) if kept else 0.0,
             pace=(before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
         )

@@ -127,11 +127,12 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
-    """E5: unless the counts are even already, a worker below the share, or with the least of all, takes one."""
+    """E5: unless the counts are even already, a worker below the share, or with the least of all, takes one.
+
+    With nobody active that is the one that asks.
+    """
     low, more = _share(census)
     mine, counts = len(census.mine), census.counts.values()
-    if len(census.leases) == len(census.free) + len(census.expired):  # E5: with nobody active, counts do not matter
-        return _claim_one(census, me, "E5")
     at_more = sum(count == low + 1 for count in counts)
     even = min(counts) >= low and max(counts) <= low + 1 and at_more == more
     if even or (mine >= low and mine > min(counts)):  # E5

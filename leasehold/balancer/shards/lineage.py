@@ -132,8 +132,7 @@ def _orphans(family: Family, position: Position) -> dict[str, Create]:
             begins.add(name)
         for parent in parents if counted else ():
             if parent not in family.leases and (parent in begins or not descends[parent]):  # L5
-                after = TRIM_HORIZON if parent in counted and position.sequence != "AT_TIMESTAMP" else position
-                created[parent] = _create(family.shards[parent], after, "L5")
+                created[parent] = _create(family.shards[parent], position, "L5")
         if shard.open and not counted:  # L4
             created[name] = _create(shard, position, "L4")
     return created

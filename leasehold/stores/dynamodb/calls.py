@@ -64,6 +64,11 @@ class Clients:
     reads: "DynamoDBClient"
     writes: "DynamoDBClient"
 
+    def close(self) -> None:
+        """Close all connections."""
+        self.reads.close()
+        self.writes.close()
+
 
 def connect(session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE) -> Clients:
     """Clients of this region or endpoint. Raises StoreError where no region is set anywhere."""

@@ -135,8 +135,7 @@ class DynamoStore:
 
     def close(self) -> None:
         """Close all connections."""
-        self._clients.reads.close()
-        self._clients.writes.close()
+        self._clients.close()
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
         """The reply, or the refusal of its condition."""

@@ -26,7 +26,7 @@ from requests.adapters import HTTPAdapter
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.stores.endpoints import date_of, endpoint_of, without_credentials
-from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.layout import Layout
 from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
@@ -36,8 +36,6 @@ from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 """The environment variable that holds the account's key, where one is used."""
-
-DOMAIN = "servicebus.windows.net"
 
 _STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
@@ -103,9 +101,7 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
         raise ValueError(
             "store URL: option 'eventhub' wants <fully qualified namespace>/<hub>, and no prefix beside it"
         )
-    if not {".", ":"} & set(namespace):
-        namespace = f"{namespace}.{DOMAIN}"  # as the SDKs write it, so that their blobs and ours have the same names
-    return namespace, hub, options.get("group", "$Default")
+    return full_namespace(namespace), hub, options.get("group", "$Default")
 
 
 def _client(account: str, container: str, endpoint: str | None, patience: Patience) -> ContainerClient:
@@ -186,7 +182,7 @@ class BlobObjects:
                 if _code(absent) == "BlobNotFound":
                     return None
                 raise
-        return _stored(blob, dated.now, name)
+        return _stored(blob, dated.now)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Put Blob, which alone keeps If-None-Match: * everywhere."""
@@ -241,10 +237,10 @@ class _Dated:
             self._skew.saw(now)
 
 
-def _stored(blob: BlobProperties, service_now: float, name: str = "") -> Stored:
+def _stored(blob: BlobProperties, service_now: float) -> Stored:
     # Metadata names are not case-sensitive; a listing says None for an empty value.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
-    return Stored(name or blob.name, bare(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
+    return Stored(blob.name, bare(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
 
 
 def _code(error: HttpResponseError) -> str:

@@ -8,6 +8,7 @@ leave it out when they write, and every reader treats it as void then.
 """
 
 import json
+from typing import ClassVar
 
 from attrs import frozen
 
@@ -23,8 +24,13 @@ BEGINNING = "-1"
 END_OF_STREAM = "@latest"
 """The offset that Event Hubs reads as "what arrives from now on"."""
 
-_NO_OFFSET = frozenset({"", "no offset"})
+NO_OFFSET = frozenset({"", "no offset"})
 """The words that some SDKs have written in place of an unknown offset."""
+
+
+def full_namespace(namespace: str) -> str:
+    """`namespace` is short for its full name, which the SDKs write: so their blobs and ours have the same names."""
+    return namespace if {".", ":"} & set(namespace) else f"{namespace}.servicebus.windows.net"
 
 
 def stream_of(namespace: str, hub: str, group: str) -> str:
@@ -45,20 +51,11 @@ class EventHubLayout:
     group: str
     start: Position = TRIM_HORIZON
 
-    @property
-    def promises(self) -> Promises:
-        """Checkpoint and ownership are two blobs, notes stand on the second, and official workers count nothing."""
-        return Promises(owner_checked_checkpoint=False, free_notes=False, counts_owners=False)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Ownership, then checkpoint."""
-        return ("ownership", "checkpoint")
-
-    @property
-    def owned_before_checkpoint(self) -> bool:
-        """The SDKs claim a partition long before they checkpoint it."""
-        return True
+    promises: ClassVar[Promises] = Promises(owner_checked_checkpoint=False, free_notes=False, counts_owners=False)
+    """Checkpoint and ownership are two blobs, notes stand on the second, and official workers count nothing."""
+    parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
+    owned_before_checkpoint: ClassVar[bool] = True
+    """The SDKs claim a partition long before they checkpoint it."""
 
     def prefix(self, part: Part) -> str:
         """Lower case throughout, and the slash at the end, or `ownership-old/0` would count."""
@@ -88,7 +85,7 @@ class EventHubLayout:
             owner=owner,
             version=version_of(parts, yields=yields),
             idle=parts.ownership.age if parts.ownership else 0.0,
-            checkpoint=read_position(parts.fields("checkpoint"), self.start) if parts.checkpoint else self.start,
+            checkpoint=read_position(parts.fields("checkpoint"), self.start),
             heir=(text("handoffto", fields.get("handoffto", "")) or None) if yields else None,
             yields=yields,
             weight=weight("throughputkbps", fields.get("throughputkbps")),
@@ -97,9 +94,10 @@ class EventHubLayout:
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """`ownerid` always, even empty: the Python SDK's listing fails on a blob without it."""
+        owner = _plain("owner", after.owner or "")
         ours = {
-            "ownerid": _plain("owner", after.owner or ""),
-            "handoffowner": _plain("owner", after.owner or "") if after.yields else "",
+            "ownerid": owner,
+            "handoffowner": owner if after.yields else "",
             "handoffto": _plain("heir", after.heir or ""),
             "handoffversion": handoff_version(before, after),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
@@ -152,7 +150,7 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
         return _ours(fields["position"]) if "position" in fields else TRIM_HORIZON
     if offset == END_OF_STREAM:
         return LATEST
-    if offset in _NO_OFFSET:
+    if offset in NO_OFFSET:
         return _numbered(number) if known else start
     # Without a number the offset still says where to start; any number counts as past it.
     return _numbered(number if known else "0", offset)

@@ -8,6 +8,7 @@ digest of the content: without it a renewal would change nothing that anybody co
 """
 
 import json
+from typing import ClassVar
 from urllib.parse import quote, unquote
 
 from attrs import evolve, frozen
@@ -44,20 +45,11 @@ class ObjectLayout:
 
     above: str = ""
 
-    @property
-    def promises(self) -> Promises:
-        """Checkpoint and ownership are two objects."""
-        return Promises(owner_checked_checkpoint=False)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Ownership, checkpoint, notes."""
-        return ("ownership", "checkpoint", "notes")
-
-    @property
-    def owned_before_checkpoint(self) -> bool:
-        """A lease without its checkpoint object does not exist."""
-        return False
+    promises: ClassVar[Promises] = Promises(owner_checked_checkpoint=False)
+    """Checkpoint and ownership are two objects."""
+    parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint", "notes")
+    owned_before_checkpoint: ClassVar[bool] = False
+    """A lease without its checkpoint object does not exist."""
 
     def prefix(self, part: Part) -> str:
         """The folder of one part."""

@@ -69,42 +69,32 @@ class Layout(Protocol):
     @property
     def promises(self) -> Promises:
         """The promises that this layout can keep."""
-        ...
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The objects of one lease, in the order in which they are to be read."""
-        ...
 
     @property
     def owned_before_checkpoint(self) -> bool:
         """Whether an ownership without a checkpoint is a lease."""
-        ...
 
     def prefix(self, part: Part) -> str:
         """The common beginning of the names of all objects of this part."""
-        ...
 
     def name(self, key: str, part: Part) -> str:
         """The name of one object."""
-        ...
 
     def key(self, name: str, part: Part) -> str | None:
         """The lease that an object of this name belongs to; None for a foreign object."""
-        ...
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
         """The lease that these objects describe, or None if they describe none. Raises BadRowField."""
-        ...
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """The ownership object's new fields; those not understood are kept. Raises StoreError."""
-        ...
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """The checkpoint object's new fields; those not understood are kept. Raises StoreError."""
-        ...
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """The notes object's new fields, where the layout has one."""
-        ...

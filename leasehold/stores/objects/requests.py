@@ -44,27 +44,21 @@ class Objects(Protocol):
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Every object whose name begins with this, on however many pages; strongly consistent."""
-        ...
 
     def get(self, name: str) -> Stored | None:
         """The object of this name, by a consistent reading; None if it is not there."""
-        ...
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Write it if the name is free (If-None-Match: *); its ETag, or None if refused."""
-        ...
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace it if it is still this one (If-Match); its new ETag, or None if refused."""
-        ...
 
     def delete(self, name: str, etag: str) -> bool:
         """Remove it if it is still this one; False if refused, True also if it was gone."""
-        ...
 
     def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 def bare(etag: str) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types_boto3_s3.type_defs import GetObjectOutputTypeDef
 
 _REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
+_ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
 _OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
 _BUSY = frozenset({408, 429})
 _FETCHES = 8
@@ -111,17 +112,22 @@ class S3Objects:
 
     def get(self, name: str) -> Stored | None:
         """The content of the object of this name."""
-        with self._asking():
-            try:
-                answer, body = _UNTORN(self._read, name)
-            except ClientError as absent:
-                if _code(absent) == "NoSuchKey":
-                    return None
-                raise
+        if (found := self._read(name)) is None:
+            return None
+        answer, body = found
         written = answer["LastModified"].timestamp()
         return Stored(name, bare(answer["ETag"]), _fields(body), age(self._heard(answer), written))
 
-    def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes]":
+    def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
+        with self._asking():
+            try:
+                return _UNTORN(self._fetched, name)
+            except ClientError as absent:
+                if _code(absent) != "NoSuchKey":
+                    raise
+        return None
+
+    def _fetched(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes]":
         answer = self._reads.get_object(Bucket=self.bucket, Key=name)
         return answer, answer["Body"].read()
 
@@ -166,13 +172,8 @@ class S3Objects:
 
     def body(self, name: str) -> bytes | None:
         """The content of the object of this name; None if there is none."""
-        with self._asking():
-            try:
-                return _UNTORN(self._read, name)[1]
-            except ClientError as absent:
-                if _code(absent) == "NoSuchKey":
-                    return None
-                raise
+        found = self._read(name)
+        return None if found is None else found[1]
 
     def put_body(self, name: str, body: bytes) -> None:
         """Store the object, in place of one of this name; tried again, since twice is as good as once."""
@@ -226,7 +227,8 @@ class S3Objects:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
                 raise OutcomeUnknown(f"{where}: no usable answer (HTTP {status})") from error
-            raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status})") from error
+            hint = _ADVICE.get(_code(error), "")
+            raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
         except _OUR_FAULT as fault:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:

@@ -21,8 +21,6 @@ an heir that reads itself as the owner also reads the giver's last checkpoint.
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from attrs import evolve
-
 from leasehold.balancer.model import Lease
 from leasehold.stores.applied import applied, created
 from leasehold.stores.fields import insist, readable
@@ -108,8 +106,7 @@ class EtagStore:
         noted = bool(lease.notes) and "notes" not in self._layout.parts
         copied = lease.epoch > 0 and self.promises.counts_owners
         if parts and (noted or copied):
-            fields = self._layout.ownership({}, evolve(lease, notes=()), lease)
-            parts = self._put(key, "ownership", parts, fields)
+            parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
         return self._done(key, parts) if parts else self._lost(key)
 
     def _change(self, write: LeaseChange) -> Outcome:
@@ -126,6 +123,7 @@ class EtagStore:
                     return Lost(key, self._lease(key, parts))
             if outcome := self._attempt(write, parts, fresh=True):
                 return outcome
+            parts = None  # notes that another wrote meanwhile are another object
         raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
 
     def _fits(self, write: LeaseChange, parts: Parts) -> bool:

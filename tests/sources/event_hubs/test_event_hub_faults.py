@@ -117,6 +117,7 @@ class _Said(EventHubError):
         (_Said("argument-error"), SourceError, "leasehold reset"),
         (_Said("unauthorized-access"), SourceError, "check the key"),
         (AuthenticationError("no"), SourceError, "check the key in EVENTHUBS_CONNECTION_STRING"),
+        (AuthenticationError("CBS Authentication Expired."), SourceUnavailable, "its token has expired"),
         (ImportError("aiohttp"), SourceError, "websockets need aiohttp; install leasehold\\[azure\\]"),
     ],
 )

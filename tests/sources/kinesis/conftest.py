@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE
 
 from leasehold.adapters.sources.kinesis.producer.client import client_of
 
@@ -22,5 +23,5 @@ def stream(client: KinesisClient) -> str:
     """A stream of two shards."""
     name = f"produced-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
-    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
     return name

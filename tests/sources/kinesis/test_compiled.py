@@ -18,6 +18,8 @@ from compiled import plain_and_compiled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hatch_build
+
 pytestmark = pytest.mark.more
 Forms = dict[str, dict[str, ModuleType]]
 
@@ -29,6 +31,15 @@ def forms() -> Iterator[Forms]:
         if "compiled" not in both:
             pytest.skip("the codec is not compiled: no compiler")
         yield both
+
+
+def test_the_codec_compiles_where_nothing_else_is_installed(
+    forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wheels that are built in isolation, as those of other Pythons, came out plain, and only a warning said so."""
+    assert "compiled" in forms
+    monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
+    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 1  # what they share is one more
 
 
 def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
@@ -63,6 +74,18 @@ def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
         taken = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
         written.append((taken, aggregate.size, aggregate.sealed() if aggregate.count else b""))
     assert written[0] == written[1]
+
+
+def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
+    """A handler would be given other records on machines with a compiled wheel."""
+    for case in (*cases(), *mutated(2000, seed=12)):
+        told = []
+        for form in ("plain", "compiled"):
+            places, sizes = forms[form]["places"], (4, len(case.data) - 16)
+            found = places.placed(case.data, *sizes)
+            whole = found and places.PlacedRecords(case.data, *found, number="7", arrived=1.5)
+            told.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
+        assert told[0] == told[1], case.name
 
 
 def test_both_forms_measure_alike(forms: Forms) -> None:

@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli.main import run; r
 
 
 def _leasehold(command: str, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
-    app = import_module(COMMANDS[command][0]).app
+    app = import_module(f"leasehold.adapters.cli.{COMMANDS[command][0]}").app
     run = CliRunner().invoke(app, list(arguments), input=given)
     return run.exit_code, run.stdout, run.stderr
 
@@ -55,6 +55,7 @@ def test_lines_are_produced_by_column_member_and_whole(
     ("arguments", "said"),
     [
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
+        (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' wants cbor or json"),
         (["http://s"], "SOURCE URL: unknown scheme 'http'"),
         (["kinesis://[hush"], "SOURCE URL: it cannot be read as a URL"),
         (["kinesis://s/t"], "SOURCE URL: write kinesis://STREAM"),

@@ -8,6 +8,7 @@ from attrs import evolve
 from faulty import Faulty
 from produced_flights import Verdict, flights, judged, produce, stored
 from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.marks import Mark, Seen, unmarked
@@ -153,7 +154,7 @@ def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClie
     """Callers would wait for ever on a stream that is gone, and not hear why."""
     producer = Producer(client, stream, Settings(linger_seconds=0))
     client.delete_stream(StreamName=stream)
-    client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
+    client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig=AT_ONCE)
     writing = producer.put(b"x", "k")
     with pytest.raises(ProducerError, match=stream):
         writing.result(30)

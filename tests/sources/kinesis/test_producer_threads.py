@@ -1,12 +1,13 @@
 """A producer whose own threads fail tells those who wait: nothing waits for ever for a thread that is gone."""
 
+import sys
 import threading
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, Written
 from leasehold.adapters.sources.kinesis.producer.values import Settings
 
 SHARD = {
@@ -32,10 +33,30 @@ class OneShard:
         raise SystemExit(3)
 
 
+class Taking(OneShard):
+    """Likewise, but it takes what is written."""
+
+    def put_records(self, **request: object) -> dict[str, Any]:
+        """All of it."""
+        rows = cast("list[object]", request["Records"])
+        return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}] * len(rows)}
+
+
 def producing() -> Producer:
     """A producer that sends at once."""
     client: Any = OneShard()
     return Producer(client, "orders", Settings(linger_seconds=0.0))
+
+
+def test_futures_that_are_kept_keep_no_data() -> None:
+    """Whoever looks at the results at the end would have every record in memory until then."""
+    client: Any = Taking()
+    data = bytes(1000)
+    before = sys.getrefcount(data)
+    with Producer(client, "orders") as producer:
+        writings = [producer.put(data, "k") for _ in range(10)]
+    assert [writing.result() for writing in writings] == [Written("s-0", "7", place) for place in range(10)]
+    assert sys.getrefcount(data) == before
 
 
 def test_a_request_that_ends_its_thread_is_told() -> None:

@@ -1,19 +1,37 @@
 """The records of an answer: columns that look like the objects which nobody has made yet."""
 
 import gc
+import pickle
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from aggregates import keys, record, sealed
+from crafted import cases
+from fuzz_aggregation import mutated
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_aggregation import KEYS, packed
 
+from leasehold.adapters.sources.kinesis.aggregation import decode
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.kinesis.unpacking import Unpacking
 from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import HASH_KEYS, HashRange
 
 if TYPE_CHECKING:
     from types_boto3_kinesis.type_defs import RecordTypeDef
 
 MILLISECONDS = 1_767_312_000_123
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["at once", "where they lie"])
+def placing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Aggregates taken apart at once, or read where they lie, though that is not compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_PLACING", request.param)
+        yield
 
 
 def row(number: int, data: bytes) -> dict[str, object]:
@@ -68,14 +86,26 @@ def test_they_are_a_sequence_as_a_tuple_is() -> None:
     assert hash(records) == hash(USERS)
     assert repr(records) == f"KinesisRecords({list(USERS)!r})"
     assert (USERS[3] in records, records.index(USERS[3])) == (True, 3)
+    assert [records[begin:end] == USERS[begin:end] for begin in range(9) for end in range(9)] == [True] * 81
+    assert (records[6:][-1], records[2:][1:][0]) == (USERS[6], USERS[3])
+    assert [*records[4:4], *unpacked()[0:0]] == []
     with pytest.raises(IndexError):
         _ = records[7]
+
+
+def test_they_can_be_given_to_another_process() -> None:
+    """Without it a handler that has processes of its own could not hand a batch to them."""
+    records = unpacked(*ROWS)
+    assert pickle.loads(pickle.dumps(records[1:])) == USERS[1:]  # noqa: S301  our own
 
 
 def test_columns_made_of_records_are_the_same() -> None:
     """Without it a batch whose beginning is done would come as other columns than a whole one."""
     assert KinesisRecords.of(USERS) == USERS
     assert KinesisRecords.of(()) == ()
+    columns = unpacked(*ROWS).columns()
+    assert (tuple(columns), tuple(unpacked(*ROWS)[2:].columns())) == (USERS, USERS[2:])
+    assert (columns.numbers, columns.subs) == (list("1223455"), [0, 0, 1, 0, 0, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -96,5 +126,53 @@ def test_a_record_without_a_partition_key_is_accepted() -> None:
 def test_reading_makes_no_object_for_a_record() -> None:
     """Without it half of what reading costs would come back, and nobody would notice."""
     records = unpacked(*ROWS)
-    ours = [each for each in gc.get_objects() if isinstance(each, Record) and each.arrived == records.arrived[0]]
+    ours = [each for each in gc.get_objects() if isinstance(each, Record) and each.arrived == USERS[0].arrived]
     assert all(each is USERS[0] for each in ours)
+    assert records == USERS
+
+
+def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
+    """The records of an aggregate that `deaggregate` keeps whole; None of all else."""
+    found = deaggregate(data, "outer", None, hash_range)
+    if found.reason != "aggregated":
+        return None
+    told = enumerate(zip(found.keys, found.hash_keys, found.datas, strict=True))
+    return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in told)
+
+
+def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
+    """The same records, taken from where they lie; None where that declines."""
+    found = kept_whole(data, "7", 1.5, hash_range)
+    return None if found is None else cast("tuple[Record, ...]", tuple(found))
+
+
+def test_what_is_read_where_it_lies_is_what_deaggregate_says() -> None:
+    """Without it a compiled wheel would hand over other records than plain Python does, or some that KCL drops."""
+    for case in (*cases(), *mutated(3000, seed=11)):
+        for hash_range in (None, HASH_KEYS, (case.first, case.last)):
+            assert placed(case.data, hash_range) in {None, told_at_once(case.data, hash_range)}, case.name
+
+
+def test_numbers_of_three_bytes_are_not_taken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it bytes that are no message, for KCL, would be handed over as records."""
+    monkeypatch.setattr(decode, "_PLACING", True)
+    size = sealed(keys("a") + b"\x1a\x85\x80\x08\x00\x1a\x80\x80" + bytes(1 << 14))
+    key = sealed(keys("") * ((1 << 14) + 1) + b"\x1a\x06\x08\x80\x80\x1a\x01x")
+    for data in (size, key):
+        assert (placed(data, None), told_at_once(data, None)) == (None, None)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=300)), min_size=2, max_size=40),
+    st.none() | st.just(HASH_KEYS) | st.tuples(st.integers(0, 2**126), st.integers(2**127, HASH_KEYS[1])),
+)
+def test_common_aggregates_are_read_where_they_lie(
+    rows: list[tuple[str, None, bytes]], hash_range: HashRange | None
+) -> None:
+    """Without it every aggregate might be taken apart at once, and nobody would notice that it costs more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_PLACING", True)
+        data = packed(list(rows))[0].sealed()
+        assert placed(data, hash_range) == told_at_once(data, hash_range)
+        assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None

@@ -11,6 +11,7 @@ from botocore.stub import Stubber
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE
 
 from leasehold.adapters.reading.handlers.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
@@ -36,7 +37,7 @@ def made(client: KinesisClient, shards: int = 1) -> str:
     """A stream of its own."""
     name = f"many-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=shards)
-    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
     return name
 
 
@@ -72,7 +73,7 @@ def test_streams_come_and_go_while_a_worker_reads(
         until(lambda: len(worker.holdings) == 3, "the removed stream's lease is released")
         client.put_record(StreamName=one, Data=b"second", PartitionKey="k")
         client.split_shard(StreamName=three, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
-        client.get_waiter("stream_exists").wait(StreamName=three, WaiterConfig={"Delay": 1})
+        client.get_waiter("stream_exists").wait(StreamName=three, WaiterConfig=AT_ONCE)
         client.put_record(StreamName=three, Data=b"second", PartitionKey="k")
         until(lambda: (three, b"second") in seen, f"{seen}")
     assert sorted(seen) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])

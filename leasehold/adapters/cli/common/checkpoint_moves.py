@@ -1,7 +1,6 @@
 """How `copy-leases` and `reset` tell what they did: a table for people, or JSON."""
 
 import json
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +10,6 @@ from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.times import said_moment
 from leasehold.adapters.steering.checkpoints.moves import Move
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import printable_lines
 
 _DONE = {
     "create": "created",
@@ -42,12 +40,6 @@ def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
     else:
         print("There is no lease to move.")
     return typer.Exit(1 if refused else 0)
-
-
-def ended(command: str, error: Exception, status: int) -> typer.Exit:
-    """Print the error on standard error; return the exit with this status."""
-    print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
-    return typer.Exit(status)
 
 
 def _print(moves: tuple[Move, ...], *, dry_run: bool) -> None:

@@ -3,10 +3,12 @@
 import logging
 import sys
 import time
+from contextlib import closing
 from typing import Any, TextIO
 
 import typer
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
 from leasehold.adapters.cli.common.times import MOMENT, moment
 from leasehold.adapters.reading.events import CLOSED_STATUS
@@ -23,7 +25,7 @@ from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.stores.printable import escaped, printable_lines
+from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store, store_address
 
@@ -63,7 +65,7 @@ def run_worker(
 
     Raises typer.Exit, with what is wrong on standard error.
     """
-    try:
+    with ending("consume", WorkerError, StoreError, SourceError), closing(worker.store), closing(worker.source):
         if not wait:
             # A worker at work asks again and again; here the first refusal is the answer.
             worker.source.shards()
@@ -75,11 +77,6 @@ def run_worker(
             with stopping_on_signals(runner):
                 at_end_of_supervisor(runner.stop)
                 runner.run()
-    except (ValueError, WorkerError, StoreError, SourceError) as error:
-        raise ended(error) from None
-    finally:
-        worker.source.close()
-        worker.store.close()
 
 
 def _told(verdict: SliceVerdict, out: TextIO) -> typer.Exit:
@@ -111,9 +108,3 @@ def _until(text: str) -> int:
         return moment(text, time.time())
     except ValueError:
         raise ValueError(f"--until: {text!r} is not {MOMENT}") from None
-
-
-def ended(error: Exception) -> typer.Exit:
-    """Say what is wrong; the exit to raise, with 2 where the user's words are to blame."""
-    print(printable_lines(f"leasehold consume: {error}"), file=sys.stderr)
-    return typer.Exit(2 if isinstance(error, ValueError) else 1)

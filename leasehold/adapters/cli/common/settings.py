@@ -5,6 +5,7 @@ from typing import Any
 
 from leasehold.adapters.json_form.fields import JsonValue
 from leasehold.adapters.json_form.question import config_of
+from leasehold.adapters.sources.event_hubs.pace import paced
 from leasehold.balancer.config import Config
 
 
@@ -22,6 +23,12 @@ def settings(given: dict[str, Any], more: list[str]) -> dict[str, Any]:
 def configuration(found: dict[str, Any]) -> Config:
     """The configuration of these settings. Raises ValueError naming one that cannot be."""
     return config_of(JsonValue("input", found))
+
+
+def configuration_for(source: str, found: dict[str, Any]) -> Config:
+    """The same for this stream: of a hub, with the seconds that suit a group of official workers where none are set."""
+    config = configuration(found)
+    return paced(config, found) if source.startswith("eventhubs:") else config
 
 
 def _value(text: str) -> Any:  # noqa: ANN401  the field that it is for says what it must be

@@ -94,6 +94,7 @@ class Supervisor:
             match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status) if status in self.final:
                     self._say("%s ended with status %d: all end", child.name, status)
+                    _forget(child)
                     return status
                 case _SupervisedEnded(child, status):
                     self._put_off(child, status)
@@ -168,8 +169,8 @@ class Supervisor:
         if now - child.started >= STEADY_SECONDS:
             child.pause = LEAST_PAUSE_SECONDS
         self._say("%s ended with status %d: it starts again in %g s", child.name, _shell_status(status), child.pause)
-        _ask(child)  # nobody reads it any more; it takes a file of this process
-        child.process, child.due = None, now + child.pause
+        _forget(child)
+        child.due = now + child.pause
         child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
 
     def _say(self, text: str, *values: object) -> None:
@@ -180,6 +181,12 @@ class Supervisor:
 def _ask(child: _SupervisedProcess) -> None:
     if child.process is not None and child.process.stdin is not None:
         child.process.stdin.close()
+
+
+def _forget(child: _SupervisedProcess) -> None:
+    """A process that has ended needs no standard input, which takes a file of this process."""
+    _ask(child)
+    child.process = None
 
 
 def _kill(children: list[_SupervisedProcess]) -> None:

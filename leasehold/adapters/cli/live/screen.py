@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, drawn
-from leasehold.adapters.cli.lease_tables import TableView, below, cells
+from leasehold.adapters.cli.lease_tables import TableView, below, cells, shown_checkpoint
 from leasehold.adapters.cli.live.keys import TerminalKeys, terminal_keys
 from leasehold.adapters.cli.live.view import HELP, LiveView, after, arranged, chosen_row, sorted_by
 from leasehold.adapters.json_form.lease import lease_json
@@ -112,7 +112,10 @@ def _lease(reading: TableView, view: LiveView) -> Group:
 
 def in_full(lease: Lease, reading: TableView) -> tuple[tuple[str, str], ...]:
     """Everything that is known of a lease, as names and values: what the row says, then how far behind it is."""
-    row = lease_json(lease) | {"owner": lease.owner or "nobody", "checkpoint": _checkpoint(lease)}
+    row = lease_json(lease) | {
+        "owner": lease.owner or "nobody",
+        "checkpoint": shown_checkpoint(lease.checkpoint, full=True),
+    }
     notes = row.pop("notes", {})
     lag = {f"lag {name}": value for name, value in reading.lag(lease).as_json().items()}
     told = {**row, **lag, **{f"note {name}": value for name, value in notes.items()}}
@@ -123,11 +126,6 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _checkpoint(lease: Lease) -> str:
-    at = lease.checkpoint
-    return f"{at.sequence}/{at.sub}" if at.sub else at.sequence
 
 
 def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:

@@ -1,6 +1,5 @@
 """Options and ways that the steering commands share."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.json_form.question import RULES
 from leasehold.adapters.steering.watching import WatchedTable, watched
 from leasehold.balancer.config import Config
-from leasehold.stores.printable import printable_lines
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
@@ -47,9 +45,3 @@ def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
         return watched(store, span)
     with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
         return watched(store, span)
-
-
-def ended(command: str, error: Exception, status: int) -> typer.Exit:
-    """Print the error on standard error; return the exit with this status."""
-    print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
-    return typer.Exit(status)

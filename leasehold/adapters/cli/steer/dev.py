@@ -1,16 +1,17 @@
 """`leasehold dev`: stand-ins for the clouds' services that stay until they are ended."""
 
 import json
-import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.steer.asking import AsJson, ended
+from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.steer.asking import AsJson
 from leasehold.adapters.cli.unwinding import Ended, unwinding, wait_for_the_end
-from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
+from leasehold.adapters.demo.child import isolate
 from leasehold.adapters.demo.dev import dev_services
 from leasehold.adapters.demo.dev_streams import DevServices, wanted
 from leasehold.adapters.demo.stream import StreamError
@@ -48,27 +49,14 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Start, tell, wait."""
-    try:
+    with ending("dev", ServiceError, StreamError, OSError), suppress(Ended):
         chosen = [wanted(each) for each in streams or ["orders=4"]]
         if len({each.name for each in chosen}) < len(chosen):
-            raise ValueError("STREAM: a stream is named twice")  # noqa: TRY301  as any other bad usage
-        _isolate()
+            raise ValueError("STREAM: a stream is named twice")
+        isolate()
         with unwinding(), dev_services(chosen, folder, rate) as running:
             _tell(running, as_json=as_json)
             wait_for_the_end()
-    except Ended:
-        raise typer.Exit(0) from None
-    except ValueError as error:
-        raise ended("dev", error, 2) from None
-    except (ServiceError, StreamError, OSError) as error:
-        raise ended("dev", error, 1) from None
-
-
-def _isolate() -> None:
-    """Forget the credentials of this process: a user's must not reach a stand-in, nor a stand-in's a real service."""
-    for name in FOREIGN:
-        os.environ.pop(name, None)
-    os.environ.update(ENVIRONMENT)
 
 
 def _tell(running: DevServices, *, as_json: bool) -> None:

@@ -5,14 +5,13 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.settings import configuration, settings
+from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.settings import configuration_for, settings
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.steer.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting, ended
+from leasehold.adapters.cli.steer.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
 from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS
-from leasehold.adapters.sources.event_hubs.pace import paced
 from leasehold.adapters.steering.doctor.examination import Examination, ExaminedFleet, examined
 from leasehold.adapters.steering.doctor.findings import Finding, well
-from leasehold.balancer.config import Config
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -50,26 +49,15 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
 ) -> None:
     """Examine, tell."""
-    try:
-        config = _config(source, rules, lease_seconds, set_)
-        found = examined(
-            source,
-            store,
-            ExaminedFleet(config, workers, checkpoint_seconds, write_price, read_price, read_only),
-        )
-    except ValueError as error:
-        raise ended("doctor", error, 2) from None
+    with ending("doctor"):
+        config = configuration_for(source, settings({"rules": rules, "lease_seconds": lease_seconds}, set_ or []))
+        fleet = ExaminedFleet(config, workers, checkpoint_seconds, write_price, read_price, read_only)
+        found = examined(source, store, fleet)
     if as_json:
         print(json.dumps(found.as_json()))
     else:
         print(*_lines(found), sep="\n")
     raise typer.Exit(0 if well(found.findings) else 1)
-
-
-def _config(source: str, rules: str, lease_seconds: float | None, more: list[str] | None) -> Config:
-    given = settings({"rules": rules, "lease_seconds": lease_seconds}, more or [])
-    config = configuration(given)
-    return paced(config, given) if source.startswith("eventhubs:") else config
 
 
 def _lines(found: Examination) -> list[str]:

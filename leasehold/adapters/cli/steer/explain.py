@@ -2,10 +2,12 @@
 
 import json
 import time
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.steer.asking import (
     AsJson,
     FleetLeaseSeconds,
@@ -13,7 +15,6 @@ from leasehold.adapters.cli.steer.asking import (
     RuleSetName,
     Setting,
     StoreUrl,
-    ended,
     fleet_config,
     opened,
     table_of,
@@ -54,20 +55,13 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
 ) -> None:
     """Watch, plan, tell."""
-    try:
+    with ending("explain", StoreError):
         if worker is not None and lease is not None:
-            raise ValueError("--worker and --lease: choose one of them")  # noqa: TRY301  as any other bad usage
+            raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(rules, lease_seconds, set_)
-        table_store = opened(store)
-        try:
+        with closing(opened(store)) as table_store:
             table = table_of(table_store, config, span)
-        finally:
-            table_store.close()
         _tell(table, config, worker, lease, as_json=as_json)
-    except ValueError as error:
-        raise ended("explain", error, 2) from None
-    except StoreError as error:
-        raise ended("explain", error, 1) from None
 
 
 def _tell(table: WatchedTable, config: Config, worker: str | None, key: str | None, *, as_json: bool) -> None:

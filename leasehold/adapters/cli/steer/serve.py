@@ -2,16 +2,17 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from threading import Thread
 from typing import Annotated
 
 import typer
 import uvicorn
 
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
-from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, ended, fleet_config, opened
+from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config, opened
 from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.serving.app import server
@@ -56,18 +57,12 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Watch and serve."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
+    with ending("serve", StoreError, SourceError, OSError), suppress(Ended):  # the way to end it
         config = fleet_config(rules, lease_seconds, set_)
         if source and len(source) != len(stores):
-            raise ValueError("--source: give one for each STORE, or none")  # noqa: TRY301  as any other bad usage
+            raise ValueError("--source: give one for each STORE, or none")
         with unwinding(), _watching(stores, source or (), config, every, history) as watchers:
             _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
-    except Ended:
-        pass  # the way to end it
-    except ValueError as error:
-        raise ended("serve", error, 2) from None
-    except (StoreError, SourceError, OSError) as error:
-        raise ended("serve", error, 1) from None
 
 
 @contextmanager

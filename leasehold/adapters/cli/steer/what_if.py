@@ -3,12 +3,13 @@
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated
 
 import typer
 
 from leasehold.adapters.cli.common.columns import Cells, Column, show
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.steer.asking import (
     AsJson,
     FleetLeaseSeconds,
@@ -16,7 +17,6 @@ from leasehold.adapters.cli.steer.asking import (
     RuleSetName,
     Setting,
     StoreUrl,
-    ended,
     fleet_config,
     opened,
     table_of,
@@ -61,23 +61,16 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
 ) -> None:
     """Watch, simulate, tell."""
-    try:
+    with ending("what-if", StoreError):
         config = fleet_config(rules, lease_seconds, set_)
-        table_store = opened(store)
-        try:
+        with closing(opened(store)) as table_store:
             dated = not table_store.promises.free_notes
             table = table_of(table_store, config, span)
-        finally:
-            table_store.close()
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
         coming = names_of(add or (), present)
         change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
         with _silence():
             told = forecast(table, config, change, dated=dated)
-    except ValueError as error:
-        raise ended("what-if", error, 2) from None
-    except StoreError as error:
-        raise ended("what-if", error, 1) from None
     if as_json:
         print(json.dumps(told.as_json()))
     else:

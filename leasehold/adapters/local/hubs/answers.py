@@ -10,7 +10,6 @@ from proton import UNDESCRIBED, Array, Data, Message, int32, timestamp
 
 from leasehold.adapters.local.hubs.partitions import Hub, HubRefusal
 
-HUB = "com.microsoft:eventhub"
 PARTITION = "com.microsoft:partition"
 
 

@@ -68,7 +68,7 @@ def _look(hub: Hub, _asked: dict[str, Any]) -> dict[str, Any]:
                 ],
             }
             for partition in hub.partitions
-        ],
+        ]
     }
 
 

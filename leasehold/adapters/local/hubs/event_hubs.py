@@ -114,18 +114,15 @@ def free_address() -> str:
 
 
 @contextmanager
-def event_hubs(
-    hubs: Mapping[str, int], *, groups: tuple[str, ...] = (), key: str = "local-key", address: str = ""
-) -> Iterator[LocalHubs]:
-    """Hubs of these names with so many partitions each, until the block ends.
+def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str = "") -> Iterator[LocalHubs]:
+    """Hubs of these names with so many partitions each, until the block ends; any consumer group will do.
 
-    groups names the consumer groups there are; with none, any will do. address is one of `free_address`, for SDKs that
-    are to agree on the hubs' name. Raises ServiceError if python-qpid-proton is missing or the process does not start.
+    address is one of `free_address`, for SDKs that are to agree on the hubs' name. Raises ServiceError if
+    python-qpid-proton is missing or the process does not start.
     """
     if not has_engine():
         raise ServiceError("local event hubs need pip install cffi python-qpid-proton, where a C compiler is to be had")
     named = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
-    named += [word for group in groups for word in ("--group", group)]
     named += ["--address", address] if address else []
 
     def command(port: int) -> Command:
@@ -152,7 +149,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
-    parser.add_argument("--group", action="append", default=[], help="a consumer group; without any, all are known")
     parser.add_argument("--address", default="", help=f"serve port {AMQP_PORT} of this one too")
     return parser.parse_args(arguments)
 
@@ -165,7 +161,7 @@ async def _serve(options: argparse.Namespace) -> None:
     hubs = {}
     for text in options.hub:
         name, _, count = text.partition("=")
-        hubs[name.lower()] = Hub.of(name, int(count), options.group)
+        hubs[name.lower()] = Hub.of(name, int(count))
     key = os.environ.get("EVENT_HUBS_KEY")
     others = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
     server = await serve(hubs, key, (HOST, options.port))

@@ -27,7 +27,6 @@ class Planner(Protocol):
         self, leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config
     ) -> tuple[Action, ...]:
         """The actions of this worker."""
-        ...
 
 
 class LawBroken(AssertionError):

@@ -121,12 +121,7 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
     start = 0.0 if _chance(draw, 0.6) else draw.uniform(0.0, CALM)
     end = draw.uniform(start + 1.0, CALM)
     process = Member(
-        name,
-        config,
-        start,
-        naps=_naps(draw),
-        foreign=not config.rules.keeps_lookout,
-        rate=draw.uniform(0.9995, 1.0005),
+        name, config, start, naps=_naps(draw), foreign=not config.rules.keeps_lookout, rate=draw.uniform(0.9995, 1.0005)
     )
     match draw.choice(("stays", "stays", "zombie", "crash", "leave", "crash again", "leave again")):
         case "zombie" if zombies:

@@ -54,10 +54,11 @@ class Misdeed:
             case "answer":
                 return False
             case "generate":
-                return _generated()
+                return generated()
             case _:
                 assert_never(self.what)
 
 
-def _generated() -> Generator[None]:
+def generated() -> Generator[None]:
+    """Answer a generator, which a callable has no use for."""
     yield

@@ -1,4 +1,4 @@
-"""The faults that one call of a worker can meet: of its store, its stream, or a callable of a user's.
+"""The faults that one call of a worker may meet: of its store, its stream, or a callable of a user's.
 
 A run numbers all its calls in the order in which they begin; a mishap befalls one of them, by its number.
 A fault is steps joined by " + ", done one after the other; the call answers what the last "do" or lie answered:
@@ -55,47 +55,10 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
 }
 """By name, what a call may raise."""
 
-ANY = ("value", "key", "os", "memory", "runtime", "timeout", "stop")
-"""Exceptions that any library may raise, and any callable."""
-
-HEEDED = (
-    "unanswered",
-    "refused",
-    "unavailable",
-    "unreadable",
-    "exit",
-    "interrupt",
-    "cancelled",
-    "generator",
-    "unheard",
-)
-"""Exceptions that mean something to a worker, raised by a callable of a user's, and those that are no Exceptions."""
-
 READINGS = ("store.list", "store.get")
 """The calls of a store that write nothing."""
 
-LATE = ("late + do", "do + late")
 DEATHS = ("crash", "do + crash", "do + restart")
-
-_OF_STORE = ("pause + raise unanswered", "raise refused", "hang + raise unanswered", "untrue", "freeze + do", *LATE)
-OF_STORE_READS = (*_OF_STORE, "stale")
-OF_STORE_WRITES = (
-    *_OF_STORE,
-    "do + pause + raise unanswered",
-    "do + hang + raise unanswered",
-    "send + pause + raise unanswered",
-    "do + pause + do",
-)
-OF_SOURCE = (
-    "raise unavailable",
-    "do + raise unavailable",
-    "hang + raise unavailable",
-    "raise unreadable",
-    "freeze + do",
-    *LATE,
-)
-OF_READERS = (*OF_SOURCE, "untrue", "raise trimmed")
-OF_CALLABLES = (*(f"raise {what}" for what in HEEDED), "do + raise exit", "hang + do", "answer", "generate")
 
 
 @frozen
@@ -113,28 +76,3 @@ class CallEvent:
     t: float
     process: str
     what: str
-
-
-def raised(name: str) -> BaseException:
-    """A new exception of this name."""
-    return RAISED[name]()
-
-
-def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
-    """The faults that a call of this name can meet.
-
-    Of the exceptions that any library may raise one is raised before the effect and one after; if `whole`, each is.
-    """
-    kind, _, verb = what.partition(".")
-    known: tuple[str, ...]
-    match kind:
-        case "store":
-            known = OF_STORE_READS if what in READINGS else OF_STORE_WRITES
-        case "source":
-            known = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
-        case "reader":
-            known = OF_READERS if verb == "read" else OF_SOURCE
-        case _:
-            known = OF_CALLABLES
-    every = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
-    return (*known, *(every if whole else ("raise memory", "do + raise value")), "do + freeze", *DEATHS)

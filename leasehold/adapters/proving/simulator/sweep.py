@@ -7,28 +7,16 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from leasehold.adapters.proving.processes import processes
+from leasehold.adapters.proving.simulator.outcome import FleetOutcome
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, answer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FIGURES = (
-    "cycles",
-    "seconds",
-    "moves",
-    "moves_minimum",
-    "moved_again",
-    "taken_back",
-    "claims",
-    "failed_writes",
-    "spread",
-    "load",
-    "unowned_lease_cycles_max",
-    "quiet_after",
-)
+FIGURES = tuple(each.name for each in fields(FleetOutcome) if each.type in {int, float})
 """The numbers of an outcome that a sweep sums up."""
 
 TASKS_PER_CORE = 2

@@ -17,23 +17,18 @@ class HandlerExecutor(Protocol):
     @property
     def stuck(self) -> bool:
         """Whether all are slow and there can be no more: nothing begins until one of them returns."""
-        ...
 
     def start(self, work: Work) -> None:
         """Do this, now or when there is a thread. Raises RuntimeError if no thread can be started."""
-        ...
 
     def withdraw(self, work: Work) -> bool:
         """Do not do this after all; False if it has begun."""
-        ...
 
     def replace(self, work: Work) -> None:
         """Start another thread for waiting work, since this piece of work is slow."""
-        ...
 
     def close(self) -> None:
         """Begin no more work."""
-        ...
 
 
 class InlineExecutor:

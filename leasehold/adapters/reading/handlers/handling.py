@@ -35,31 +35,25 @@ class HeldLease(Protocol):
     @property
     def key(self) -> str:
         """Its key."""
-        ...
 
     @property
     def lease(self) -> Lease:
         """The lease as last written or read."""
-        ...
 
     @property
     def worker(self) -> str:
         """The worker that reads it."""
-        ...
 
     @property
     def fence(self) -> int | None:
         """Its fencing number."""
-        ...
 
     @property
     def lost(self) -> Event:
         """Set once it is lost."""
-        ...
 
     def checkpoint(self, position: Position) -> bool:
         """Move its checkpoint forward; False if it is lost."""
-        ...
 
 
 @frozen

@@ -40,7 +40,7 @@ def metered(worker: Worker, handling: Handling, meter: "Meter | None") -> Handli
     except ModuleNotFoundError:
         return handling
     metrics = WorkerMetrics(worker, meter)
-    count_read, count_slow = _harmless("metrics", metrics.read), _harmless("metrics", metrics.slow)
+    count_read, count_slow = _harmless(metrics.read), _harmless(metrics.slow)
 
     def measure(holding: Holding, batch: Batch) -> None:
         count_read(holding, batch)
@@ -53,7 +53,7 @@ def metered(worker: Worker, handling: Handling, meter: "Meter | None") -> Handli
     return evolve(handling, measure=measure, slow=slow)
 
 
-def _harmless(name: str, told: Callable[P, object]) -> Callable[P, None]:
+def _harmless(told: Callable[P, object]) -> Callable[P, None]:
     said: list[bool] = []
 
     def tell(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -61,7 +61,7 @@ def _harmless(name: str, told: Callable[P, object]) -> Callable[P, None]:
             told(*args, **kwargs)
         except Exception as fault:
             # The fault comes again with each reading: one trace is enough for a log.
-            log.log(logging.DEBUG if said else logging.ERROR, "%s raised; going on without it", name, exc_info=fault)
+            log.log(logging.DEBUG if said else logging.ERROR, "metrics raised; going on without them", exc_info=fault)
             said.append(True)
 
     return tell

@@ -26,11 +26,9 @@ class LetterBox(Protocol):
 
     def put(self, letter: Letter) -> None:
         """Store the letter; once this returns it lies there. Raises LetterError."""
-        ...
 
     def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 class LetterFolder(LetterBox, Protocol):
@@ -38,15 +36,12 @@ class LetterFolder(LetterBox, Protocol):
 
     def names(self) -> tuple[str, ...]:
         """The names of all that lies there, letters or not. Raises LetterError."""
-        ...
 
     def get(self, name: str) -> bytes | None:
         """The text of that name; None if it is gone. Raises LetterError."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove the letter of that name, if it is there. Raises LetterError."""
-        ...
 
 
 class DeadLetters:
@@ -128,7 +123,6 @@ class _BoxModule(Protocol):
 
     def open_url(self, place: str, options: Mapping[str, str], *, create: bool) -> LetterBox:
         """The box at this place. Raises ValueError, LetterError."""
-        ...
 
 
 _OPTIONS = frozenset({"region", "endpoint"})

@@ -5,6 +5,9 @@ from azure.eventhub.exceptions import AuthenticationError, EventHubError
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, Access
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable, Trimmed
 
+_EXPIRED = "CBS Authentication Expired"
+"""What the client says, without asking the service, where a process slept through a token or its clock was set."""
+
 
 class Contended(SourceUnavailable):
     """Another reader took the partition's link: the lease is lost, or a reader has none."""
@@ -19,6 +22,8 @@ def explained(error: BaseException, access: Access, partition: str | None = None
     if isinstance(error, SourceError):
         return error
     if isinstance(error, AuthenticationError):
+        if _EXPIRED in str(error):
+            return SourceUnavailable(f"{where}: its token has expired by this machine's clock; the next one is fetched")
         return SourceError(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
         return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
@@ -49,7 +54,7 @@ def _by_condition(error: BaseException, access: Access, where: str) -> SourceErr
 
 def _sign_in(access: Access) -> str:
     if access.secret:
-        return f"check the key in {CONNECTION_STRING}; it must allow listening"
+        return f"check the key in {CONNECTION_STRING}, which must allow listening, and this machine's clock"
     return "this identity needs the role 'Azure Event Hubs Data Receiver'"
 
 

@@ -14,14 +14,9 @@ from leasehold.adapters.sources.event_hubs.background import Background
 from leasehold.adapters.sources.event_hubs.faults import explained
 from leasehold.adapters.sources.protocol import Settled
 from leasehold.balancer.model import TRIM_HORIZON, Position, Shard, at_timestamp
+from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET
 
 T = TypeVar("T")
-
-BEGINNING = "-1"
-"""The offset before a partition's first event."""
-
-_NO_OFFSET = frozenset({"", "no offset"})
-"""The words that some SDKs have written into checkpoints in place of an unknown offset."""
 
 _FAULTS = (EventHubError, AzureError, ValueError, ImportError, OSError)
 
@@ -49,7 +44,7 @@ def starting(position: Position) -> EventPosition:
         case "LATEST" | "SHARD_END":
             raise ValueError(f"a partition cannot be read from {position.sequence}")
         case number:
-            return EventPosition(int(number) if position.token in _NO_OFFSET else position.token)
+            return EventPosition(int(number) if position.token in NO_OFFSET else position.token)
 
 
 class Partitions:

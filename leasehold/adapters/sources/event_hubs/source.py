@@ -16,11 +16,11 @@ from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
 from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.stores.fields import decimal
+from leasehold.stores.objects.event_hubs_layout import full_namespace
 
 DEFAULT_GROUP = "$Default"
 PREFETCH = 1000
 PREFETCH_MOST = 10_000
-DOMAIN = "servicebus.windows.net"
 TRANSPORTS = ("amqp", "websockets")
 
 _STRANGE = (
@@ -32,23 +32,19 @@ _STRANGE = (
 class EventHubsSource:
     """An event hub as a consumer group reads it.
 
+    access     how the hub is reached
     exclusive  whether a partition's reader drives out all others, as the owner of its lease does
     """
 
     def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
-        self._access, self._prefetch, self._exclusive = access, prefetch, exclusive
+        self.access, self._prefetch, self._exclusive = access, prefetch, exclusive
         self._background = Background()
         self._partitions = Partitions(self._background, access)
 
     @property
     def stream(self) -> str:
         """Namespace, hub and group, in lower case."""
-        return self._access.stream
-
-    @property
-    def access(self) -> Access:
-        """How the hub is reached."""
-        return self._access
+        return self.access.stream
 
     def reads(self, lease: Lease) -> bool:
         """True. Raises SourceError for a lease of another hub or group, whose partitions have the same ids."""
@@ -75,7 +71,7 @@ class EventHubsSource:
     def open(self, lease: Lease, start: Position) -> PartitionReader:
         """A reader that starts just after `start`; the lease's epoch is its owner level."""
         epoch = lease.epoch if self._exclusive else None
-        return PartitionReader(self._background, self._access, lease.shard, start, epoch=epoch, prefetch=self._prefetch)
+        return PartitionReader(self._background, self.access, lease.shard, start, epoch=epoch, prefetch=self._prefetch)
 
     def close(self) -> None:
         """Close all connections."""
@@ -98,13 +94,8 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     transport = options.get("transport", "amqp")
     if transport not in TRANSPORTS:
         raise ValueError(f"eventhubs URL: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    access = _access(_full(namespace), hub, group, websockets=transport == "websockets")
+    access = _access(full_namespace(namespace), hub, group, websockets=transport == "websockets")
     return EventHubsSource(access, _prefetch(options.get("prefetch", str(PREFETCH))))
-
-
-def _full(namespace: str) -> str:
-    """`namespace` is short for `namespace.servicebus.windows.net`."""
-    return namespace if "." in namespace or ":" in namespace else f"{namespace}.{DOMAIN}"
 
 
 def _access(namespace: str, hub: str, group: str, *, websockets: bool) -> Access:

@@ -25,7 +25,7 @@ SCHEMA = pa.schema(
 
 def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatch:
     """Records of this shard as columns; those of an answer without an object for each, and their data copied once."""
-    told = records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)
+    told = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
     columns = [
         pa.array(told.datas, pa.binary()),
         pa.repeat(pa.scalar(stream), len(told)),

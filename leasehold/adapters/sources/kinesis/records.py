@@ -1,25 +1,29 @@
-"""The user records of an answer, kept as columns: an object for each is made when somebody takes it.
+"""The user records of an answer in parts: an object for each is made when somebody takes it.
 
 An answer may hold hundreds of thousands. Made all at once they would be most of what reading costs: in time, in
 memory, and in work for the collector of garbage, which counts what is made and not freed.
 """
 
+from bisect import bisect, bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import accumulate, chain, repeat
 from operator import eq
-from typing import Self, cast, overload
+from typing import TYPE_CHECKING, Self, Union, cast, overload
 
 from leasehold.adapters.sources.protocol import Record
+
+if TYPE_CHECKING:
+    from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords  # it wants librt
 
 _made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
 """A record of all its fields: `Record` itself takes twice as long, by its names and defaults."""
 
+RecordsPart = Union["RecordColumns", "PlacedRecords"]
+"""User records that stand side by side."""
 
-class KinesisRecords(Sequence[Record]):
-    """User records in order, as columns of the same length; the names are those of `Record`.
 
-    It equals any sequence of the same records. A slice of it is one of these again.
-    """
+class RecordColumns:
+    """User records as columns of the same length; the names are those of `Record`."""
 
     __slots__ = ("aggregated", "arrived", "datas", "hash_keys", "keys", "numbers", "subs")
 
@@ -37,13 +41,70 @@ class KinesisRecords(Sequence[Record]):
     def of(cls, records: Iterable[Record]) -> Self:
         """The same records as columns."""
         made = cls()
-        rows = tuple(records)
-        for column, values in zip(made._columns(), zip(*rows, strict=True), strict=False):
+        for column, values in zip(made._columns(), zip(*records, strict=True), strict=False):
             column.extend(values)
         return made
 
+    def add(self, part: "RecordsPart") -> None:
+        """Add these records, without an object for each."""
+        if isinstance(part, RecordColumns):
+            for name in self.__slots__:
+                getattr(self, name).extend(getattr(part, name))
+            return
+        count = len(part)
+        part.copy_to(self.datas, self.keys)
+        self.numbers += [part.number] * count
+        self.subs += range(part.first, part.first + count)
+        self.hash_keys += [None] * count
+        self.arrived += [part.arrived] * count
+        self.aggregated += [True] * count
+
     def __len__(self) -> int:
         return len(self.datas)
+
+    def __getitem__(self, at: slice) -> Self:
+        part = type(self)()
+        for name in self.__slots__:
+            setattr(part, name, getattr(self, name)[at])
+        return part
+
+    def __iter__(self) -> Iterator[Record]:
+        # Nothing of it is a step of Python's own.
+        return map(_made, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
+
+    def _columns(self) -> tuple[list[object], ...]:
+        columns = self.datas, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
+        return cast("tuple[list[object], ...]", columns)
+
+
+class KinesisRecords(Sequence[Record]):
+    """User records in order.
+
+    It equals any sequence of the same records. A slice of it is one of these again, and keeps the aggregates that it
+    is of; a record keeps nothing but itself.
+    """
+
+    __slots__ = ("_ends", "_parts")
+
+    def __init__(self, parts: Iterable[RecordsPart] = ()) -> None:
+        """Take the records of these parts."""
+        self._parts = [part for part in parts if len(part)]
+        self._ends = [*accumulate(map(len, self._parts))]
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Self:
+        """The same records as columns."""
+        return cls([RecordColumns.of(records)])
+
+    def columns(self) -> RecordColumns:
+        """The same records as columns, made anew."""
+        made = RecordColumns()
+        for part in self._parts:
+            made.add(part)
+        return made
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, at: int) -> Record: ...
@@ -52,16 +113,13 @@ class KinesisRecords(Sequence[Record]):
     def __getitem__(self, at: slice) -> Self: ...
 
     def __getitem__(self, at: int | slice) -> Record | Self:
-        if isinstance(at, slice):
-            part = type(self)()
-            for name in self.__slots__:
-                setattr(part, name, getattr(self, name)[at])
-            return part
-        return _made(Record, (*(column[at] for column in self._columns()), "", None))
+        if not isinstance(at, slice):
+            return self._one(range(len(self))[at])
+        begin, end, step = at.indices(len(self))
+        return type(self)(self._within(begin, max(begin, end))) if step == 1 else self.of([*self][at])
 
     def __iter__(self) -> Iterator[Record]:
-        # Nothing of it is a step of Python's own.
-        return map(_made, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
+        return cast("Iterator[Record]", chain.from_iterable(self._parts))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -71,9 +129,21 @@ class KinesisRecords(Sequence[Record]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self).of, ([*self],)
+
     def __repr__(self) -> str:
         return f"KinesisRecords({list(self)!r})"
 
-    def _columns(self) -> tuple[list[object], ...]:
-        columns = self.datas, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
-        return cast("tuple[list[object], ...]", columns)
+    def _one(self, at: int) -> Record:
+        place = bisect(self._ends, at)
+        part = self._parts[place]
+        at -= self._ends[place] - len(part)
+        return cast("Record", next(iter(part[at : at + 1])))
+
+    def _within(self, begin: int, end: int) -> Iterator[RecordsPart]:
+        """The records from one place up to another, in parts."""
+        touched = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
+        for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
+            start = stop - len(part)
+            yield part[max(begin - start, 0) : end - start]

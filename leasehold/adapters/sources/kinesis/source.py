@@ -55,10 +55,9 @@ class KinesisSource:
         poll: float | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
-        self.name = name
         if consumer is not None:
             self.reader = partial(FanOut, consumer=StreamConsumer(client, name, consumer))
-        self._client, self._name, self._rewind, self._clock = client, name, rewind, clock
+        self._client, self.name, self._rewind, self._clock = client, name, rewind, clock
         self._poll = poll
         self._since_1970: float | None = None
         self._keys_decide: bool | None = None
@@ -70,15 +69,15 @@ class KinesisSource:
 
     def identity(self) -> str:
         """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
-        with said_plainly(self._name), understood(self._name):
-            summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+        with said_plainly(self.name), understood(self.name):
+            summary = self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
             account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
-            return f"{account}:{self._name}:{int(created.timestamp())}"
+            return f"{account}:{self.name}:{int(created.timestamp())}"
 
     def shards(self) -> tuple[Shard, ...]:
         """Every page of ListShards. Raises SourceUnavailable or SourceError."""
-        with said_plainly(self._name), understood(self._name):
-            page = self._client.list_shards(StreamName=self._name, MaxResults=PAGE)
+        with said_plainly(self.name), understood(self.name):
+            page = self._client.list_shards(StreamName=self.name, MaxResults=PAGE)
             rows = page["Shards"]
             while token := page.get("NextToken"):
                 page = self._client.list_shards(NextToken=token, MaxResults=PAGE)
@@ -89,8 +88,8 @@ class KinesisSource:
     def gone(self, shard: str) -> bool:
         """Whether the stream answers and says that this shard does not exist."""
         try:
-            with said_plainly(self._name):
-                self._client.get_shard_iterator(StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+            with said_plainly(self.name):
+                self._client.get_shard_iterator(StreamName=self.name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
         except SourceError as fault:
             missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
@@ -117,7 +116,7 @@ class KinesisSource:
             self._keys_decide = self._ask_whether_keys_decide()
         return self.reader(
             self._client,
-            self._name,
+            self.name,
             lease.shard,
             start,
             lease.hash_range if self._keys_decide else None,
@@ -131,14 +130,14 @@ class KinesisSource:
 
     def _ask_whether_keys_decide(self) -> bool:
         """Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced."""
-        with said_plainly(self._name), understood(self._name):
+        with said_plainly(self.name), understood(self.name):
             try:
-                summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+                summary = self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
             except ClientError as error:
                 if code_of(error) != "AccessDeniedException":
                     raise
                 lacking = "for want of kinesis:DescribeStreamSummary"
-                log.warning("stream %s: aggregates are filtered by hash range, %s", self._name, lacking)
+                log.warning("stream %s: aggregates are filtered by hash range, %s", self.name, lacking)
                 return True
             return summary.get("RecordDistributionStrategy") != "AUTO"
 

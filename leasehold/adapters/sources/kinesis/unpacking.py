@@ -6,9 +6,9 @@ from operator import itemgetter
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, UserRecords, deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, UserRecords, deaggregate, kept_whole
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, seconds_of
-from leasehold.adapters.sources.kinesis.records import KinesisRecords
+from leasehold.adapters.sources.kinesis.records import KinesisRecords, RecordColumns, RecordsPart
 from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
 from leasehold.balancer.model import HashRange
 from leasehold.stores.printable import escaped
@@ -35,11 +35,16 @@ class Unpacking:
     def __init__(self, shard: str, hash_range: HashRange | None, done: tuple[int, int, int] | None) -> None:
         self._shard, self._hash_range = shard, hash_range
         self.done = done
-        self.records = KinesisRecords()
+        self._parts: list[RecordsPart] = []
         self.size = self.subs = 0
 
+    @property
+    def records(self) -> KinesisRecords:
+        """All others."""
+        return KinesisRecords(self._parts)
+
     def take(self, told: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
-        """Unpack all rows, which are gone afterwards; an aggregate is freed as soon as it is taken apart."""
+        """Unpack all rows, which are gone afterwards."""
         rows = columns_of(told)
         self.size += sum(map(len, rows.datas))
         if self.done is None and not rows.sealed:
@@ -54,7 +59,7 @@ class Unpacking:
                 self._take_plain(rows, places[0], places[-1] + 1)
 
     def _take_plain(self, rows: RowColumns, begin: int, end: int) -> None:
-        records, count = self.records, end - begin
+        records, count = self._columns(), end - begin
         records.datas += rows.datas[begin:end]
         records.numbers += rows.numbers[begin:end]
         records.subs += [0] * count
@@ -68,17 +73,22 @@ class Unpacking:
         self.subs = min(count, 1)
 
     def _take_apart(self, rows: RowColumns, at: int) -> None:
-        data, number = rows.datas[at], rows.numbers[at]
-        users = deaggregate(data, rows.keys[at], None, self._hash_range)
+        data, number, arrived = rows.datas[at], rows.numbers[at], seconds_of(rows.arrived[at])
         rows.datas[at] = b""
+        whole = kept_whole(data, number, arrived, self._hash_range) if self.done is None else None
+        if whole is not None:
+            self._parts.append(whole)
+            self.subs = len(whole)
+            return
+        users = deaggregate(data, rows.keys[at], None, self._hash_range)
         if users.dropped:
             text = "shard %s: %d user records of %s dropped: %s"
             log.warning(text, self._shard, users.dropped, number, users.reason)
-        self._add(number, seconds_of(rows.arrived[at]), users, self._first(number, users))
+        self._add(number, arrived, users, self._first(number, users))
         self.subs = len(users) + users.dropped
 
     def _add(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
-        records, count = self.records, len(users) - first
+        records, count = self._columns(), len(users) - first
         records.datas += users.datas[first:] if first else users.datas
         records.numbers += [number] * count
         records.subs += range(first, len(users))
@@ -86,6 +96,12 @@ class Unpacking:
         records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
         records.arrived += [arrived] * count
         records.aggregated += [users.aggregated] * count
+
+    def _columns(self) -> RecordColumns:
+        """The last part, if it is columns, or a new one."""
+        if not self._parts or not isinstance(last := self._parts[-1], RecordColumns):
+            self._parts.append(last := RecordColumns())
+        return last
 
     def _first(self, sequence: str, users: UserRecords) -> int:
         """The first user record that is not done; once there is one, all that follows is later still."""

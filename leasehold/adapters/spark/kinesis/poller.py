@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import seconds_of
@@ -37,19 +37,19 @@ class ArrowPoller(Poller):
         if self._done is None and not isinstance(told, list | RowColumns) and len(told) and not told.sealed:
             made = viewed_rows(self._stream, self._shard, told)
             first, last = (made["sequenceNumber"][at].as_py() for at in (0, -1))
-            return self._told(answer, made, (first, last), Position(last), made["data"].buffers()[2].size)
+            return self._told(answer, made, Position(last), (first, last), made["data"].buffers()[2].size)
         rows = columns_of(told)
         if rows.numbers and not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
-        return self._told(answer, self._rows(rows), ends, self._end(rows) if rows.numbers else None, size)
+        return self._told(answer, *self._rows(rows), ends, size)
 
     def _told(
         self,
         answer: "GetRecordsOutputTypeDef",
         rows: pa.RecordBatch,
-        ends: tuple[str, str] | None,
         read_to: Position | None,
+        ends: tuple[str, str] | None,
         size: int,
     ) -> Batch:
         """The batch of these rows, made of records with numbers from the first to the last of `ends`."""
@@ -70,13 +70,18 @@ class ArrowPoller(Poller):
             arrived=ARRIVED,
         )
 
-    def _end(self, rows: RowColumns) -> Position:
+    def _end(self, rows: RowColumns, users: pa.RecordBatch, others: Sequence[int]) -> Position:
+        last = len(rows) - 1
+        if last not in others[-1:] and users.num_rows and users["record"][-1].as_py() == last:
+            return Position(rows.numbers[-1], users["sub_sequence_number"][-1].as_py())
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
-        users = deaggregate(rows.datas[-1], None, None, self._hash_range)
-        return Position(rows.numbers[-1], max(len(users) + users.dropped - 1, 0))
+        found = deaggregate(rows.datas[-1], None, None, self._hash_range)
+        return Position(rows.numbers[-1], max(len(found) + found.dropped - 1, 0))
 
-    def _rows(self, rows: RowColumns) -> pa.RecordBatch:
-        users = user_record_batch(rows.datas, rows.keys, self._hash_range)
+    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None]:
+        """As columns, and the position of the last one that was read, be it dropped."""
+        users, others = rows_and_others(rows.datas, rows.keys, self._hash_range)
+        end = self._end(rows, users, others) if rows.numbers else None
         self._say_what_was_dropped(rows, users)
         users = self._undone(rows.numbers, users)
         place = users["record"]
@@ -92,7 +97,7 @@ class ArrowPoller(Poller):
             users["sub_sequence_number"].cast(pa.int64()),
             times.take(place),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
         """Without what lies before the start: the first record may be an aggregate that is half done."""

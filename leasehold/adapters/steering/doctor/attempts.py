@@ -43,13 +43,13 @@ class RightAttempt:
     """The use of one right.
 
     right   by the service's own name
-    ask     uses it without a consequence, and returns what to say of it; raises StoreError, SourceError,
-            or one of the three above
+    ask     uses it without a consequence, and returns a text if there is more to say than that it is allowed; raises
+            StoreError, SourceError, or one of the three above
     writes  whether it is a right to write
     """
 
     right: str
-    ask: Callable[[], str]
+    ask: Callable[[], object]
     writes: bool = False
 
 
@@ -66,9 +66,9 @@ class RightsTrial:
 
     name: str
     attempts: tuple[RightAttempt, ...]
-    clock: "ServiceClock | None"
-    prove: Callable[[], None] | None
-    close: Callable[[], None]
+    clock: "ServiceClock | None" = None
+    prove: Callable[[], None] | None = None
+    close: Callable[[], None] = lambda: None
 
 
 class ServiceClock(SkewWarning):
@@ -105,7 +105,8 @@ def _tried(attempt: RightAttempt, name: str) -> tuple[Finding, bool]:
     """The finding of an attempt, and whether the attempts after it would fail alike."""
     right = attempt.right
     try:
-        return Finding(right, "ok", f"{name}: {attempt.ask()}"), False
+        said = attempt.ask()
+        return Finding(right, "ok", f"{name}: {said if isinstance(said, str) else 'allowed'}"), False
     except NotThere as error:
         return Finding(right, "unknown", str(error), "let the first worker make it, and ask again"), True
     except NotTried as error:

@@ -1,6 +1,6 @@
 """The rights of a worker on a lease table in DynamoDB."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -18,7 +18,7 @@ from leasehold.adapters.steering.doctor.attempts import (
 )
 from leasehold.stores.dynamodb.calls import PATIENCE, Clients, code_of, connect, translated
 from leasehold.stores.dynamodb.rows import KEY, text
-from leasehold.stores.dynamodb.table import check_key, probes
+from leasehold.stores.dynamodb.table import check_key, probes, prove
 from leasehold.stores.endpoints import endpoint_of
 from leasehold.stores.protocol import StoreError
 
@@ -37,11 +37,11 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
             RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table)),
             RightAttempt("dynamodb:Scan", partial(_scanned, clients, table)),
             RightAttempt("dynamodb:BatchGetItem", partial(_read, clients, table)),
-            *(RightAttempt(f"dynamodb:{action}", partial(_tried, ask), writes=True) for action, ask in tries.items()),
+            *(RightAttempt(f"dynamodb:{action}", ask, writes=True) for action, ask in tries.items()),
         ),
         clock,
-        partial(_proved, tries),
-        partial(_close, clients),
+        partial(prove, clients.writes, table),
+        clients.close,
     )
 
 
@@ -62,29 +62,12 @@ def _described(clients: Clients, table: str) -> str:
     return f"it answers, and is {found['TableStatus']}"
 
 
-def _scanned(clients: Clients, table: str) -> str:
+def _scanned(clients: Clients, table: str) -> None:
     with translated(table):
         clients.reads.scan(TableName=table, Limit=1)
-    return "allowed"
 
 
-def _read(clients: Clients, table: str) -> str:
+def _read(clients: Clients, table: str) -> None:
     absent: Any = {KEY: text(f"leasehold-probe-{uuid4().hex}")}
     with translated(table):
         clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
-    return "allowed"
-
-
-def _tried(ask: Callable[[], None]) -> str:
-    ask()
-    return "allowed"
-
-
-def _proved(tries: Mapping[str, Callable[[], None]]) -> None:
-    for ask in tries.values():
-        ask()
-
-
-def _close(clients: Clients) -> None:
-    clients.reads.close()
-    clients.writes.close()

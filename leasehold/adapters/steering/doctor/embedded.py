@@ -15,9 +15,7 @@ from leasehold.stores.writes import RenewLease
 def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """The rights on this file. Raises ValueError, StoreError."""
     if place and not Path(place).exists():
-        return RightsTrial(
-            f"SQLite file {place}", (RightAttempt("read", partial(_absent, place)),), None, None, _nothing
-        )
+        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", partial(_absent, place)),))
     store = sqlite.open_url(place, options, create=False, request_seconds=None)
     return _trial(f"SQLite file {place}", store, "it can be read")
 
@@ -55,7 +53,3 @@ def _refused(store: Store) -> None:
     name = f"leasehold-probe-{uuid4().hex}"
     if not isinstance(store.write(RenewLease(Lease(name, owner=name))), Lost):
         raise StoreError("a write was applied under a condition that did not hold")
-
-
-def _nothing() -> None:
-    """Nothing was opened."""

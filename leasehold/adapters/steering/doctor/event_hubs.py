@@ -9,11 +9,11 @@ from azure.eventhub.exceptions import EventHubError
 from leasehold.adapters.sources.event_hubs.access import Access
 from leasehold.adapters.sources.event_hubs.background import Background
 from leasehold.adapters.sources.event_hubs.faults import Contended, explained
-from leasehold.adapters.sources.event_hubs.partitions import BEGINNING
 from leasehold.adapters.sources.event_hubs.source import EventHubsSource, open_url
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import RightAttempt, RightsTrial
 from leasehold.balancer.model import Lease
+from leasehold.stores.objects.event_hubs_layout import BEGINNING
 
 LINK_SECONDS = 20.0
 """To connect, to sign in and to open a link."""
@@ -30,7 +30,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         RightAttempt("Listen (last events)", asked.last),
         RightAttempt("Listen (receive)", asked.received),
     )
-    yield RightsTrial(f"event hub {place}", attempts, None, None, source.close)
+    yield RightsTrial(f"event hub {place}", attempts, close=source.close)
 
 
 class _ExaminedHub:
@@ -45,9 +45,8 @@ class _ExaminedHub:
         self._partition = found[0].id
         return f"it answers, and has {len(found)} partitions"
 
-    def last(self) -> str:
+    def last(self) -> None:
         self._source.latest(Lease(self._partition, stream=self._source.stream))
-        return "allowed"
 
     def received(self) -> str:
         access, partition = self._source.access, self._partition

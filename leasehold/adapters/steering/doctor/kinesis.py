@@ -35,7 +35,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         ]
         if consumer := options.get("consumer"):
             attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(asked.consumer, consumer)))
-        yield RightsTrial(f"stream {name}", tuple(attempts), clock, None, client.close)
+        yield RightsTrial(f"stream {name}", tuple(attempts), clock, close=client.close)
 
 
 class _ExaminedStream:
@@ -52,15 +52,14 @@ class _ExaminedStream:
         self._arn, self._encrypted = found["StreamARN"], found.get("EncryptionType") == "KMS"
         return f"it answers, and is {found['StreamStatus']}"
 
-    def listed(self) -> str:
+    def listed(self) -> None:
         with said_plainly(self._name):
             rows = self._client.list_shards(StreamName=self._name)["Shards"]
         if not rows:
             raise SourceError(f"stream {self._name!r} has no shards")
         self._shard = rows[0]["ShardId"]
-        return "allowed"
 
-    def placed(self) -> str:
+    def placed(self) -> None:
         # Where shards could not be listed there is one of this name, as long as the stream was never resharded.
         shard = self._shard or "shardId-000000000000"
         with said_plainly(self._name):
@@ -68,7 +67,6 @@ class _ExaminedStream:
                 StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
             )
         self._iterator = answer["ShardIterator"]
-        return "allowed"
 
     def read(self) -> str:
         if not self._iterator:

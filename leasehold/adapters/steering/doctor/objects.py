@@ -1,11 +1,8 @@
 """The rights of a worker on the objects of a container of Azure, or of a bucket of S3."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 from uuid import uuid4
-
-from attrs import frozen
 
 from leasehold.adapters.steering.doctor.attempts import (
     REQUEST_SECONDS,
@@ -26,18 +23,10 @@ _ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _UNKNOWN_ETAG = "0x8D00000000000000"
 
 
-@frozen
-class ObjectRights:
-    """The names of the rights, as policies and roles write them."""
+S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+"""The rights to list, to read, to write and to delete, as policies and roles name them."""
 
-    listing: str
-    reading: str
-    writing: str
-    deleting: str
-
-
-S3 = ObjectRights("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
-BLOB = ObjectRights("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
+BLOB = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
 """Of `Microsoft.Storage/storageAccounts/blobServices/containers/`: 'Storage Blob Data Contributor' has them all."""
 
 
@@ -60,22 +49,19 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     clock = ServiceClock()
     # Nothing is asked of the service yet, or a missing container would be no finding.
     client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
-    layout: Any = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else _generic(options)
-    above = layout.prefix("ownership").removesuffix("ownership/")
+    hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
+    above = (hub or ObjectLayout(options.get("prefix", ""))).prefix("ownership").removesuffix("ownership/")
     return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), above, BLOB, clock)
 
 
-def _generic(options: Mapping[str, str]) -> ObjectLayout:
-    return ObjectLayout(options.get("prefix", ""))
-
-
-def _trial(name: str, objects: Objects, above: str, rights: ObjectRights, clock: ServiceClock) -> RightsTrial:
+def _trial(name: str, objects: Objects, above: str, rights: tuple[str, ...], clock: ServiceClock) -> RightsTrial:
+    listing, reading, writing, deleting = rights
     probe = f"{above}{FOLDER}{uuid4().hex}"
     attempts = (
-        RightAttempt(rights.listing, partial(_listed, objects, probe, name)),
-        RightAttempt(rights.reading, partial(_allowed, lambda: objects.get(probe))),
-        RightAttempt(rights.writing, partial(_allowed, partial(_written, objects, probe)), writes=True),
-        RightAttempt(rights.deleting, partial(_allowed, lambda: objects.delete(probe, _UNKNOWN_ETAG)), writes=True),
+        RightAttempt(listing, partial(_listed, objects, probe, name)),
+        RightAttempt(reading, partial(objects.get, probe)),
+        RightAttempt(writing, partial(_written, objects, probe), writes=True),
+        RightAttempt(deleting, partial(objects.delete, probe, _UNKNOWN_ETAG), writes=True),
     )
     return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)
 
@@ -88,11 +74,6 @@ def _listed(objects: Objects, prefix: str, name: str) -> str:
             raise NotThere(f"there is no {name}; a worker makes it if it may, which was not tried") from error
         raise
     return "it answers"
-
-
-def _allowed(ask: Callable[[], object]) -> str:
-    ask()
-    return "allowed"
 
 
 def _written(objects: Objects, probe: str) -> None:

@@ -207,9 +207,7 @@ def _as_foreign(write: writes.Write) -> writes.Write:
             return write
 
 
-def _cumulated(
-    *fates: tuple[float, WriteFate],
-) -> tuple[tuple[float, WriteFate], ...]:
+def _cumulated(*fates: tuple[float, WriteFate]) -> tuple[tuple[float, WriteFate], ...]:
     total, limits = 0.0, []
     for probability, fate in fates:
         total += probability

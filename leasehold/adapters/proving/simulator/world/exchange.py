@@ -1,9 +1,10 @@
 """The calls of one process: each is counted, and meets the mishap that is planned for it."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from leasehold.adapters.proving.simulator.mishaps import FREEZE_SECONDS, HANG_SECONDS, LATE_SECONDS, CallEvent, raised
+from leasehold.adapters.proving.simulator.misdeeds import generated
+from leasehold.adapters.proving.simulator.mishaps import FREEZE_SECONDS, HANG_SECONDS, LATE_SECONDS, RAISED, CallEvent
 from leasehold.adapters.proving.simulator.world.caller import Caller
 from leasehold.adapters.proving.simulator.world.world import World
 
@@ -32,7 +33,7 @@ class Exchange:
 
     def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
         """Call a callable of a user's."""
-        return self.call(what, work, {"answer": lambda: False, "generate": _generated})
+        return self.call(what, work, {"answer": lambda: False, "generate": generated})
 
     def _meet(self, fault: str, work: Callable[[], Any], lies: Lies) -> Any:  # noqa: ANN401  likewise
         answer: Any = None
@@ -42,7 +43,8 @@ class Exchange:
                 case ["do"]:
                     answer = work()
                 case ["raise", name]:
-                    raise raised(name)
+                    fault_raised = RAISED[name]()
+                    raise fault_raised
                 case ["crash" | "restart"]:
                     self._caller.die(again=step == "restart")
                     self._caller.wait(0.0)
@@ -53,7 +55,3 @@ class Exchange:
                 case _:
                     answer = lies[step]()
         return answer
-
-
-def _generated() -> Generator[None]:
-    yield

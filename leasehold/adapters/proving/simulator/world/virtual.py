@@ -16,15 +16,12 @@ class Host(Protocol):
 
     def stand_still(self) -> None:
         """Wait while the process sleeps; for ever once it is dead."""
-        ...
 
     def idle(self) -> None:
         """Let the process stand still where a task waits for others."""
-        ...
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Remember a fault that nothing provides for."""
-        ...
 
 
 class VirtualTime:

@@ -58,15 +58,22 @@ def user_record_batch(
     `partition_keys` are the Kinesis records' own, for those passed on as they came.
     Raises ValueError above 2 GiB of records or of their keys, which Arrow's offsets cannot tell apart.
     """
+    return rows_and_others(records, partition_keys, hash_range)[0]
+
+
+def rows_and_others(
+    records: Sequence[bytes], partition_keys: Sequence[str | None] | None, hash_range: HashRange | None
+) -> tuple[pa.RecordBatch, Sequence[int]]:
+    """The same, and the places of the records that may have been cut short: of all others each user record is a row."""
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
     measured, others = _measured(records, hash_range)
     if measured is None:
-        return _unpacked(records, partition_keys, hash_range, others)
+        return _unpacked(records, partition_keys, hash_range, others), others
     if not others:
-        return measured
+        return measured, others
     both = pa.concat_batches([measured, _unpacked(records, partition_keys, hash_range, others)])
-    return both.take(pa.array(np.argsort(both["record"].to_numpy(), kind="stable")))
+    return both.take(pa.array(np.argsort(both["record"].to_numpy(), kind="stable"))), others
 
 
 def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:

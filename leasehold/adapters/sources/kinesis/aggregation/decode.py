@@ -11,14 +11,20 @@ from functools import cache, partial
 
 from attrs import frozen
 
-from leasehold.adapters.sources.kinesis.aggregation.wire import MalformedMessage, Message, read
+from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, read
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, number
 from leasehold.balancer.model import HASH_KEYS, HashRange
+
+try:
+    from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
+except ImportError:  # without librt, or with another than it was compiled for
+    PlacedRecords = placed = None  # type: ignore[assignment,misc]  # then every aggregate is taken apart at once
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record; the message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
+_PLACING = COMPILED and placed is not None  # uncompiled it takes longer than to take all apart
 
 WireRecord = tuple[str | None, str | None, bytes]
 """Partition key, explicit hash key or None, data; only a record passed on as it came lacks a key."""
@@ -127,17 +133,37 @@ def deaggregate(
     return answer
 
 
+def kept_whole(
+    data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
+) -> "PlacedRecords | None":
+    """All user records of an aggregate of which `deaggregate` would drop none, read where they lie.
+
+    The number and the time of arrival are the Kinesis record's own. None if that cannot be told quickly.
+    """
+    if not _PLACING or not data.startswith(MAGIC):
+        return None
+    found = placed(data, len(MAGIC), len(data) - _DIGEST_BYTES)
+    if found is None or not _are_inside(found[0], hash_range) or not _is_sound(data):
+        return None
+    return PlacedRecords(data, *found, number=number, arrived=arrived)
+
+
 def _message(data: bytes) -> Message | Reason:
     """The message in the record, or the reason why the record is passed on."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
-    end = len(data) - _DIGEST_BYTES
-    if hashlib.md5(memoryview(data)[len(MAGIC) : end], usedforsecurity=False).digest() != data[end:]:
+    if not _is_sound(data):
         return Reason.BAD_MD5
     try:
-        return read(data, len(MAGIC), end)
+        return read(data, len(MAGIC), len(data) - _DIGEST_BYTES)
     except MalformedMessage:
         return Reason.BAD_PROTO
+
+
+def _is_sound(data: bytes) -> bool:
+    """Whether the digest is that of the message."""
+    body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
+    return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
 def _kept(message: Message, hash_range: HashRange | None) -> UserRecords:
@@ -159,10 +185,15 @@ def _surely_inside(message: Message, hash_range: HashRange) -> bool:
     if any(_stop("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     hashed = message.hash_keys and None not in message.row_hash_keys
-    if hashed or hash_range == HASH_KEYS:
+    return bool(hashed) or _are_inside(message.keys, hash_range)
+
+
+def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
+    """Whether all of them fall into the range."""
+    if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(first <= digest_of(key.encode()) <= last for key in message.keys)
+    return all(first <= digest_of(key.encode()) <= last for key in keys)
 
 
 def _first_stop(message: Message, hash_range: HashRange) -> tuple[int, Reason | None]:

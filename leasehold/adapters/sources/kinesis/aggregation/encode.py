@@ -104,4 +104,5 @@ class Aggregate:
         if self.count == 1:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)
-        return _MAGIC + body + hashlib.md5(body, usedforsecurity=False).digest()
+        # Joined, not added: each plus would copy all of it once more.
+        return b"".join((_MAGIC, body, hashlib.md5(body, usedforsecurity=False).digest()))

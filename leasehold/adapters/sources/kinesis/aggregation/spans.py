@@ -10,12 +10,10 @@ from typing import Final
 from librt.strings import BytesWriter, read_i16_le, read_i32_le, read_i64_le, write_i16_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
+from leasehold.adapters.sources.kinesis.aggregation.places import add_places
+
 _MORE: Final = 0x80
-_SHORT: Final = 1 << 14  # numbers below take at most two bytes
 _KEY: Final = 0x0A
-_RECORD: Final = 0x1A
-_KEY_INDEX: Final = 0x08
-_DATA: Final = 0x1A
 _HELD: Final = 12  # bytes that a view holds itself
 _BESIDE: Final = 4  # of them lie beside its length
 _KEPT: Final = b"\xff" * 8 + bytes(8)  # eight bytes from place 8 - n on keep n bytes
@@ -47,70 +45,42 @@ class Spans:
 
         False, and nothing is added, if it is not in the common form, or a key is no UTF-8.
         """
-        rows, keys = len(self.places), len(self.keys)
         try:
-            whole = self._add(record, at, end, place)
+            return self._add(record, at, end, place)
         except (IndexError, UnicodeDecodeError):
-            whole = False
-        if not whole:
-            self.places.truncate(rows)
-            self.subs.truncate(rows)
-            self.keys.truncate(keys)
-            self.key_ends.truncate(rows + 4)
-            self.data.truncate(4 * rows)
-        return whole
+            return False
 
-    # One loop without calls, which reads a number that covers several fields rather than each byte: both count here.
+    # One loop without calls: that counts here.
     def _add(self, record: bytes, at: i64, end: i64, place: i64) -> bool:
         places, subs, keys, key_ends, data = self.places, self.subs, self.keys, self.key_ends, self.data
         table, at = _table(record, at, end)
-        known: i64 = len(table) >> 3
-        sub: i32 = 0
+        rows = BytesWriter()
+        # All of it is read before anything is added.
+        if not add_places(rows, record, at, end, len(table) >> 3):
+            return False
+        found = rows.getvalue()
         key_end: i64 = len(keys)
-        stop: i64
-        while at < end:
-            # Eight bytes hold the tag, the size, and the key's tag and index; four the data's tag and length.
-            head: i64 = read_i64_le(record, at)
-            if head & 0xFF != _RECORD:
-                break
-            size: i64 = head >> 8 & 0xFF
-            at += 2
-            if size >= _MORE:
-                head >>= 8
-                size = size - _MORE + ((head >> 8 & 0xFF) << 7)
-                at += 1
-            stop = at + size
-            key: i64 = head >> 24 & 0xFF
-            at += 2
-            if key >= _MORE:
-                key = key - _MORE + ((head >> 32 & 0xFF) << 7)
-                at += 1
-            tail: i64 = i64(read_i32_le(record, at))
-            length: i64 = tail >> 8 & 0xFF
-            at += 2
-            if length >= _MORE:
-                length = length - _MORE + ((tail >> 16 & 0xFF) << 7)
-                at += 1
-            # A number of three bytes or more shows as 2**14 or more.
-            if head >> 16 & 0xFF != _KEY_INDEX or tail & 0xFF != _DATA or at + length != stop or stop > end:
-                return False
-            if size >= _SHORT or key >= _SHORT or key >= known:
-                return False
+        sub: i32 = 0
+        row: i64 = 0
+        while row < len(found):
+            told: i64 = read_i64_le(found, row)
+            begin: i64 = told & 0xFFFF_FFFF
+            length: i64 = told >> 32 & 0xFFFF
             write_i32_le(places, i32(place))
             write_i32_le(subs, sub)
-            span: i64 = read_i64_le(table, 8 * key)
+            span: i64 = read_i64_le(table, 8 * (told >> 48))
             key_end += (span >> 32) - (span & 0xFFFF_FFFF)
             _copy(keys, record, span & 0xFFFF_FFFF, span >> 32)
             write_i32_le(key_ends, i32(key_end))
             if length > _HELD:
-                write_i64_le(data, length | i64(read_i32_le(record, at)) << 32)
-                write_i64_le(data, place | at << 32)
+                write_i64_le(data, length | i64(read_i32_le(record, begin)) << 32)
+                write_i64_le(data, place | begin << 32)
             else:
-                add_held(data, record, at, length)
+                add_held(data, record, begin, length)
             sub += 1
-            at = stop
+            row += 8
         self.tables[place] = table
-        return sub > 0 and at == end
+        return True
 
 
 def _table(record: bytes, at: i64, end: i64) -> tuple[bytes, i64]:

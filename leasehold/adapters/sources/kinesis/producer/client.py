@@ -1,5 +1,6 @@
 """The requests of a producer: PutRecords, the listing of shards, and the stream's settings."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -8,23 +9,35 @@ from attrs import evolve
 from botocore.config import Config as ClientConfig
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
 
+from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
 from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap, mapped
 from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
 from leasehold.adapters.sources.kinesis.producer.values import Placed, Refused, Settings, UnitOutcome, Unknown
 from leasehold.adapters.sources.kinesis.shards import listed
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.stores.printable import escaped
+
+try:
+    from leasehold.adapters.sources.kinesis.wire.puts import PutRows, PutWire
+except ImportError:  # then boto3 writes requests by itself
+    PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef, PutRecordsResultEntryTypeDef
+    from types_boto3_kinesis.type_defs import PutRecordsResultEntryTypeDef
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
 
-def client_of(region: str | None, endpoint: str | None, connections: int) -> "KinesisClient":
-    """A client that sends each request once: its own repetitions would write twice, and unseen."""
-    return boto3.client(
+def client_of(region: str | None, endpoint: str | None, connections: int, wire: WireForm = "cbor") -> "KinesisClient":
+    """A client that sends each request once: its own repetitions would write twice, and unseen.
+
+    The records of a producer go in this form, if the service speaks it.
+    """
+    client: KinesisClient = boto3.client(
         "kinesis",
         region_name=region,
         endpoint_url=endpoint,
@@ -32,6 +45,11 @@ def client_of(region: str | None, endpoint: str | None, connections: int) -> "Ki
             connect_timeout=5, read_timeout=10, max_pool_connections=connections + 1, retries={"total_max_attempts": 1}
         ),
     )
+    if PutWire is None:
+        log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
+    else:
+        PutWire(client, cbor=wire == "cbor")
+    return client
 
 
 class KinesisPutClient:
@@ -64,18 +82,19 @@ class KinesisPutClient:
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
         """Send units together, once. Raises SourceError if sending again cannot help."""
-        rows: list[PutRecordsRequestEntryTypeDef] = [
+        rows = PutRows(
             {"Data": unit.data, "PartitionKey": unit.partition_key, "ExplicitHashKey": str(unit.hash_key)}
             for unit in units
-        ]
+        )
         try:
             with said_plainly(self._stream):
                 answer = self._client.put_records(StreamName=self._stream, Records=rows)
         except SourceUnavailable as fault:
             return [_without_answer(fault.__cause__)] * len(units)
-        if len(answer["Records"]) != len(units):
+        results = answer.get("Records", ())  # an answer that cannot be read has none
+        if len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
-        return [_outcome(row) for row in answer["Records"]]
+        return [_outcome(row) for row in results]
 
 
 def _outcome(row: "PutRecordsResultEntryTypeDef") -> UnitOutcome:

@@ -55,6 +55,7 @@ class Core:
     settings: Settings
     metrics: ProducerMetrics = field(factory=ProducerMetrics)
     flushing: bool = False
+    _target: int = field(init=False)
     _shard_queues: dict[str, ShardQueue] = field(factory=dict)
     _closing: list[ShardQueue] = field(factory=list)  # queues of shards that have closed, with a unit under way
     _round_trip: float = 0.0
@@ -62,13 +63,16 @@ class Core:
     _map_faults: int = 0
     _unknown: set[int] = field(factory=set)  # tickets of records that may be in the stream already
 
+    def __attrs_post_init__(self) -> None:
+        self._set_target()
+
     def put(self, entry: Entry) -> bool:
         """Take a record; return whether something may be due sooner than before."""
         shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
         before = shard_queue.queued
         shard_queue.append(entry)
         self.metrics.received += 1
-        return not before or before < self._target() <= shard_queue.queued
+        return not before or before < self._target <= shard_queue.queued
 
     def due(self) -> float:
         """The time when `request` will next have something, as far as is known."""
@@ -85,7 +89,7 @@ class Core:
         for shard_queue in self._shard_queues.values():
             if len(units) == REQUEST_RECORDS or self._shard_queue_due(shard_queue) > now:
                 continue
-            unit = shard_queue.unit = shard_queue.unit or shard_queue.pack(self._target())
+            unit = shard_queue.unit = shard_queue.unit or shard_queue.pack(self._target)
             if unit.size <= room:
                 room -= unit.size
                 shard_queue.sent = now
@@ -154,17 +158,20 @@ class Core:
         return tuple(late for late in given_up if late.entries)
 
     def _shard_queue(self, shard: str) -> ShardQueue:
-        if shard not in self._shard_queues:
-            self._shard_queues[shard] = ShardQueue(shard, self.shards.ranges[shard], Bucket(self.settings.share))
-        return self._shard_queues[shard]
+        shard_queue = self._shard_queues.get(shard)
+        if shard_queue is None:
+            shard_queue = ShardQueue(shard, self.shards.ranges[shard], Bucket(self.settings.share))
+            self._shard_queues[shard] = shard_queue
+        return shard_queue
 
-    def _target(self) -> int:
-        """The size of an aggregate: the bytes that the shard may take during one round trip of a request."""
+    def _set_target(self) -> None:
+        """Set the size of an aggregate: the bytes that the shard may take during one round trip of a request."""
         full = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
-        return min(max(full, self.settings.least_bytes), self.settings.record_bytes)
+        self._target = min(max(full, self.settings.least_bytes), self.settings.record_bytes)
 
     def _time(self, seconds: float) -> None:
         self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
+        self._set_target()
 
     def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
         if (
@@ -176,7 +183,7 @@ class Core:
         if any(_overlap(shard_queue.hash_range, closing.hash_range) for closing in self._closing):  # rule 3
             return inf
         due = max(shard_queue.wait, shard_queue.bucket.ready)
-        if shard_queue.unit or self.flushing or shard_queue.queued >= self._target():
+        if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
             return due
         return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
@@ -190,7 +197,8 @@ class Core:
             return ()
         shard_queue.unit = shard_queue.landed = shard_queue.sent = None
         shard_queue.faults, shard_queue.wait = 0, 0.0
-        self._unknown.difference_update(entry.ticket for entry in unit.entries)
+        if self._unknown:
+            self._unknown.difference_update(entry.ticket for entry in unit.entries)
         self._closing = [closing for closing in self._closing if closing is not shard_queue]
         self.metrics.accepted(unit)
         return (Delivered(unit.entries, *landed),)

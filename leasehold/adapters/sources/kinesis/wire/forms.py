@@ -48,7 +48,7 @@ def as_cbor(body: bytes | str) -> bytes:
 
 def as_json(body: bytes) -> bytes:
     """Write a body of CBOR as JSON. Raises Unreadable."""
-    return _plain(_loaded(body))
+    return _plain(told_of(body, cbor=True))
 
 
 def from_cbor(body: bytes) -> tuple[AnswerRows, bytes]:

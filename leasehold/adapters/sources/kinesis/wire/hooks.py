@@ -37,7 +37,9 @@ _UNDERSTOOD = THROTTLED | PASSING | CREDENTIALS | DENIED | {"ResourceNotFoundExc
 Told = dict[str, Any]
 """A part of what boto3 tells its handlers, which they may change."""
 
-_UNREAD, _REPEATED = "Unread", "leasehold repeats in JSON"
+Handlers = dict[str, tuple[Callable[..., None], Callable[..., None]]]
+
+UNREAD, _REPEATED = "Unread", "leasehold repeats in JSON"
 
 
 class Wire:
@@ -48,15 +50,20 @@ class Wire:
     """
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
-        self._asks_cbor, self._proved = cbor, False
+        self._asks_cbor = cbor
+        self._proved: set[str] = set()  # what was answered in CBOR
         self._lock = Lock()
         events = client.meta.events
         judge = cast("Callable[..., None]", self._judge)  # the stubs do not know that its answer counts
-        for operation, read in (("GetRecords", self._read), ("SubscribeToShard", self._receive)):
-            events.register(f"before-call.kinesis.{operation}", self._ask)
+        for operation, (ask, read) in self._handlers().items():
+            events.register(f"before-call.kinesis.{operation}", ask)
             events.register(f"before-parse.kinesis.{operation}", read)
             # Before boto3's own handler, which would wait before it repeats.
             events.register_first(f"needs-retry.kinesis.{operation}", judge)
+
+    def _handlers(self) -> Handlers:
+        """How each question is asked, and how its answer is read."""
+        return {"GetRecords": (self._ask, self._read), "SubscribeToShard": (self._ask, self._receive)}
 
     def _ask(self, params: Told, **_event: object) -> None:
         # A time is asked for in JSON: how it is to be told in CBOR, no local service could show.
@@ -65,24 +72,23 @@ class Wire:
             params["headers"]["Content-Type"] = CBOR
 
     def _read(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
-        if _refused(response_dict):
+        if refused(response_dict):
             return
         told, body = response_dict["headers"].get("content-type"), response_dict["body"]
         try:
             rows, response_dict["body"] = (from_cbor if is_cbor(told) else from_json)(body)
         except Unreadable as odd:
             if is_cbor(told):  # in JSON boto3 may make something of it
-                customized_response_dict[_UNREAD] = str(odd)
-                response_dict["body"] = b"{}"
+                customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"
             return
         customized_response_dict["Records"] = rows
 
     def _receive(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
-        if not _refused(response_dict):
+        if not refused(response_dict):
             customized_response_dict["EventStream"] = Subscription(response_dict["body"], self._fall_back)
             response_dict["body"] = Beginning()
 
-    def _judge(self, response: Any, request_dict: dict[str, Any], **_event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _judge(self, response: Any, request_dict: Told, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
         """Zero, the seconds to wait, where the question is to be asked again in JSON; None leaves it to boto3."""
         if response is None:
             return None
@@ -92,13 +98,13 @@ class Wire:
             why, first = request_dict["context"].pop(_REPEATED, ("", code))
             if code != first and http.status_code < SERVER_ERROR:
                 self._fall_back(why)
-        elif _UNREAD in parsed:
-            return _repeated(request_dict, f"its answer cannot be read: {parsed[_UNREAD]}", _UNREAD)
+        elif UNREAD in parsed:
+            return _repeated(request_dict, f"its answer cannot be read: {parsed[UNREAD]}", UNREAD)
         elif is_cbor(http.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
-            self._proved = True
+            self._proved.add(operation.name)
         elif http.status_code < REFUSED:
             self._fall_back("it answers in JSON")
-        elif not self._proved and code not in _UNDERSTOOD:
+        elif operation.name not in self._proved and code not in _UNDERSTOOD:
             return _repeated(request_dict, f"it was refused: {http.status_code} {code}", code)
         return None
 
@@ -109,15 +115,15 @@ class Wire:
             log.warning("Kinesis was asked in CBOR, and is asked in JSON from now on: %s", why)
 
 
-def _refused(response: Told) -> bool:
+def refused(response: Told) -> bool:
     """Whether this is a refusal, which boto3 is given in JSON."""
-    refused: bool = response["status_code"] >= REFUSED
-    if refused and response["body"] and is_cbor(response["headers"].get("content-type")):
+    is_one: bool = response["status_code"] >= REFUSED
+    if is_one and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
             response["body"] = as_json(response["body"])
         except Unreadable:
             response["body"] = b""  # then the status is all that is known
-    return refused
+    return is_one
 
 
 def _repeated(request: dict[str, Any], why: str, code: str | None) -> int:

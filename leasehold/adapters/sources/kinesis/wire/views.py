@@ -72,7 +72,8 @@ class RowViews:
         """A record, as boto3 has it."""
         if not 0 <= at < len(self):
             raise IndexError(at)
-        return self.columns()[at]
+        row: dict[str, object] = self.columns()[at]
+        return row
 
     def clear(self) -> None:
         """Let the answer go, and forget all records."""

@@ -1,7 +1,7 @@
 """Tries planned moves whose writes are lost, unanswered, or their process's last, alone and in pairs, on real workers.
 
-`python -m leasehold.adapters.proving.checker.moves` tries all of it, on all cores, and prints what must not be.
-The fleets of `cases` show what the rules decide under every interleaving; this shows that what carries them out
+`python tests/balancer/planned_moves.py` tries all of it, on all cores, and prints what must not be.
+The fleets of the checker show what the rules decide under every interleaving; this shows that what carries them out
 loses and repeats nothing.
 """
 

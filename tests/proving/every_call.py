@@ -1,8 +1,8 @@
 """Every call of a worker meets every fault, one at a time, and the judge reads what became of the fleet.
 
 Each story is a small fleet under virtual time. It is told once to number its calls, and then once for each call of
-the worker that it is about and each fault that such a call can meet (`mishaps`): SQLite is tested like this.
-`python -m leasehold.adapters.proving.simulator.every_call` tells all of them, on all cores.
+the worker that it is about and each fault that such a call can meet (`faults_of`): SQLite is tested like this.
+`python tests/proving/every_call.py` tells all of them, on all cores.
 """
 
 import gc
@@ -24,7 +24,7 @@ from leasehold.adapters.history.judge import judge
 from leasehold.adapters.history.ownership import unowned
 from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator.misdeeds import Misdeed
-from leasehold.adapters.proving.simulator.mishaps import CallEvent, Mishap, faults_of
+from leasehold.adapters.proving.simulator.mishaps import DEATHS, READINGS, CallEvent, Mishap
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
@@ -42,6 +42,43 @@ UNREAD_SECONDS = 21.0
 
 LONG = ("late", "hang", "freeze", "untrue")
 """After one of these a worker may let a lease go that it holds: it cannot know, or was told otherwise."""
+
+ANY = ("value", "key", "os", "memory", "runtime", "timeout", "stop")
+"""Exceptions that any library may raise, and any callable."""
+
+HEEDED = (
+    "unanswered",
+    "refused",
+    "unavailable",
+    "unreadable",
+    "exit",
+    "interrupt",
+    "cancelled",
+    "generator",
+    "unheard",
+)
+"""Exceptions that mean something to a worker, raised by a callable of a user's, and those that are no Exceptions."""
+
+LATE = ("late + do", "do + late")
+_OF_STORE = ("pause + raise unanswered", "raise refused", "hang + raise unanswered", "untrue", "freeze + do", *LATE)
+OF_STORE_READS = (*_OF_STORE, "stale")
+OF_STORE_WRITES = (
+    *_OF_STORE,
+    "do + pause + raise unanswered",
+    "do + hang + raise unanswered",
+    "send + pause + raise unanswered",
+    "do + pause + do",
+)
+OF_SOURCE = (
+    "raise unavailable",
+    "do + raise unavailable",
+    "hang + raise unavailable",
+    "raise unreadable",
+    "freeze + do",
+    *LATE,
+)
+OF_READERS = (*OF_SOURCE, "untrue", "raise trimmed")
+OF_CALLABLES = (*(f"raise {what}" for what in HEEDED), "do + raise exit", "hang + do", "answer", "generate")
 
 CONFIG, LATE_STARTER = Config(initial_position=TRIM_HORIZON), Config(initial_position=LATEST)
 
@@ -115,6 +152,26 @@ def mishaps(story: CallStory, *, whole: bool = False) -> Iterator[Mishap]:
         if whole or call.what not in seen:
             seen.add(call.what)
             yield from (Mishap(number, fault) for fault in faults_of(call.what, whole=whole))
+
+
+def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
+    """The faults that a call of this name can meet.
+
+    Of the exceptions that any library may raise one is raised before the effect and one after; if `whole`, each is.
+    """
+    kind, _, verb = what.partition(".")
+    known: tuple[str, ...]
+    match kind:
+        case "store":
+            known = OF_STORE_READS if what in READINGS else OF_STORE_WRITES
+        case "source":
+            known = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
+        case "reader":
+            known = OF_READERS if verb == "read" else OF_SOURCE
+        case _:
+            known = OF_CALLABLES
+    every = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
+    return (*known, *(every if whole else ("raise memory", "do + raise value")), "do + freeze", *DEATHS)
 
 
 def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:

@@ -1,6 +1,6 @@
 """Simulates a fleet with all faults for each of many seeds; prints each breach with its seed and a smaller fleet.
 
-`python -m leasehold.adapters.proving.simulator.soak 10000` runs that many on all cores.
+`python tests/proving/soak.py 10000` runs that many on all cores.
 """
 
 import logging

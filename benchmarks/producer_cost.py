@@ -1,0 +1,134 @@
+"""What a record costs a producer of processor time: ours in CBOR, ours in JSON, and boto3's plain put_records.
+
+A server in a process of its own answers at once on loopback, and each contender runs in a process of its own, in turn;
+medians over rounds. The codec is compiled, as in a wheel. `producer_speed.py` prints it.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from attrs import frozen
+from compiled import as_installed
+from types_boto3_kinesis import KinesisClient
+from wire_server import Load, served
+from wire_speed import REGION, STREAM, alone, client_of, clocked, codec_compiled
+
+from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.producer import client as ours
+from leasehold.adapters.sources.kinesis.producer.producer import Producer
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.producer.values import Placed, Settings
+
+UNBOUNDED = 1000.0  # as much of a shard's rate; aggregates grow to 1 MiB then
+SECONDS = 2.0
+Cost = tuple[float, float]  # microseconds of processor time for a record, and records a second
+
+
+@frozen
+class Shape:
+    """What is sent: records of so many bytes, in so many rows of a request where no producer aggregates them."""
+
+    name: str
+    size: int
+    count: int = 500
+    aggregated: bool = False
+    bar: float = 0.0  # of the peer
+    peer: str = "ours, wire=json"
+
+
+SHAPES = (
+    Shape("100 B, aggregated", 100, aggregated=True, bar=2.0, peer="boto3"),
+    Shape("1 KB, aggregated", 1000, aggregated=True, bar=1.5),
+    Shape("1 KB, 500 rows a request", 1000, bar=1.7),
+    Shape("27 KB, 16 rows a request", 27_000, 16),
+    Shape("27 KB, 1 row a request", 27_000, 1),
+    Shape("1 MB, 1 row a request", 1_000_000, 1, bar=2.0),
+)
+
+
+def timed(step: Callable[[], int]) -> Cost:
+    """Steps for some time; the first is not counted."""
+    rates: list[float] = []
+
+    def counted() -> int:
+        began = time.monotonic()
+        rows = step()
+        rates.append(rows / (time.monotonic() - began))
+        return rows
+
+    return clocked(counted, SECONDS), statistics.median(rates[1:])
+
+
+def by_boto3(url: str, shape: Shape) -> Cost:
+    """A loop of put_records."""
+    client, data = client_of(url), os.urandom(shape.size)
+    rows = [{"Data": data, "PartitionKey": f"key-{n:04d}"} for n in range(shape.count)]
+    return timed(lambda: len(client.put_records(StreamName=STREAM, Records=rows)["Records"]))
+
+
+def by_ours(url: str, shape: Shape, wire: WireForm) -> Cost:
+    """A producer, or its requests alone."""
+    client = ours.client_of(REGION, url, 4, wire)
+    if shape.aggregated:
+        return timed(partial(produced, client, shape))
+    requests = ours.KinesisPutClient(client, STREAM)
+    requests.shards()
+    data = os.urandom(shape.size)
+    units = [Unit("shardId-0", (), data, f"key-{n:04d}", n) for n in range(shape.count)]
+
+    def step() -> int:
+        outcomes = requests.put(units)
+        assert all(isinstance(outcome, Placed) for outcome in outcomes)
+        return len(outcomes)
+
+    return timed(step)
+
+
+def produced(client: KinesisClient, shape: Shape) -> int:
+    """So many records of 1,000 keys through a producer; how many."""
+    count = 20_000_000 // shape.size
+    datas = [(b"%010d" % place) * (shape.size // 10) for place in range(1000)]
+    with Producer(client, STREAM, Settings(share=UNBOUNDED)) as producer:
+        for place in range(count):
+            producer.put(datas[place % 1000], f"key-{place % 1000:04d}")
+    assert producer.metrics["UserRecordsPut"] == count
+    return count
+
+
+CONTENDERS: dict[str, Callable[[str, Shape], Cost]] = {
+    "boto3": by_boto3,
+    "ours, wire=json": partial(by_ours, wire="json"),
+    "ours": partial(by_ours, wire="cbor"),
+}
+
+
+def costs_told(rounds: int) -> bool:
+    """Measure, and print a table; whether the bars are met."""
+    good = True
+    with as_installed() as installed, served(Load("one row", 1, 100)) as url:
+        sys.path.insert(0, str(installed))  # new processes take over this path, whatever PYTHONPATH says
+        codec = "compiled" if alone(codec_compiled) else "NOT compiled"
+        print(
+            f"\nus of processor time for a record, and records a second; load {os.getloadavg()[0]:.1f}, codec {codec}"
+        )
+        print(f"| | {' | '.join(CONTENDERS)} | of boto3 | of JSON | at least | verdict |\n|{'---|' * 8}")
+        for shape in SHAPES:
+            taken: dict[str, list[Cost]] = {name: [] for name in CONTENDERS}
+            for _ in range(rounds):
+                for name, work in CONTENDERS.items():
+                    taken[name].append(alone(work, url, shape))
+            costs = {name: tuple(map(statistics.median, zip(*each, strict=True))) for name, each in taken.items()}
+            micros = {name: cost[0] for name, cost in costs.items()}
+            ratios = {name: cost / micros["ours"] for name, cost in micros.items()}
+            met = ratios[shape.peer] >= shape.bar
+            good = good and met
+            figures = " | ".join(f"{cost:.1f} us, {rate:,.0f}/s" for cost, rate in costs.values())
+            verdict = f"{shape.bar} x of {shape.peer} | {'pass' if met else 'FAIL'}" if shape.bar else " | "
+            against = f"{ratios['boto3']:.1f} x | {ratios['ours, wire=json']:.1f} x"
+            print(f"| {shape.name} | {figures} | {against} | {verdict} |", flush=True)
+        sys.path.remove(str(installed))
+    return good

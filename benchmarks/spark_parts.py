@@ -1,0 +1,64 @@
+"""Where a query's processor time goes: by process and, within Java, by the names of its threads."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+COMPILING = "Java: compiling itself"
+PARTS = (
+    "the process that reads or plans",
+    "Python of the tasks",
+    "Java: tasks, rows of Arrow to Spark's",
+    "Java: collecting garbage",
+    "Java: planning and all else",
+    "programs that Java starts",
+    COMPILING,
+)
+READS, TASKS, ROWS, GARBAGE, ELSE, PROGRAMS, _ = PARTS
+THREADS = {"Executor task": ROWS, "C1 Comp": COMPILING, "C2 Comp": COMPILING, "GC ": GARBAGE, "G1 ": GARBAGE}
+RUNNER, WORKER, JAVA = b"python_streaming_source_runner", b"pyspark.daemon", b"java"
+
+
+def spent() -> Mapping[str, float]:
+    """Processor seconds of all processes below this one so far, those included that have ended."""
+    found: Counter[str] = Counter()
+    for process in _below(os.getpid()):
+        with suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_bytes()
+            itself, ended = _ticks(process / "stat")
+            found[PROGRAMS] += ended
+            if command.partition(b"\0")[0].endswith(JAVA):
+                threads = Counter[str]()
+                for thread in (process / "task").iterdir():
+                    with suppress(OSError):
+                        threads[_part((thread / "comm").read_text())] += _ticks(thread / "stat")[0]
+                found += threads
+                found[ELSE] += itself - threads.total()
+            else:
+                found[READS if RUNNER in command else TASKS if WORKER in command else PROGRAMS] += itself
+    return {part: ticks / os.sysconf("SC_CLK_TCK") for part, ticks in found.items()}
+
+
+def _part(thread: str) -> str:
+    return next((part for name, part in THREADS.items() if thread.startswith(name)), ELSE)
+
+
+def _ticks(stat: Path) -> tuple[int, int]:
+    """Of a process or thread, and of those it started that have ended."""
+    fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+
+
+def _below(root: int) -> Iterator[Path]:
+    parents: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (process / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            parents[int(process.name)] = int(fields[1])
+    for number, above in parents.items():
+        while above not in {0, root}:
+            above = parents.get(above, 0)  # noqa: PLW2901  up to the root, or to nobody
+        if above == root:
+            yield Path("/proc") / str(number)

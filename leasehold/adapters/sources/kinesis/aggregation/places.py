@@ -1,0 +1,159 @@
+"""The user records of an aggregate where they lie in it: each is copied out of it when somebody takes it.
+
+Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled. It
+reads the one form that producers write without explicit hash keys, and declines any other. Its
+numbers are the machine's own.
+"""
+
+from typing import Any, Final
+
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i64_le
+from mypy_extensions import i64
+
+from leasehold.adapters.sources.protocol import Record
+
+_MORE: Final = 0x80
+_SHORT: Final = 1 << 14  # numbers below take at most two bytes
+_KEY: Final = 0x0A
+_RECORD: Final = 0x1A
+_KEY_INDEX: Final = 0x08
+_DATA: Final = 0x1A
+
+_MADE: Final[Any] = tuple.__new__  # of all fields: `Record` itself takes twice as long, by its names and defaults
+_KIND: Final[Any] = Record
+
+
+class PlacedRecords:
+    """User records that stand side by side in an aggregate.
+
+    record   the Kinesis record
+    keys     the partition keys in its table
+    places   eight bytes for each: where its data begins in four, its size in two, its key's index in two
+    first    the sub-sequence number of the first
+    number   the sequence number of the Kinesis record
+    arrived  when it arrived, or None
+    """
+
+    def __init__(
+        self, record: bytes, keys: list[str], places: bytes, first: int = 0, *, number: str, arrived: float | None
+    ) -> None:
+        """Take what `placed` found, and what the service told."""
+        self.record = record
+        self.keys = keys
+        self.places = places
+        self.first = first
+        self.number = number
+        self.arrived = arrived
+
+    def __len__(self) -> int:
+        return len(self.places) >> 3
+
+    def __getitem__(self, at: slice) -> "PlacedRecords":
+        begin, end, _ = at.indices(len(self))
+        places, first = self.places[8 * begin : 8 * max(begin, end)], self.first + begin
+        return PlacedRecords(self.record, self.keys, places, first, number=self.number, arrived=self.arrived)
+
+    def __iter__(self) -> "RecordTaker":
+        return RecordTaker(self)
+
+    def copy_to(self, datas: list[bytes], keys: list[str | None]) -> None:
+        """Add the data and the partition key of each to these columns."""
+        record, table, places = self.record, self.keys, self.places
+        at: i64 = 0
+        while at < len(places):
+            place: i64 = read_i64_le(places, at)
+            begin: i64 = place & 0xFFFF_FFFF
+            datas.append(record[begin : begin + (place >> 32 & 0xFFFF)])
+            keys.append(table[place >> 48])
+            at += 8
+
+
+class RecordTaker:
+    """Makes one record after the other."""
+
+    def __init__(self, placed: PlacedRecords) -> None:
+        """Begin with the first."""
+        self.record = placed.record
+        self.keys: list[str] = placed.keys
+        self.places = placed.places
+        self.number = placed.number
+        self.arrived = placed.arrived
+        self.sub: i64 = placed.first
+        self.at: i64 = 0
+
+    def __iter__(self) -> "RecordTaker":
+        return self
+
+    def __next__(self) -> object:
+        at = self.at
+        if at >= len(self.places):
+            raise StopIteration
+        place: i64 = read_i64_le(self.places, at)
+        begin: i64 = place & 0xFFFF_FFFF
+        data = self.record[begin : begin + (place >> 32 & 0xFFFF)]
+        row: object = (data, self.number, int(self.sub), self.keys[place >> 48], None, self.arrived, True, "", None)
+        self.at = at + 8
+        self.sub += 1
+        made: object = _MADE(_KIND, row)
+        return made
+
+
+def placed(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
+    """The keys and places of the user records in record[begin:end], which a digest follows; None if it declines."""
+    places = BytesWriter()
+    try:
+        keys, at = _table(record, begin, end)
+        whole = add_places(places, record, at, end, len(keys))
+    except (IndexError, UnicodeDecodeError):
+        return None
+    return (keys, places.getvalue()) if whole else None
+
+
+def _table(record: bytes, at: i64, end: i64) -> tuple[list[str], i64]:
+    """The partition keys of under 128 bytes that the message begins with, and where they end."""
+    keys: list[str] = []
+    while at < end and record[at] == _KEY and record[at + 1] < _MORE:
+        stop: i64 = at + 2 + record[at + 1]
+        keys.append(record[at + 2 : stop].decode())
+        at = stop
+    return keys, at
+
+
+# One loop without calls, which reads a number that covers several fields rather than each byte: both count here.
+def add_places(places: BytesWriter, record: bytes, at: i64, end: i64, known: i64) -> bool:
+    """Add the places of the records that fill record[at:end], as `PlacedRecords` has them, with indices below `known`.
+
+    False if they have another form, or there is none. Raises IndexError where they end too soon.
+    """
+    begin = at
+    while at < end:
+        # Eight bytes hold the tag, the size, and the key's tag and index; four the data's tag and length.
+        head: i64 = read_i64_le(record, at)
+        if head & 0xFF != _RECORD:
+            return False
+        size: i64 = head >> 8 & 0xFF
+        at += 2
+        if size >= _MORE:
+            head >>= 8
+            size = size - _MORE + ((head >> 8 & 0xFF) << 7)
+            at += 1
+        stop: i64 = at + size
+        key: i64 = head >> 24 & 0xFF
+        at += 2
+        if key >= _MORE:
+            key = key - _MORE + ((head >> 32 & 0xFF) << 7)
+            at += 1
+        tail: i64 = i64(read_i32_le(record, at))
+        length: i64 = tail >> 8 & 0xFF
+        at += 2
+        if length >= _MORE:
+            length = length - _MORE + ((tail >> 16 & 0xFF) << 7)
+            at += 1
+        # A number of three bytes or more shows as 2**14 or more.
+        if head >> 16 & 0xFF != _KEY_INDEX or tail & 0xFF != _DATA or at + length != stop or stop > end:
+            return False
+        if size >= _SHORT or key >= _SHORT or key >= known:
+            return False
+        write_i64_le(places, at | length << 32 | key << 48)
+        at = stop
+    return begin < end

@@ -1,0 +1,47 @@
+"""A fleet of six workers and eighteen leases, the worker that keeps its lookout, and what each of them looks at."""
+
+from typing import Any
+
+from attrs import evolve
+
+from leasehold.balancer.actions import Action, Look
+from leasehold.balancer.config import Config
+from leasehold.balancer.looking.ranks import bulletin_row, lookout_ranks
+from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
+from leasehold.balancer.plan import look_again
+from leasehold.balancer.rules.minimal import Minimal
+
+CONFIG = Config(rules=Minimal())
+HEARING = BulletinState(latest=Bulletin(7, 2, 1), acts_read=2)
+QUIET = History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=HEARING)
+"""A row was read alone, and nothing is new."""
+
+FULL = evolve(QUIET, full_still=0.0)
+"""The whole table was read."""
+
+
+def heard(**what: Any) -> History:  # noqa: ANN401  any field of a BulletinState
+    return evolve(QUIET, hearing=evolve(HEARING, **what))
+
+
+def row(key: str, owner: str | None, idle: float = 1.0, bulletin: str = "0 0 0") -> Lease:
+    return Lease(key, owner=owner, idle=idle, notes=(("bulletin", bulletin), ("process", f"p/{owner}")))
+
+
+TABLE = tuple(row(f"s-{place:02}", f"w-{place % 6}") for place in range(18))
+LOOKOUT, NEXT, *THIRDS, READER, LAST = lookout_ranks(TABLE, CONFIG).ranks
+TABLE = tuple(row(lease.key, lease.owner, bulletin="7 2 1") if lease.owner == LOOKOUT else lease for lease in TABLE)
+BOARD = bulletin_row(TABLE, LOOKOUT)
+
+
+def standing_still(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:
+    return tuple(evolve(lease, idle=idle) if lease.owner == owner else lease for lease in TABLE)
+
+
+def look(worker: str, leases: tuple[Lease, ...] = TABLE, history: History = QUIET, *actions: Action) -> Look:
+    return look_again(actions, leases, Me(worker, history=history), CONFIG)
+
+
+def on_duty(worker: str, leases: tuple[Lease, ...], history: History = QUIET) -> bool:
+    assert history.hearing is not None
+    return lookout_ranks(leases, CONFIG).on_duty(Me(worker), history.hearing, CONFIG)

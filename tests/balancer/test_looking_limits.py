@@ -1,0 +1,236 @@
+"""On which side of each limit of looking a worker stands that just meets it, and what it says there.
+
+Workers of two versions, or two languages, that stand on different sides of one limit read different tables.
+"""
+
+import pytest
+from attrs import evolve
+from looking_fleet import (
+    BOARD,
+    CONFIG,
+    FULL,
+    HEARING,
+    LAST,
+    LOOKOUT,
+    NEXT,
+    QUIET,
+    READER,
+    TABLE,
+    THIRDS,
+    heard,
+    look,
+    on_duty,
+    row,
+    standing_still,
+)
+
+from leasehold.balancer.actions import Claim, Look
+from leasehold.balancer.config import Config
+from leasehold.balancer.looking.bulletin import note_of
+from leasehold.balancer.looking.ranks import heartbeat, lookout_ranks
+from leasehold.balancer.looking.schedule import stalled_keys
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
+from leasehold.balancer.plan import look_again
+from leasehold.balancer.rules.minimal import Minimal
+
+assert BOARD is not None
+KEYS = (BOARD.key,)
+LOUD, SILENT = note_of(Bulletin(8, 3, 1)), note_of(Bulletin(8, 2, 1))
+LATELY = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
+"""Something was called out a second ago."""
+
+LONG_AGO = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds))
+"""Nothing was called out for a cycle."""
+
+
+def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
+    """What READER sees that kept the lookout until now and has read so many *acts*."""
+    old = tuple(evolve(x, notes=row("", READER, bulletin="9 2 1").notes) if x.owner == READER else x for x in TABLE)
+    return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
+
+
+def test_whoever_abdicates_says_so_whatever_it_looks_at_next() -> None:
+    """C3: the readers of its row would wait until it falls silent."""
+    notes = note_of(Bulletin(10, 3, 1))
+    old, history = abdicating(acts_read=2)
+    assert look(READER, old, history) == Look(2.5, keys=KEYS, notes=notes, stale_ok=True)
+    assert look(READER, *abdicating(acts_read=1)) == Look(0.0, notes=notes)
+    many = (*old, row("s-18", READER), row("s-19", READER))
+    assert look(READER, many, evolve(history, fleet_still=14.0)) == Look(1.0, notes=notes)
+
+
+def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:
+    """C7: news heard half a second after a listing would be left for the reading after the next."""
+    called = heard(turned=True)
+    assert look(READER, TABLE, evolve(called, full_still=0.5)) == Look(0.0)
+    assert look(READER, TABLE, evolve(called, full_still=0.0)).keys == KEYS
+
+
+@pytest.mark.parametrize(("idle", "seconds"), [(1.5, 2.5), (1.75, 0.5)])
+def test_a_row_is_late_once_its_heartbeat_was_due(idle: float, seconds: float) -> None:
+    """C8: readers that hurry before each heartbeat read more often than they need."""
+    assert look(READER, standing_still(idle)) == Look(seconds, keys=KEYS, stale_ok=True)
+
+
+@pytest.mark.parametrize(("warned", "seconds"), [(9.75, 0.5), (10.0, 2.5)])
+def test_a_warning_holds_for_ten_seconds(warned: float, seconds: float) -> None:
+    """C5: by then the suspect has renewed, or is freed."""
+    assert look(READER, TABLE, heard(warned=warned)).seconds == seconds
+
+
+def test_of_twelve_rows_one_is_asked_for_and_of_eleven_all_are_listed() -> None:
+    """C7: a listing brings twelve rows for the price of one that is asked for by its key."""
+    lately = evolve(QUIET, fleet_still=14.0)
+    six = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
+    eleven = (*(lease for lease in six if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
+    twelve = (*eleven, row("u-0", LAST))
+    found = look(READER, (*twelve, row("u-1", LAST)), lately)
+    assert (len(eleven), len(twelve)) == (11, 12)
+    assert found.keys is not None
+    assert [look(READER, leases, lately).keys is None for leases in (eleven, twelve)] == [True, False]
+
+
+@pytest.mark.parametrize(("fleet_still", "keys"), [(15.0, 2), (15.25, 1)])
+def test_requests_come_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
+    """C7: who stops watching sooner keeps a newcomer waiting."""
+    found = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
+    assert found is not None
+    assert len(found) == keys
+
+
+def test_who_has_no_more_than_a_share_watches_for_no_request() -> None:
+    """C7: nobody will ask for any of its leases."""
+    assert look(READER, TABLE, evolve(QUIET, fleet_still=14.0)) == Look(2.5, keys=KEYS, stale_ok=True)
+
+
+def test_who_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
+    """C7: owners would not watch what a newcomer without a lease asks for next."""
+    asked = tuple(evolve(x, heir="new") if x.key == KEYS[0] else x for x in TABLE)
+    found = look(READER, asked, evolve(QUIET, fleet_still=14.0))
+    assert found.seconds == 0.5
+    assert len(found.keys or ()) == 2
+
+
+def test_a_row_silent_since_the_last_listing_calls_nobody_to_another() -> None:
+    """C8: that listing has started this worker's clocks."""
+    still = standing_still(5.0)
+    assert [look(READER, still, evolve(QUIET, full_still=full)).keys for full in (5.0, 5.25)] == [KEYS, None]
+    assert [look(READER, standing_still(idle), evolve(QUIET, full_still=30.0)).keys for idle in (4.0, 4.25)] == [
+        KEYS,
+        None,
+    ]
+
+
+def test_everybody_lists_after_more_than_so_many_cycles() -> None:
+    """C11: six workers wait for 120 seconds."""
+    assert [look(READER, TABLE, evolve(QUIET, full_still=full)).keys for full in (120.0, 120.25)] == [KEYS, None]
+
+
+def test_an_owner_at_its_limit_is_read_once_more() -> None:
+    """C5, C16: at the limit it has not expired yet; just above, it may be freed."""
+    for idle, seconds in ((10.0, 0.5), (10.25, 0.25), (10.5, 0.05), (10.75, 3.0)):
+        assert look(LOOKOUT, standing_still(idle, READER), FULL).seconds == seconds
+    me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
+    for idle, seconds in ((10.0, 0.7), (10.5, 0.2), (10.75, CONFIG.cycle_seconds)):
+        assert look_again((), standing_still(idle, "w-2"), me, CONFIG).seconds == pytest.approx(seconds)
+
+
+def test_who_is_just_due_is_no_suspect_and_no_dead_one() -> None:
+    """C3, C9: warnings about the living make everybody hurry, and a rank given away too soon sends all to the table."""
+    config = Config(rules=Minimal(), renew_seconds=5.0)
+    mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
+    assert [stalled_keys(standing_still(idle), Me(LOOKOUT), config) for idle in (6.5, 6.75)] == [(), mine]
+    assert [lookout_ranks(standing_still(idle), CONFIG).ranks[0] for idle in (10.5, 10.75)] == [LOOKOUT, NEXT]
+
+
+def test_each_rank_stands_in_once_its_time_is_over() -> None:
+    """C8: two that begin at one moment read the table twice; and with longer leases each waits as much longer."""
+    assert not on_duty(NEXT, standing_still(2.5))
+    twice = evolve(CONFIG, lease_seconds=20.0)
+    ranks = lookout_ranks(standing_still(8.0), twice)
+    hearing = HEARING
+    assert [ranks.on_duty(Me(worker), hearing, twice) for worker in (NEXT, *THIRDS)] == [True, True, False]
+
+
+def test_who_holds_nothing_has_no_row_to_renew() -> None:
+    """C4: whoever has just lost its last lease would fail in place of looking on."""
+    assert heartbeat((), Me(LOOKOUT), CONFIG) == ()
+    assert heartbeat((evolve(TABLE[0], checkpoint=SHARD_END),), Me(str(TABLE[0].owner)), CONFIG) == ()
+
+
+def test_what_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
+    """C6: everybody would list the table for a lease that is gone."""
+    free = row("s-x", None)
+    assert look(LOOKOUT, (*TABLE, free), LATELY).notes == LOUD
+    assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).notes == SILENT
+    own = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
+    assert look(LOOKOUT, own, LATELY).notes == SILENT
+
+
+@pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
+def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object) -> None:
+    """C6: the lease itself, or the parent that its reader waited for."""
+    assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).notes == notes
+    parent = evolve(row("p-0", None, idle=idle), checkpoint=SHARD_END)
+    child = evolve(row("s-x", None, idle=500.0), parents=("p-0",), checkpoint=TRIM_HORIZON)
+    assert look(LOOKOUT, (*TABLE, parent, child), LATELY).notes == notes
+
+
+def test_what_lasts_is_called_out_after_a_whole_cycle() -> None:
+    """C6: each call costs everybody a listing."""
+    free = (*TABLE, row("s-x", None, idle=31.0))
+    assert look(LOOKOUT, free, LONG_AGO).notes == LOUD
+
+
+@pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
+def test_who_joins_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, acts: int) -> None:
+    """C6: owners that hold one lease each are asked for nothing."""
+    rows = (evolve(row("s-0", "a"), heir="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
+    history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
+    assert look("a", rows, history).notes == note_of(Bulletin(1, acts, 0))
+
+
+def uneven(*others: Lease) -> tuple[Lease, ...]:
+    """All leases of the fleet but LAST's, with these."""
+    return (*(lease for lease in TABLE if lease.owner != LAST), *others)
+
+
+def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> None:
+    """M9: by one they differ in every fleet whose leases do not divide."""
+    by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
+    by_one = (*TABLE, row("s-x", READER))
+    assert [look(LOOKOUT, leases, LONG_AGO).notes for leases in (by_two, by_one)] == [LOUD, SILENT]
+    for owners_still, notes in ((CONFIG.cycle_seconds, SILENT), (CONFIG.cycle_seconds + 0.25, LOUD)):
+        assert look(LOOKOUT, by_two, evolve(LONG_AGO, owners_still=owners_still)).notes == notes
+
+
+def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
+    """The leases of these workers, of these weights."""
+    return tuple(
+        evolve(row(f"{worker}-{place}", worker), weight=weight)
+        for worker, each in weights.items()
+        for place, weight in enumerate(each)
+    )
+
+
+def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
+    """Whether the lookout of these leases, which are all quiet otherwise, calls the fleet."""
+    history = evolve(LONG_AGO, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds))
+    me = Me(lookout_ranks(leases, config).ranks[0], history=history)
+    return look_again((), leases, me, config).notes == note_of(Bulletin(1, 1, 0))
+
+
+def test_for_the_sake_of_loads_counts_may_differ_by_half_a_share_more_on_either_side() -> None:
+    """M13: eight leases of two workers, whose loads are even: seven and one are too far apart, six and two are not."""
+    assert called(weighed(a=(1,) * 7, b=(7,)))
+    assert not called(weighed(a=(1,) * 6, b=(3, 3)))
+
+
+def test_loads_that_nobody_has_room_to_even_out_call_nobody() -> None:
+    """M13: the emptiest holds as many leases as it may, by its share or by the limit; the others could only look."""
+    full = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
+    assert not called(full)
+    assert called(full[1:])
+    warm = weighed(a=(6, 6, 6), b=(1, 1, 1), c=(1, 1, 1))
+    assert called(warm)
+    assert not called(warm, Config(rules=Minimal(max_leases=3)))

@@ -1,0 +1,265 @@
+"""What a producer sends in CBOR and JSON: the same records, with the same outcomes, and nothing twice."""
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import boto3
+import cbor2
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ParamValidationError
+from produced_flights import stored
+from standins.wire_service import CBOR, Answer, Spoken
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.producer import client as put_client
+from leasehold.adapters.sources.kinesis.producer.client import KinesisPutClient, client_of
+from leasehold.adapters.sources.kinesis.producer.producer import Producer
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.producer.values import Placed, Refused, Settings, UnitOutcome, Unknown
+from leasehold.adapters.sources.kinesis.wire.puts import PutRows, PutWire
+from leasehold.adapters.sources.protocol import SourceError
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+HASH_RANGE = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
+SHARD = {"ShardId": "s-0", "HashKeyRange": HASH_RANGE, "SequenceNumberRange": {"StartingSequenceNumber": "1"}}
+SHARDS = {"Shards": [{**SHARD, "ParentShardId": None}], "NextToken": None}
+KEYS = ("k", "\u00e9\u4e2d\U0001f600", "k" * 256)
+DATAS = (b"", b"\xff\x00", bytes(range(256)) * 4096)
+UNITS = [Unit("s-0", (), data, key, number) for number, (data, key) in enumerate(zip(DATAS, KEYS, strict=True))]
+THERE = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessage": None}
+PLACED: list[UnitOutcome] = [Placed("s-0", "7")]
+
+
+def in_cbor(told: object, status: int = 200) -> Answer:
+    """What the service tells, as CBOR."""
+    return Answer(cbor2.dumps(told), CBOR, status)
+
+
+def in_json(told: object, status: int = 200) -> Answer:
+    """Likewise as JSON."""
+    return Answer(json.dumps(told).encode(), status=status)
+
+
+def written(count: int = 1) -> dict[str, Any]:
+    """The answer to so many records that are in the stream."""
+    return {"FailedRecordCount": 0, "Records": [THERE] * count, "EncryptionType": "NONE"}
+
+
+def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
+    """What answers both questions of a producer in the service's place."""
+    spoken = Spoken(list(answers))
+    for operation in ("ListShards", "PutRecords"):
+        spoken.attach(client, operation)
+    return spoken
+
+
+def speaking(*answers: Answer, wire: WireForm = "cbor") -> tuple[KinesisPutClient, Spoken]:
+    """A producer's requests, of which the first has listed the shards, and what they are answered."""
+    client = client_of("eu-west-1", None, 1, wire)
+    spoken = attached(client, *answers)
+    requests = KinesisPutClient(client, "orders")
+    assert requests.shards() is not None
+    return requests, spoken
+
+
+def test_the_same_records_arrive_in_both_forms() -> None:
+    """Without it a record that is empty, large or of a strange key might arrive as another."""
+    quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)))
+    slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json")
+    assert quick.put(UNITS) == slow.put(UNITS) == PLACED * 3
+    assert (quickly.forms, slowly.forms) == (["cbor"] * 2, ["json"] * 2)
+    for row in slowly.asked[1]["Records"]:
+        row["Data"] = base64.b64decode(row["Data"])
+    assert quickly.asked == slowly.asked
+    assert [row["Data"] for row in quickly.asked[1]["Records"]] == [*DATAS]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Answer(b'{"__type": "SerializationException"}', status=400),
+        Answer(b"no such media type", "text/plain", 415),
+        Answer(b"<html>Internal Server Error</html>", "text/html", 500),  # moto
+        in_cbor([1]),
+    ],
+)
+def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
+    refusal: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a refusal that looks like a fault would leave it unknown whether records were written."""
+    requests, spoken = speaking(refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()))
+    assert requests.put(UNITS[1:2]) == PLACED
+    requests.shards()
+    assert requests.put(UNITS[1:2]) == PLACED
+    assert spoken.forms == ["cbor", "json", "json", "json", "json"]
+    assert caplog.text.count("asked in JSON from now on") == 1
+
+
+def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it records would go in a form that nothing shows to be understood."""
+    requests, spoken = speaking(in_json(SHARDS), in_json(written()))
+    assert requests.put(UNITS[1:2]) == PLACED
+    assert spoken.forms == ["cbor", "json"]
+    assert caplog.text.count("asked in JSON from now on") == 1
+
+
+def test_a_throttled_listing_proves_nothing() -> None:
+    """Without it records would go in CBOR to a service that has never spoken it, or never to one that does."""
+    throttled = {"__type": "LimitExceededException", "message": "slow down"}
+    client = client_of("eu-west-1", None, 1)
+    spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
+    requests = KinesisPutClient(client, "orders")
+    with pytest.raises(SourceError, match="slow down"):
+        requests.shards()
+    assert requests.put(UNITS[1:2]) == PLACED
+    requests.shards()
+    assert requests.put(UNITS[1:2]) == PLACED
+    assert spoken.forms == ["cbor", "json", "cbor", "cbor"]
+
+
+def test_records_that_are_refused_whole_for_their_form_go_in_json_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a producer would stop at a service that takes everything but records in CBOR."""
+    refusal = in_json({"__type": "SerializationException"}, 400)
+    requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)))
+    assert requests.put(UNITS) == requests.put(UNITS) == PLACED * 3
+    assert spoken.forms == ["cbor", "cbor", "json", "json"]
+    assert spoken.asked[2] == spoken.asked[3]
+    assert caplog.text.count("asked in JSON from now on") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "after"),
+    [
+        (Answer(b"<html>", "text/html", 502), Unknown("502"), "cbor"),
+        (in_cbor({"__type": "InternalFailure"}, 500), Unknown("InternalFailure"), "cbor"),
+        (Answer(b"\xff", CBOR), Unknown("ResultCountMismatch"), "json"),
+        (in_cbor([1]), Unknown("ResultCountMismatch"), "json"),
+        (in_cbor({}), Unknown("ResultCountMismatch"), "cbor"),
+    ],
+)
+def test_what_may_have_been_written_is_not_sent_again_by_the_hooks(
+    answer: Answer, outcome: UnitOutcome, after: str
+) -> None:
+    """Without it records would be in the stream twice, and nobody told."""
+    requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()))
+    assert requests.put(UNITS[1:2]) == [outcome]
+    assert spoken.forms == ["cbor", "cbor"]
+    assert requests.put(UNITS[1:2]) == PLACED
+    assert spoken.forms[2:] == [after]
+
+
+def test_of_a_request_that_is_written_in_part_each_record_is_told() -> None:
+    """Without it a refused record would pass for one that is in the stream."""
+    refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
+    answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
+    requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer))
+    assert requests.put(UNITS) == [*PLACED, Refused("ProvisionedThroughputExceededException"), *PLACED]
+    assert spoken.forms == ["cbor", "cbor"]
+
+
+def test_a_throttled_request_is_told_and_says_nothing_against_cbor() -> None:
+    """Without it a busy stream would be written to slowly for the rest of a producer's life."""
+    throttled = {"__type": "ProvisionedThroughputExceededException", "message": "slow down"}
+    requests, spoken = speaking(in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()))
+    for _ in range(2):
+        assert requests.put(UNITS[1:2]) == [Refused("ProvisionedThroughputExceededException")]
+    assert requests.put(UNITS[1:2]) == PLACED
+    assert spoken.forms == ["cbor"] * 4
+
+
+def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a client that repeats would send a stand-in where records were meant."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
+    config = Config(retries={"mode": "standard", "total_max_attempts": 3})
+    client = boto3.client("kinesis", region_name="eu-west-1", config=config)
+    PutWire(client, cbor=True)
+    throttled = in_cbor({"__type": "ProvisionedThroughputExceededException"}, 400)
+    spoken = attached(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
+    requests = KinesisPutClient(client, "orders")
+    requests.shards()
+    assert requests.put(UNITS) == PLACED * 3
+    assert spoken.forms == ["cbor"] * 4
+    assert spoken.asked[1] == spoken.asked[2] == spoken.asked[3]
+    assert [row["PartitionKey"] for row in spoken.asked[3]["Records"]] == [*KEYS]
+
+
+def test_an_error_has_the_same_fields_in_both_forms() -> None:
+    """Without it a fault would be taken for another, or its reason be lost."""
+    told = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
+    caught = []
+    for wire, form in (("cbor", in_cbor), ("json", in_json)):
+        client = client_of("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
+        attached(client, form(SHARDS), form(told, 400))
+        client.list_shards(StreamName="orders")
+        with pytest.raises(ClientError) as error:
+            client.put_records(StreamName="orders", Records=PutRows([{"Data": b"x", "PartitionKey": "k"}]))
+        error.value.response.pop("ResponseMetadata")
+        caught.append((type(error.value).__name__, error.value.response))
+    assert caught[0] == caught[1]
+    assert caught[0][0] == "KMSAccessDeniedException"
+
+
+@pytest.mark.parametrize("rows", [PutRows([{"Data": 7, "PartitionKey": "k"}]), PutRows(), [{"Data": 7}], [{}]])
+def test_boto3_says_what_is_wrong_with_records(rows: Any) -> None:  # noqa: ANN401  nothing right
+    """Without it what no service takes would be sent, and refused in other words than boto3's."""
+    client = client_of("eu-west-1", None, 1)
+    attached(client, in_cbor(SHARDS))
+    client.list_shards(StreamName="orders")
+    with pytest.raises(ParamValidationError):
+        client.put_records(StreamName="orders", Records=rows)
+
+
+def test_records_that_are_not_a_producers_are_left_to_boto3() -> None:
+    """Without it a caller who uses the client for requests of their own would get other checks than boto3's."""
+    client = client_of("eu-west-1", None, 1)
+    spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
+    client.list_shards(StreamName="orders")
+    client.put_records(StreamName="orders", Records=[{"Data": b"x", "PartitionKey": "k"}])
+    client.put_records(StreamName="orders", Records=PutRows([{"Data": "x", "PartitionKey": "k"}]))
+    assert spoken.forms == ["cbor", "json", "json"]
+    assert spoken.asked[1] == spoken.asked[2]
+
+
+def test_without_the_libraries_boto3_writes_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a library that a platform has no wheel of would be one without which nothing is sent."""
+    monkeypatch.setattr(put_client, "PutWire", None)
+    requests, spoken = speaking(in_json(SHARDS), in_json(written()))
+    assert requests.put(UNITS[1:2]) == PLACED
+    assert spoken.forms == ["json", "json"]
+    assert "install leasehold[aws]" in caplog.text
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(("service", "form"), [("kinesis_url", "cbor"), ("moto_url", "json")])
+def test_services_store_what_was_put(service: str, form: str, request: pytest.FixtureRequest) -> None:
+    """Without it the scripted answers above might be those of no service."""
+    client, name = client_of("eu-west-1", request.getfixturevalue(service), 8), f"wire-{uuid4().hex[:8]}"
+    client.create_stream(StreamName=name, ShardCount=2)
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    forms: set[str] = set()
+
+    def look(request: Any, **_event: object) -> None:  # noqa: ANN401  as boto3 prepared it
+        forms.add("cbor" if b"cbor" in request.headers["Content-Type"] else "json")
+
+    client.meta.events.register("before-send.kinesis.PutRecords", look)
+    datas = (b"", b"\xff\x00", b"x" * 300, bytes((1 << 20) - 256))
+    put = [(data, key) for data in datas for key in KEYS]
+    with Producer(client, name, Settings(linger_seconds=0.0)) as producer:
+        for data, key in put:
+            producer.put(data, key)
+    found = [
+        (user.data, user.partition_key)
+        for each in stored(client, name)
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
+    ]
+    assert sorted(found) == sorted(put)
+    assert forms == {form}
+    client.close()

@@ -1,0 +1,146 @@
+"""What S3 answers to one client: objects under conditions, pages, the time, and any fault that a test asks for."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from io import BytesIO
+from threading import Barrier
+from typing import Any
+
+from attrs import define, field
+from botocore.exceptions import ClientError
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+PAGE = 2
+WAIT = 30.0
+
+
+def refusal(code: str, status: int) -> ClientError:
+    """An answer that says no."""
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any")  # type: ignore[typeddict-item]
+
+
+@define
+class S3Bucket:
+    """A bucket, as all of its clients see it.
+
+    asked     every call: the attempts of its client, the operation, and what it named beside the bucket
+    faults    raised by the next calls of an operation, one after the other
+    now       seconds since the bucket was made
+    dated     whether answers say the time
+    together  where readings of objects wait for each other
+    """
+
+    name: str | None = "leases"
+    objects: dict[str, tuple[str, bytes, float]] = field(factory=dict)
+    asked: list[tuple[int, str, dict[str, Any]]] = field(factory=list)
+    faults: dict[str, list[Exception]] = field(factory=dict)
+    now: float = 0.0
+    dated: bool = True
+    together: Barrier | None = None
+
+
+@define
+class S3Memory:
+    """A client of one bucket that tries each reading so often."""
+
+    service: S3Bucket
+    attempts: int
+    region: str = "eu-west-1"
+    closed: bool = False
+
+    @property
+    def meta(self) -> "S3Memory":
+        """What is known of the client."""
+        return self
+
+    @property
+    def region_name(self) -> str:
+        """Its region."""
+        return self.region
+
+    @property
+    def objects(self) -> dict[str, tuple[str, bytes, float]]:
+        """The objects of its bucket."""
+        return self.service.objects
+
+    def close(self) -> None:
+        """Close it."""
+        self.closed = True
+
+    def _ask(self, operation: str, Bucket: str, **named: Any) -> dict[str, Any]:  # noqa: ANN401, N803  boto3's own
+        service = self.service
+        service.asked.append((self.attempts, operation, named))
+        if service.faults.get(operation):
+            raise service.faults[operation].pop(0)
+        if service.name != Bucket and operation != "create_bucket":
+            raise refusal("NoSuchBucket", 404)
+        date = {"date": format_datetime(BEGAN + timedelta(seconds=service.now), usegmt=True)} if service.dated else {}
+        return {"ResponseMetadata": {"HTTPHeaders": date}}
+
+    def put_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Store it, if its conditions hold."""
+        answer = self._ask("put_object", **asked)
+        name, stored = asked["Key"], self.objects.get(asked["Key"])
+        self._hold(stored, asked)
+        etag = f'"e-{len(self.service.asked)}"'
+        self.objects[name] = (etag, asked["Body"], self.service.now)
+        return {**answer, "ETag": etag}
+
+    def delete_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Remove it, if its conditions hold."""
+        answer = self._ask("delete_object", **asked)
+        stored = self.objects.get(asked["Key"])
+        self._hold(stored, asked)
+        self.objects.pop(asked["Key"], None)
+        return answer
+
+    def get_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+        """The content."""
+        answer = self._ask("get_object", **asked)
+        if self.service.together is not None:
+            self.service.together.wait(WAIT)
+        if asked["Key"] not in self.objects:
+            raise refusal("NoSuchKey", 404)
+        etag, body, written = self.objects[asked["Key"]]
+        return {**answer, "ETag": etag, "Body": BytesIO(body), "LastModified": BEGAN + timedelta(seconds=written)}
+
+    def list_objects_v2(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Whether the bucket is there."""
+        return self._ask("list_objects_v2", **asked)
+
+    def head_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Likewise."""
+        return self._ask("head_bucket", **asked)
+
+    def create_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Make it."""
+        answer = self._ask("create_bucket", **asked)
+        self.service.name = asked["Bucket"]
+        return answer
+
+    def get_paginator(self, operation: str) -> "S3Memory":
+        """Pages of a listing."""
+        assert operation == "list_objects_v2"
+        return self
+
+    def paginate(self, **asked: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+        """A few objects a page; an empty listing is a page without contents."""
+        names = [name for name in sorted(self.objects) if name.startswith(asked["Prefix"])]
+        for first in range(0, max(1, len(names)), PAGE):
+            answer = self._ask("paginate", **asked)
+            rows = [(name, self.objects[name]) for name in names[first : first + PAGE]]
+            contents = [
+                {"Key": name, "ETag": etag, "LastModified": BEGAN + timedelta(seconds=written)}
+                for name, (etag, _, written) in rows
+            ]
+            yield {**answer, **({"Contents": contents} if contents else {})}
+
+    @staticmethod
+    def _hold(stored: tuple[str, bytes, float] | None, asked: dict[str, Any]) -> None:
+        if asked.get("IfNoneMatch") == "*" and stored:
+            raise refusal("PreconditionFailed", 412)
+        if "IfMatch" in asked and stored is None:
+            raise refusal("NoSuchKey", 404)
+        if "IfMatch" in asked and stored and stored[0] != asked["IfMatch"]:
+            raise refusal("PreconditionFailed", 412)

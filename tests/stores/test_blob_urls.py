@@ -1,0 +1,201 @@
+"""The container that a URL of Azure Blob names, by whose rights it is asked, and for how long."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import define, field
+from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
+from azure.storage.blob import ContainerClient
+
+from leasehold.balancer.model import LATEST, TRIM_HORIZON
+from leasehold.stores.objects import blob
+from leasehold.stores.objects.blob import CONNECTION_STRING, client_of, one_hub
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.patience import Patience
+from leasehold.stores.protocol import StoreError
+
+KEY = base64.b64encode(b"secret").decode()
+SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"
+layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  what a URL's options say of names
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONNECTION_STRING, raising=False)
+    monkeypatch.setattr(blob, "_identity", Identity)
+
+
+@define
+class Identity:
+    """An identity of this machine, which is never asked."""
+
+    asked: list[str] = field(factory=list)
+
+    def get_token(self, *scopes: str, **_more: Any) -> None:  # noqa: ANN401  the SDK's own
+        """Give none."""
+        self.asked.extend(scopes)
+
+
+def test_options_choose_the_layout() -> None:
+    """Leases would stand where no other worker of the group looks for them."""
+    assert layout({}) == ObjectLayout("")
+    assert layout({"prefix": "fleet/one"}) == ObjectLayout("fleet/one")
+    hub = {"eventhub": "ns/hub"}
+    assert layout(hub) == EventHubLayout("ns.servicebus.windows.net", "hub", "$Default", TRIM_HORIZON)
+    assert layout({**hub, "group": "g", "start": "LATEST"}) == EventHubLayout(
+        "ns.servicebus.windows.net", "hub", "g", LATEST
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"group": "g"}, "option 'group' goes with eventhub=<namespace>/<hub>"),
+        ({"start": "LATEST"}, "option 'start' goes with eventhub=<namespace>/<hub>"),
+        ({"eventhub": "ns/hub", "start": "NOW"}, "option 'start' wants one of TRIM_HORIZON, LATEST"),
+        ({"eventhub": "ns"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
+        ({"eventhub": "/hub"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/hub/more"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/hub", "prefix": "p"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -> None:
+    """A typing error would open another group's leases."""
+    with pytest.raises(ValueError, match=f"^store URL: {says}"):
+        layout(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("ns", "ns.servicebus.windows.net"),
+        ("ns.servicebus.chinacloudapi.cn", "ns.servicebus.chinacloudapi.cn"),
+        ("localhost:5672", "localhost:5672"),
+    ],
+)
+def test_a_namespace_has_the_name_that_the_sdks_write(name: str, full: str) -> None:
+    """Their blobs and ours would have different names, and both would read every partition."""
+    assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
+
+
+@pytest.mark.parametrize("place", ["", "acc", "acc/", "/c", "acc/c/more"])
+def test_a_place_is_an_account_and_a_container(place: str) -> None:
+    """A typing error would end in a traceback of the SDK."""
+    with pytest.raises(ValueError, match=r"^store URL: azblob:// wants account/container$"):
+        client_of(place, None)
+
+
+def settings(client: ContainerClient) -> dict[str, Any]:
+    """How the client asks."""
+    config: Any = client._config  # noqa: SLF001  the SDK shows it nowhere else
+    transport: Any = client._pipeline._transport  # noqa: SLF001
+    inner = getattr(transport, "_transport", transport)
+    retry: Any = config.retry_policy
+    return {
+        "retries": retry.total_retries,
+        "backoff": (retry.initial_backoff, retry.increment_base, retry.random_jitter_range),
+        "connect": inner.connection_config.timeout,
+        "read": inner.connection_config.read_timeout,
+        "pools": [vars(inner.session.get_adapter(scheme))["_pool_maxsize"] for scheme in ("https://x", "http://x")],
+    }
+
+
+def test_without_a_key_this_machines_identity_is_asked_for() -> None:
+    """A worker in the cloud would need a secret that it can lose."""
+    client = client_of("acc/c", None)
+    assert (client.url, client.container_name) == ("https://acc.blob.core.windows.net/c", "c")
+    assert isinstance(client.credential, Identity)
+    assert client_of("acc/c", "https://blobs.example").url == "https://blobs.example/c"
+    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' wants https:// .* set {CONNECTION_STRING}$"):
+        client_of("acc/c", "http://blobs.example")
+
+
+def test_a_clients_patience_is_the_urls() -> None:
+    """A stalled request would cost a lease."""
+    usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
+    assert settings(client_of("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
+    short = blob.PATIENCE.within(2.5)
+    told = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
+    assert settings(client_of("acc/c", None, 2.5)) == {**usual, **told}
+    assert short != Patience(5, 10, 3)
+
+
+def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker would write into another account than its URL says; and no complaint may repeat the key."""
+    monkeypatch.setenv(CONNECTION_STRING, SECRET)
+    client = client_of("acc/c", None)
+    assert (client.url, client.account_name) == ("https://acc.blob.core.windows.net/c", "acc")
+    assert settings(client)["retries"] == 2
+    says = f"^store URL: {CONNECTION_STRING} is for account 'acc', not 'other'$"
+    with pytest.raises(ValueError, match=says):
+        client_of("other/c", None)
+    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING}"):
+        client_of("acc/c", "https://blobs.example")
+    signed = "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1&sig=a@b"
+    monkeypatch.setenv(CONNECTION_STRING, signed)
+    assert client_of("acc/c", None).account_name == "acc"
+    monkeypatch.setenv(CONNECTION_STRING, "nonsense")
+    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it is no storage connection string$"):
+        client_of("acc/c", None)
+    monkeypatch.setenv(CONNECTION_STRING, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X"))
+    with pytest.raises(StoreError, match="credentials") as refused:
+        client_of("acc/c", None)
+    assert "pw" not in str(refused.value)
+
+
+@define
+class Container:
+    """A container that is there or not, or comes in between."""
+
+    answers: list[Exception | None]
+    asked: list[str] = field(factory=list)
+    container_name: str = "c"
+
+    def _answer(self, does: str) -> None:
+        self.asked.append(does)
+        if fault := self.answers.pop(0):
+            raise fault
+
+    def list_blobs(self, **how: int) -> list[object]:
+        """Ask for one page."""
+        self._answer(f"list {how}")
+        return []
+
+    def create_container(self) -> None:
+        """Make it."""
+        self._answer("create")
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.asked.append("close")
+
+
+def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table would be looked for in another container, or be made against the user's word."""
+    made: list[tuple[object, ...]] = []
+    absent = ResourceNotFoundError("no")
+    container = Container([None, absent, None, absent, ResourceExistsError("x")])
+
+    def client(*of: object) -> Container:
+        made.append(of)
+        return container
+
+    monkeypatch.setattr(blob, "_client", client)
+    store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
+    assert made == [("acc", "c", "https://e", blob.PATIENCE.within(2.5))]
+    assert store._layout == ObjectLayout("p")  # noqa: SLF001
+    for _ in range(2):
+        blob.open_container("acc/c", None, create=True)
+    page = "list {'results_per_page': 1}"
+    assert container.asked == [page, page, "create", page, "create"]
+    assert made[-1] == ("acc", "c", None, blob.PATIENCE)
+    container.answers = [absent, None, absent]
+    store = blob.open_url("acc/c", {}, create=True, request_seconds=None)
+    store.close()
+    assert container.asked[-3:] == [page, "create", "close"]
+    with pytest.raises(StoreError, match="container 'c'"):
+        blob.open_url("acc/c", {}, create=False, request_seconds=None)

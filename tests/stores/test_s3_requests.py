@@ -1,0 +1,349 @@
+"""What is asked of S3, by which client and under which condition, and what becomes of each answer."""
+
+from datetime import timedelta
+from threading import Barrier
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, FlexibleChecksumError, NoCredentialsError
+from object_stores import try_conditions
+from s3_memory import BEGAN, S3Bucket, S3Memory, refusal
+
+from leasehold.stores.objects import s3
+from leasehold.stores.objects.requests import SkewWarning, Stored
+from leasehold.stores.objects.s3 import PATIENCE, S3Objects
+from leasehold.stores.patience import Patience
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.urls import open_store
+
+READS, WRITES = PATIENCE.attempts, 1
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
+    """The bucket behind every client that is made."""
+    made = S3Bucket()
+
+    def client(region: str | None, _endpoint: str | None, patience: Patience) -> S3Memory:
+        return S3Memory(made, patience.attempts, region or "eu-west-1")
+
+    monkeypatch.setattr(s3, "_client", client)
+    return made
+
+
+@pytest.fixture
+def objects(bucket: S3Bucket) -> S3Objects:
+    """Its objects; the clock of this machine is the service's."""
+    assert bucket.name == "leases"
+    return S3Objects("leases", skew=SkewWarning(BEGAN.timestamp))
+
+
+def test_the_matrix_of_conditions(objects: S3Objects, bucket: S3Bucket) -> None:
+    """A condition the service ignores makes two owners of one lease."""
+    try_conditions(objects)
+    assert bucket.objects == {}
+
+
+def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
+    """Sent twice it would be refused by its own first try, and a claim that was won count as lost."""
+    told = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
+    etag = objects.put_new("a", {"b": "2", "a": "1"})
+    assert etag == "e-1"
+    objects.put_over("a", {"b": "2", "a": "1"}, etag)
+    objects.delete("a", "e-2")
+    assert bucket.asked == [
+        (WRITES, "put_object", {**told, "IfNoneMatch": "*"}),
+        (WRITES, "put_object", {**told, "IfMatch": '"e-1"'}),
+        (WRITES, "delete_object", {"Key": "a", "IfMatch": '"e-2"'}),
+    ]
+
+
+@pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"])
+def test_a_refused_write_is_no_fault(objects: S3Objects, bucket: S3Bucket, code: str) -> None:
+    """A worker would take a lost race for a service that is down."""
+    bucket.faults = {"put_object": [refusal(code, 409)], "delete_object": [refusal(code, 409)]}
+    assert objects.put_new("a", {}) is None
+    objects.put_new("b", {})
+    assert not objects.delete("b", "e-1")
+
+
+OPERATIONS = pytest.mark.parametrize("operation", ["put_object", "delete_object", "get_object", "paginate"])
+
+
+def asked(objects: S3Objects, operation: str) -> None:
+    """Ask for this, of an object that is there."""
+    match operation:
+        case "put_object":
+            objects.put_over("a", {}, "e-1")
+        case "delete_object":
+            objects.delete("a", "e-1")
+        case "get_object":
+            objects.get("a")
+        case _:
+            objects.list("")
+
+
+@OPERATIONS
+@pytest.mark.parametrize("status", [408, 429, 500, 503, 600, 399, 0])
+def test_no_usable_answer_is_an_unknown_outcome(
+    objects: S3Objects, bucket: S3Bucket, operation: str, status: int
+) -> None:
+    """A claim counted as refused, or as won, with the service out of order is a shard read by nobody, or by two."""
+    bucket.faults = {operation: [refusal("InternalError", status)]}
+    with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable answer \(HTTP {status}\)$"):
+        asked(objects, operation)
+
+
+@OPERATIONS
+@pytest.mark.parametrize("status", [400, 403, 499])
+def test_what_the_service_refuses_for_good_is_said(
+    objects: S3Objects, bucket: S3Bucket, operation: str, status: int
+) -> None:
+    """A worker without rights would wait for them for ever."""
+    bucket.faults = {operation: [refusal("AccessDenied", status)]}
+    with pytest.raises(
+        StoreError, match=rf"^bucket 'leases': the service refused: AccessDenied \(HTTP {status}\)$"
+    ) as no:
+        asked(objects, operation)
+    assert not isinstance(no.value, OutcomeUnknown)
+
+
+@OPERATIONS
+def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
+    objects: S3Objects, bucket: S3Bucket, operation: str
+) -> None:
+    """A request may have been carried out whose answer did not come."""
+    bucket.faults = {operation: [EndpointConnectionError(endpoint_url="http://x")]}
+    with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': the service cannot be reached$"):
+        asked(objects, operation)
+    bucket.faults = {operation: [NoCredentialsError()]}
+    with pytest.raises(StoreError, match=r"^bucket 'leases': Unable to locate credentials$") as no:
+        asked(objects, operation)
+    assert not isinstance(no.value, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("said", [{}, {"Error": {}}])
+def test_a_refusal_without_a_reason_is_a_refusal(objects: S3Objects, bucket: S3Bucket, said: dict[str, Any]) -> None:
+    """Some services answer with a status alone: a worker would end with a traceback."""
+    bucket.faults = {"get_object": [ClientError({**said, "ResponseMetadata": {"HTTPStatusCode": 418}}, "Any")]}  # type: ignore[typeddict-item]
+    with pytest.raises(StoreError, match=r"^bucket 'leases': the service refused:  \(HTTP 418\)$"):
+        objects.get("a")
+
+
+def test_eight_objects_are_fetched_side_by_side(objects: S3Objects, bucket: S3Bucket) -> None:
+    """A thousand changed leases would be read one after the other, each as far away as the service is."""
+    for number in range(8):
+        objects.put_new(f"a/{number}", {})
+    bucket.together = Barrier(8)
+    assert len(objects.list("a/")) == 8
+
+
+def test_a_listing_goes_over_all_pages_and_fetches_what_changed(objects: S3Objects, bucket: S3Bucket) -> None:
+    """Each look at ten thousand leases would cost as many requests; or what lies on a later page be gone."""
+    etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
+    objects.put_new("b/0", {"n": "other"})
+    bucket.asked.clear()
+    bucket.now = 11.0
+    first = objects.list("a/")
+    assert first == tuple(Stored(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
+    assert [call[:2] for call in bucket.asked] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
+    assert objects.list("b/")[0].fields == {"n": "other"}
+    etag = objects.put_over("a/1", {"n": "new"}, str(etags[1]))
+    objects.delete("a/4", str(etags[4]))
+    bucket.asked.clear()
+    bucket.now = 21.0
+    again = objects.list("a/")
+    assert [(one.etag, one.fields["n"], one.age) for one in again] == [
+        (etags[0], "0", 20.0),
+        (etag, "new", 9.0),
+        (etags[2], "2", 20.0),
+        (etags[3], "3", 20.0),
+    ]
+    assert [named["Key"] for _, operation, named in bucket.asked if operation == "get_object"] == ["a/1"]
+    objects.list("b/")
+    assert bucket.asked[-1][1] == "paginate"
+
+
+def test_an_object_that_goes_while_it_is_listed_is_not_there(objects: S3Objects, bucket: S3Bucket) -> None:
+    """A lease that was just deleted would fail everybody's listing."""
+    objects.put_new("a/0", {})
+    objects.put_new("a/1", {})
+    bucket.faults = {"get_object": [refusal("NoSuchKey", 404)]}
+    assert len(objects.list("a/")) == 1
+
+
+def test_without_the_services_clock_everything_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
+    """By a clock of this machine's a living owner may look dead."""
+    objects.put_new("a", {})
+    bucket.now, bucket.dated = 3600.0, False
+    assert [one.age for one in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
+
+
+def test_a_clock_far_off_is_said(bucket: S3Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever else runs on this machine may judge by it."""
+    ahead = S3Objects("leases", skew=SkewWarning((BEGAN + timedelta(seconds=600)).timestamp))
+    ahead.list("")
+    assert [record.getMessage()[:35] for record in caplog.records] == ["the local clock is 600 s ahead of t"]
+    assert bucket.asked
+
+
+def test_a_body_that_a_write_has_torn_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
+    """A listing would fail whenever it meets a renewal."""
+    objects.put_new("a", {"n": "1"})
+    torn = FlexibleChecksumError(error_msg="torn")
+    bucket.faults = {"get_object": [torn] * 7}
+    assert objects.get("a") == Stored("a", "e-1", {"n": "1"})
+    bucket.faults = {"get_object": [torn] * 7}
+    assert objects.body("a") == b'{"n": "1"}'
+    bucket.faults = {"get_object": [torn] * 8}
+    with pytest.raises(OutcomeUnknown):
+        objects.get("a")
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe", b"[1]", b'{"a": 1}', b"[" * 100_000, b"'"])
+def test_what_is_not_ours_says_nothing(objects: S3Objects, body: bytes) -> None:
+    """A file dropped into the wrong folder would stop every worker."""
+    objects.put_body("a", body)
+    stored = objects.get("a")
+    assert stored is not None
+    assert stored.fields == {}
+
+
+def remove(bucket: S3Bucket) -> None:
+    """Nobody has made it yet."""
+    bucket.name = None
+
+
+def test_a_bucket_is_made_where_it_may_be(bucket: S3Bucket) -> None:
+    """A typing error in a name would be answered by an empty table, against the user's word."""
+    remove(bucket)
+    objects = S3Objects("new", region="eu-west-2")
+    assert objects.missing()
+    with pytest.raises(StoreError, match="NoSuchBucket"):
+        objects.ensure(create=False)
+    objects.ensure(create=True)
+    assert (bucket.name, objects.missing()) == ("new", False)
+    where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-2"}}
+    assert [call for call in bucket.asked if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
+    assert bucket.asked[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
+    bucket.asked.clear()
+    objects.ensure(create=True)
+    assert [call[1] for call in bucket.asked] == ["list_objects_v2"]
+
+
+def test_the_oldest_region_is_the_one_that_is_not_named(bucket: S3Bucket) -> None:
+    """The service refuses its name."""
+    remove(bucket)
+    S3Objects("new", region="us-east-1").ensure(create=True)
+    assert bucket.asked[-1] == (WRITES, "create_bucket", {})
+
+
+def test_a_bucket_that_somebody_else_made_meanwhile_will_do(bucket: S3Bucket) -> None:
+    """Of workers that start together all but one would fail; but another account's bucket is none of ours."""
+    remove(bucket)
+    objects = S3Objects("new")
+    bucket.faults = {"create_bucket": [refusal("BucketAlreadyOwnedByYou", 409), refusal("BucketAlreadyExists", 409)]}
+    objects.ensure(create=True)
+    with pytest.raises(StoreError, match="BucketAlreadyExists"):
+        objects.ensure(create=True)
+
+
+def test_a_fault_that_is_no_missing_bucket_makes_none(objects: S3Objects, bucket: S3Bucket) -> None:
+    """Whoever may not look into a bucket would be told that it could not be made."""
+    bucket.faults = {"list_objects_v2": [refusal("AccessDenied", 403)]}
+    with pytest.raises(StoreError, match="AccessDenied"):
+        objects.ensure(create=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "missing"), [("404", True), ("NoSuchBucket", True), ("403", False), ("AccessDenied", False)]
+)
+def test_who_may_not_ask_is_not_told_that_a_bucket_is_missing(
+    objects: S3Objects, bucket: S3Bucket, code: str, missing: bool
+) -> None:
+    """A worker with few rights would not start."""
+    bucket.faults = {"head_bucket": [refusal(code, 404), refusal("Strange", 400)]}
+    assert objects.missing() is missing
+    with pytest.raises(StoreError, match="Strange"):
+        objects.missing()
+
+
+def test_objects_of_any_content_are_kept_under_no_condition(objects: S3Objects, bucket: S3Bucket) -> None:
+    """A letter that is written again would be refused; and these may be tried again."""
+    objects.put_body("l/1", b"one")
+    objects.put_body("l/1", b"two")
+    objects.put_body("l/2", b"")
+    objects.put_body("l/3", b"")
+    objects.put_body("m/1", b"")
+    assert objects.names("absent/") == ()
+    assert objects.names("l/") == ("l/1", "l/2", "l/3")
+    assert (objects.body("l/1"), objects.body("absent")) == (b"two", None)
+    objects.remove("l/1")
+    objects.remove("l/1")
+    assert objects.body("l/1") is None
+    assert {attempts for attempts, _, _ in bucket.asked} == {READS}
+    assert bucket.asked[0][2] == {"Key": "l/1", "Body": b"one", "ContentType": "application/json"}
+    bucket.faults = {"get_object": [refusal("AccessDenied", 403)]}
+    with pytest.raises(StoreError, match="AccessDenied"):
+        objects.body("l/2")
+
+
+def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases would stand in another folder than meant, or a stalled request cost a lease."""
+    made: list[tuple[str | None, str | None, Patience]] = []
+    bucket = S3Bucket()
+
+    def client(region: str | None, endpoint: str | None, patience: Patience) -> S3Memory:
+        made.append((region, endpoint, patience))
+        return S3Memory(bucket, patience.attempts)
+
+    monkeypatch.setattr(s3, "_client", client)
+    store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
+    assert made == [
+        ("eu-west-2", "http://127.0.0.1:1", PATIENCE),
+        ("eu-west-2", "http://127.0.0.1:1", Patience(5, 10, attempts=1)),
+    ]
+    store.list()
+    prefixes = [{"Prefix": f"fleet/one/{part}/"} for part in ("ownership", "checkpoint", "notes")]
+    assert [named for _, _, named in bucket.asked[-3:]] == prefixes
+    assert bucket.name == "leases"
+    remove(bucket)
+    with pytest.raises(StoreError, match="NoSuchBucket"):
+        open_store("s3://leases", create=False)
+    open_store("s3://leases")
+    assert str(bucket.name) == "leases"
+    for url in ("s3://", "s3:///prefix"):
+        with pytest.raises(ValueError, match="store URL: s3:// wants bucket/prefix"):
+            open_store(url)
+    made.clear()
+    open_store("s3://leases", request_seconds=2.5)
+    assert [patience for _, _, patience in made] == [PATIENCE.within(2.5)] * 2
+
+
+def test_a_client_waits_as_long_as_it_is_told_and_finds_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled request would cost a lease; and a bucket be looked for at an address that no proxy knows."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    made = s3._client("eu-west-2", "http://127.0.0.1:1", Patience(1.5, 2.5, attempts=2))  # noqa: SLF001
+    config: Any = made.meta.config
+    assert (made.meta.region_name, made.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
+    assert (config.connect_timeout, config.read_timeout, config.max_pool_connections) == (1.5, 2.5, 16)
+    assert config.retries == {"total_max_attempts": 2, "mode": "standard"}
+    assert config.s3["addressing_style"] == "path"
+    service_of_aws: Any = s3._client("eu-west-2", None, PATIENCE).meta.config  # noqa: SLF001
+    assert service_of_aws.s3["addressing_style"] == "auto"
+    with pytest.raises(StoreError, match="credentials"):
+        s3._client("eu-west-2", "http://me:secret@127.0.0.1:1", PATIENCE)  # noqa: SLF001
+
+
+def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections would stay open for each store that was used once."""
+    made: list[S3Memory] = []
+
+    def client(_region: str | None, _endpoint: str | None, patience: Patience) -> S3Memory:
+        made.append(S3Memory(S3Bucket(), patience.attempts))
+        return made[-1]
+
+    monkeypatch.setattr(s3, "_client", client)
+    S3Objects("leases").close()
+    assert [each.closed for each in made] == [True, True]

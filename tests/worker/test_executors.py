@@ -1,0 +1,212 @@
+"""How many threads call handlers, in which order, and what becomes of those that are slow: one move after the other."""
+
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from threading import Thread, current_thread
+
+import pytest
+from attrs import define, field
+
+from leasehold.adapters.reading.handlers.executors import InlineExecutor, ThreadExecutor, Work
+
+WAIT = 30.0
+
+
+@define
+class Hands:
+    """Threads that the test runs itself, each until it has no more to do.
+
+    refuses  whether no further one can be started
+    """
+
+    waiting: list[Callable[[], None]] = field(factory=list)
+    names: list[str] = field(factory=list)
+    done: list[str] = field(factory=list)
+    refuses: bool = False
+
+    def __call__(self, *, target: Callable[[], None], name: str, daemon: bool) -> "Hands":
+        """A thread that is to be started."""
+        assert daemon, "it would keep the process while a handler hangs"
+        if not self.refuses:
+            self.waiting.append(target)
+            self.names.append(name)
+        return self
+
+    def start(self) -> None:
+        """Start the latest one, which waits until the test runs it."""
+        if self.refuses:
+            raise RuntimeError("can't start new thread")
+
+    def work(self, name: str, during: Callable[[], object] = lambda: None) -> Work:
+        """Work that is told when it is done."""
+
+        def do() -> None:
+            during()
+            self.done.append(name)
+
+        return do
+
+    def run(self) -> None:
+        """Run the thread that was started first to its end."""
+        thread = Thread(target=self.waiting.pop(0), daemon=True)
+        thread.start()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+    """In place of the system's threads."""
+    made = Hands()
+    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", made)
+    yield made
+    assert made.waiting == []
+
+
+def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
+    """More would handle more batches at once than the user asked for; and a shard would wait for those after it."""
+    crew = ThreadExecutor(2)
+    for name in "abc":
+        crew.start(hands.work(name))
+    crew.start(hands.work("d", crew.close))
+    assert hands.names == ["leasehold-handle-0", "leasehold-handle-1"]
+    hands.run()
+    assert hands.done == ["a", "b", "c", "d"]
+    hands.run()
+    assert hands.done == ["a", "b", "c", "d"]
+
+
+def test_a_closed_crew_begins_nothing_more(hands: Hands) -> None:
+    """A worker that ends would hand over batches whose leases are released."""
+    crew = ThreadExecutor(1)
+    crew.start(hands.work("a"))
+    crew.close()
+    hands.run()
+    assert hands.done == []
+
+
+def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands) -> None:
+    """One hung handler would stop all shards, or leave a thread more for each slow batch."""
+    crew = ThreadExecutor(1, most=3)
+    other = hands.work("b", crew.close)
+
+    def replaced() -> None:
+        assert len(hands.waiting) == 0
+        crew.replace(slow)
+        assert len(hands.waiting) == 1
+        assert not crew.stuck
+
+    slow = hands.work("a", replaced)
+    crew.start(slow)
+    crew.start(other)
+    hands.run()
+    assert hands.done == ["a"], "the slow one ends, for another is in its place"
+    hands.run()
+    assert hands.done == ["a", "b"]
+
+
+def test_who_was_slow_goes_on_where_nobody_stands_in(hands: Hands) -> None:
+    """Nobody would take the next batch."""
+    crew = ThreadExecutor(1, most=1)
+    slow = hands.work("a", lambda: crew.replace(slow))
+    crew.start(slow)
+    crew.start(hands.work("b", crew.close))
+    hands.run()
+    assert hands.done == ["a", "b"]
+
+
+def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
+    """Whatever is over or has not begun would count as a thread that hangs, until no other may be started."""
+    crew = ThreadExecutor(1, most=1)
+    waiting = hands.work("b", crew.close)
+    over = hands.work("a")
+    crew.start(over)
+    crew.start(waiting)
+    crew.replace(waiting)
+    crew.replace(hands.work("never"))
+    assert not crew.stuck
+    hands.run()
+    crew.replace(over)
+    assert not crew.stuck
+
+
+@pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
+def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands, usual: int, most: int) -> None:
+    """Each slow batch would cost the process one thread more; and nobody would learn that nothing begins any more."""
+    crew = ThreadExecutor(usual, most)
+    bound, stuck = max(usual, most), list[bool]()
+
+    def nested(number: int) -> Callable[[], None]:
+        def slow() -> None:
+            crew.replace(works[number])
+            stuck.append(crew.stuck)
+            if hands.waiting:
+                hands.run()
+
+        return slow
+
+    works = [hands.work(str(number), nested(number)) for number in range(bound)]
+    for one in works:
+        crew.start(one)
+    for name in ("x", "y"):
+        crew.start(hands.work(name, crew.close))
+    assert len(hands.waiting) == usual
+    hands.run()
+    assert stuck == [False] * (bound - 1) + [True]
+    assert len(hands.names) == bound
+    while hands.waiting:
+        hands.run()
+    assert not crew.stuck
+
+
+def test_what_waits_can_be_taken_back_and_what_began_cannot(hands: Hands) -> None:
+    """A batch whose lease is lost would be handed over all the same, or its end be waited for in vain."""
+    crew = ThreadExecutor(1)
+    first = hands.work("a", lambda: withdrawn.append(crew.withdraw(first)))
+    second, last = hands.work("b"), hands.work("c", crew.close)
+    withdrawn = list[bool]()
+    for one in (first, second, last):
+        crew.start(one)
+    withdrawn.append(crew.withdraw(second))
+    hands.run()
+    assert (withdrawn, hands.done) == ([True, False], ["a", "c"])
+
+
+def test_without_a_first_thread_nothing_waits_and_with_one_it_does_all(hands: Hands) -> None:
+    """A batch would wait for a thread that never comes, or be handed over although that was denied."""
+    crew = ThreadExecutor(2)
+    hands.refuses = True
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        crew.start(hands.work("a"))
+    hands.refuses = False
+    slow = hands.work("b", lambda: crew.replace(slow))
+    crew.start(slow)
+    hands.refuses = True
+    crew.start(hands.work("c"))
+    crew.start(hands.work("d", crew.close))
+    hands.run()
+    assert hands.done == ["b", "c", "d"]
+
+
+def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> None:
+    """A thread that waits would not be told of the next batch, or stay when the worker is gone."""
+    crew, threads, done = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
+
+    def work() -> None:
+        threads.add(current_thread())
+        done.put(None)
+
+    for _ in range(100):
+        crew.start(work)
+        done.get(timeout=WAIT)
+    crew.close()
+    (thread,) = threads
+    thread.join(WAIT)
+    assert (thread.is_alive(), thread.daemon) == (False, True)
+
+
+def test_a_call_in_line_is_over_when_it_was_started() -> None:
+    """Steps that are driven one by one would not know what a handler did."""
+    crew, done = InlineExecutor(), list[str]()
+    crew.start(lambda: done.append("a"))
+    assert (done, crew.stuck, crew.withdraw(done.clear)) == (["a"], False, False)
