@@ -47,3 +47,9 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
 def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's setting about faults, as it was before: data sources set it, in a process that they think Spark's."""
     monkeypatch.setenv(HIDING, "")
+
+
+@pytest.fixture(autouse=True)
+def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the signals of this process alone: readers take them over, in a process that they think Spark's."""
+    monkeypatch.setattr("leasehold.adapters.spark.stream.end_on_signal", lambda _stop: None)

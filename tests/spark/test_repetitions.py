@@ -1,6 +1,5 @@
 """Batches that Spark repeats while the stream does not answer: the same rows, or none that is skipped later."""
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -35,11 +34,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A stream of two shards with a record each; silence is believed soon."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
-    before = signal.getsignal(signal.SIGTERM)
     found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
     yield found
     found.close()
-    signal.signal(signal.SIGTERM, before)
 
 
 def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True, gone: tuple[Row, ...] = ()) -> None:

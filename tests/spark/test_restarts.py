@@ -1,6 +1,5 @@
 """Queries that are killed at every bad moment and started again: nothing lost, replays identical, and said why."""
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,9 @@ Row = tuple[str, int, str]
 def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
     """A stream of two shards with a record each."""
     caplog.set_level("INFO", "leasehold")
-    before = signal.getsignal(signal.SIGTERM)
     found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
     yield found
     found.close()
-    signal.signal(signal.SIGTERM, before)
 
 
 @define

@@ -1,7 +1,6 @@
 """The reader as Spark calls it, over a stream in memory and a real lease table: no session is needed."""
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,9 @@ def texts(prefix: str, count: int) -> list[str]:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """A stream of two shards, with 35 and 15 records."""
-    before = signal.getsignal(signal.SIGTERM)
     found = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
     yield found
     found.close()
-    signal.signal(signal.SIGTERM, before)
 
 
 def everything(stream: Stream) -> list[tuple[str, int, str]]:

@@ -3,8 +3,10 @@
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import Any
 
 from pyspark.cloudpickle import dumps
@@ -18,6 +20,9 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 HIDING = "SPARK_HIDE_TRACEBACK"
 """Spark's own variable, looked at when a fault has ended one of its Python processes."""
+
+SIGNALS = 64
+"""How many signals are read at a time, a byte for each."""
 
 
 @contextmanager
@@ -41,15 +46,27 @@ def speak() -> None:
         log.setLevel(logging.INFO)
 
 
-def end_on_signal() -> None:
-    """Have the process stop its reader when Spark ends it, which is by a signal, sometimes twice."""
+def end_on_signal(stop: Callable[[], None]) -> None:
+    """End the process once `stop` has returned, when Spark sends SIGTERM, sometimes twice.
 
-    def end(_number: int, _frame: object) -> None:
-        # First of all, because a second signal would interrupt the releases.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(0)
+    `stop` is called in a thread of its own. An exception in the main thread could cut off releases, which begin when
+    Spark closes its channel, just before it sends the signal; or leave a lock held that they need.
+    """
+    hears, tells = socket.socketpair()
+    tells.setblocking(False)  # else it cannot be written to while a signal is taken
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
 
-    signal.signal(signal.SIGTERM, end)
+    def end() -> None:
+        with hears, tells:
+            while signal.SIGTERM not in hears.recv(SIGNALS):
+                pass
+            try:
+                stop()
+            finally:
+                os._exit(0)
+
+    Thread(target=end, name="leasehold-end", daemon=True).start()
 
 
 def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -63,13 +64,10 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
         self._stock, self._options, self._opened = stock, options, opened
-        self._only_now = False
+        self._only_now = self._stopped = False
+        self._stopping = Lock()
         self._run: Run | None = None
         self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
-        return {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Nothing yet; it is asked for twice, and not at all after a restart."""
@@ -117,8 +115,10 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release what is held."""
-        if self._run is not None:
-            self._run.close()
+        with self._stopping:  # Spark closes its channel, on which the main thread stops, and sends a signal
+            if self._run is not None and not self._stopped:
+                self._stopped = True
+                self._run.close()
 
     def _decoded(self, stored: dict[str, Any]) -> Offset:
         """Of many shards it takes a while; what was planned is asked for again and again, until it is committed."""
@@ -126,6 +126,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _running(self) -> "Run":
         if self._run is None:
+            end_on_signal(self.stop)
             self._run = Run(self._stock, self._options, self._opened, only_now=self._only_now)
         return self._run
 
@@ -134,7 +135,6 @@ class Run:
     """A run of a query, in the runner process: plans batches, repeats them, and commits them to the leases."""
 
     def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
-        end_on_signal()
         speak()
         self._stock, self._options, self._only_now = stock, options, only_now
         most = options.trigger_bytes

@@ -1,0 +1,124 @@
+"""How a reader's process ends: Spark closes its channel and sends SIGTERM, in any order; nothing stays held."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
+from pathlib import Path
+from typing import IO
+
+import pytest
+from attrs import define
+from fake_stream import FakeReader, Place, Stream
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.urls import open_store
+
+pytestmark = pytest.mark.timeout(60)
+
+WAIT = 30
+SHARDS = ("a", "b")
+ANSWERS = "answers"
+"""The file whose lock stands for the service: it answers no reading while this process has it."""
+
+
+@define
+class Process:
+    """The process of a reader that holds both leases, and waits for an answer of the service in each shard."""
+
+    process: "subprocess.Popen[str]"
+    folder: Path
+    answers: IO[str]
+
+    def told(self) -> str:
+        """What it says next."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def hangs_up(self) -> None:
+        """Close Spark's channel."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def held_in_the_end(self) -> list[str | None]:
+        """Have the service answer, and return who holds the leases once the process has ended."""
+        flock(self.answers, LOCK_UN)
+        assert self.process.wait(WAIT) == 0
+        return [lease.owner for lease in open_store(f"sqlite:///{self.folder}/leases.db").list().leases]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Process]:
+    """One that has just begun to read."""
+    command = [sys.executable, __file__, str(tmp_path)]
+    with (tmp_path / ANSWERS).open("w") as answers:
+        flock(answers, LOCK_EX)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            found = Process(process, tmp_path, answers)
+            assert found.told() == "reads"
+            yield found
+            process.kill()
+
+
+def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
+    """Spark sends it just after it has closed the channel: leases stayed held until they expired, without a word."""
+    reader.hangs_up()
+    assert reader.told() == "stops"
+    for _ in range(2):  # Spark sends it twice, sometimes
+        reader.process.send_signal(signal.SIGTERM)
+    assert reader.held_in_the_end() == [None] * len(SHARDS)
+
+
+def test_a_signal_alone_releases_and_ends(reader: Process) -> None:
+    """A channel that stays open would have the process live on, and hold its leases, after its query has ended."""
+    reader.process.send_signal(signal.SIGTERM)
+    assert reader.held_in_the_end() == [None] * len(SHARDS)
+
+
+# The process itself
+
+
+class Slow(Stream):
+    """A stream whose readings are answered once the file can be locked."""
+
+    def open(self, lease: Lease, start: Position) -> FakeReader:  # noqa: ARG002  as in the protocol
+        """From the oldest record."""
+        return SlowReader(self, lease.shard, 0)
+
+
+class SlowReader(FakeReader):
+    """Reads as any, later."""
+
+    def read(self) -> Batch:
+        """Wait for the answer."""
+        self.stream.readings += 1
+        with Path(sys.argv[1], ANSWERS).open() as answers:
+            flock(answers, LOCK_SH)
+        return super().read()
+
+
+def main(folder: Path) -> None:
+    """Do as Spark's process does: wait for its channel, and stop the reader when that ends."""
+    stream = Slow({shard: [] for shard in SHARDS})
+    query = Place(stream, folder / "leases.db").query()
+    try:
+        while stream.readings < len(SHARDS):
+            query.reader.latestOffset(query.offset, ReadAllAvailable())
+        tell("reads")
+        sys.stdin.read()
+        tell("stops")
+    finally:
+        query.reader.stop()
+
+
+def tell(word: str) -> None:
+    """Say it to whoever started the process."""
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
