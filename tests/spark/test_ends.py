@@ -72,9 +72,10 @@ def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 
 
-def test_a_signal_alone_releases_and_ends(reader: Process) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_alone_releases_and_ends(reader: Process, number: signal.Signals) -> None:
     """A channel that stays open would have the process live on, and hold its leases, after its query has ended."""
-    reader.process.send_signal(signal.SIGTERM)
+    reader.process.send_signal(number)
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 
 
@@ -102,6 +103,7 @@ class SlowReader(FakeReader):
 
 def main(folder: Path) -> None:
     """Do as Spark's process does: wait for its channel, and stop the reader when that ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     stream = Slow({shard: [] for shard in SHARDS})
     query = Place(stream, folder / "leases.db").query()
     try:

@@ -47,19 +47,21 @@ def speak() -> None:
 
 
 def end_on_signal(stop: Callable[[], None]) -> None:
-    """End the process once `stop` has returned, when Spark sends SIGTERM, sometimes twice.
+    """End the process once `stop` has returned, when Spark sends SIGTERM, sometimes twice, or Ctrl-C reaches it.
 
     `stop` is called in a thread of its own. An exception in the main thread could cut off releases, which begin when
     Spark closes its channel, just before it sends the signal; or leave a lock held that they need.
     """
+    ends = {each for each in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN}
     hears, tells = socket.socketpair()
     tells.setblocking(False)  # else it cannot be written to while a signal is taken
-    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    for each in ends:
+        signal.signal(each, lambda _number, _frame: None)
     signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
 
     def end() -> None:
         with hears, tells:
-            while signal.SIGTERM not in hears.recv(SIGNALS):
+            while ends.isdisjoint(hears.recv(SIGNALS)):
                 pass
             try:
                 stop()
