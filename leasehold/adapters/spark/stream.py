@@ -69,6 +69,10 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._run: Run | None = None
         self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
+        return {}
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Nothing yet; it is asked for twice, and not at all after a restart."""
         return encode(Offset(stream=self._stock.stream))
@@ -86,8 +90,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = self._decoded(start).gone_on_from(self._stock.stream)
         run = self._running()
         run.join(offset)
-        end = run.plan(offset, limit)
-        if end is None:
+        if (end := run.plan(offset, limit)) is None:
             return start
         if not self._known or self._known[-1][1] is not end:
             self._known.append((encode(end), end))
@@ -178,8 +181,7 @@ class Run:
         known = self._plans.get(start.number + 1)
         if known is not None and known.start == start:
             return known.end
-        plan = self._next(start, limit)
-        if plan is None:
+        if (plan := self._next(start, limit)) is None:
             return None
         self._plans[plan.end.number] = plan
         return plan.end
