@@ -9,6 +9,9 @@ more, and is killed in that; the last is let live, over what is there then.
 With `--readers N` the query is read by so many processes. Then each batch with rows brings a kill that is drawn: of a
 reader, of the process that plans, or of the application, before the sink has the batch or behind it. A run goes on
 without a reader, and ends by the others.
+
+With `--cluster` the application runs on a master and two workers, its readers are tasks on executors, and executors
+die, too.
 """
 
 import json
@@ -22,24 +25,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from attrs import asdict, define, frozen
 from flights import Row, to_stderr
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from spark_application import LATE, descendants
+from spark_application import LATE
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
-from standins.spark import spark_session
+from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left, note_left
+from standins.spark import ON_CLUSTER, SOON, spark_session
 
 from leasehold.adapters.demo.child import Child
 
 LEASE_SECONDS = 6.0
-PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
-DRAWN_ROWS, LIFETIME = 60, 3
-"""Most of a batch whose kill is drawn, and in which batch of a life the application dies if it has not."""
+DRAWN_ROWS = 60
+"""Most of a batch whose kill is drawn."""
 ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
@@ -79,52 +82,12 @@ class Sink:
             self.kill(number, "behind")
 
 
-@define
-class Killer:
-    """Kills once in a batch, and writes down what it kills.
-
-    drawn  the seed by which it draws who dies and when; "" for the application, behind every batch
-    """
-
-    folder: Path
-    java: int
-    drawn: str
-    next: tuple[str, str] = ("application", "behind")
-    lifetime: int = 0
-    planner_died: bool = False
-
-    def __call__(self, number: int, moment: str) -> None:
-        """Perhaps now."""
-        if moment == "before":
-            self.lifetime += 1
-            if self.drawn:
-                self.next = self._draw()
-        who, when = self.next
-        if when != moment or not (found := self._found(who)):
-            return
-        with (self.folder / "kills.jsonl").open("a") as kills:
-            kills.write(json.dumps([who, when, number]) + "\n")
-        self.planner_died = self.planner_died or who == "planner"
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
-
-    def _draw(self) -> tuple[str, str]:
-        chance = Random(f"{self.drawn} {len(_killed(self.folder))}")  # noqa: S311  it is to be drawn again
-        who = chance.choice(("reader", "reader", "planner", "application"))
-        return who if self.lifetime < LIFETIME else "application", chance.choice(("before", "behind"))
-
-    def _found(self, who: str) -> list[int]:
-        if who == "application":
-            return [self.java, os.getpid()]
-        words = {"reader": READS, "planner": PLANS}[who]
-        return [pid for pid, said in descendants(self.java).items() if words in said][:1]
-
-
-def victim(folder: Path, source: str, words: Sequence[str], how: str) -> int:
+def victim(folder: Path, source: str, words: Sequence[str], how: str, master: str) -> int:
     """One application: killed in a new batch, or living until everything is read."""
-    with spark_session(1) as spark:
+    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
+    with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
-        killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"))
+        killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_EXECUTORS if master else HERE)
         dies = how.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
         given = dict(each.split("=", 1) for each in words)
@@ -150,6 +113,7 @@ class Found:
     sent      rows; of these `lost` are in no batch
     doubled   rows in more than one batch
     owned     leases still owned in the end
+    left      processes of an application on a cluster that did not end with it
     """
 
     kills: int
@@ -160,6 +124,7 @@ class Found:
     lost: int
     doubled: int
     owned: int
+    left: int
 
 
 class Victim(Child):
@@ -177,36 +142,40 @@ class Victim(Child):
 
 
 def tried(
-    ground: Ground, folder: Path, *, kills: int, told: Callable[[str], None], readers: str = "", seed: int = 0
+    ground: Ground,
+    folder: Path,
+    *,
+    kills: int,
+    told: Callable[[str], None],
+    readers: str = "",
+    seed: int = 0,
+    master: str = "",
 ) -> Found:
-    """Kill so often, or once more; what came of it."""
+    """Kill so often, or once more; what came of it. `master` is that of the cluster, if there is one."""
     sent = list[Row]()
     flights = rows(200 * (kills + 1))
     words = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
     if readers:
         words += (f"lease.readers={readers}", f"maxRowsPerTrigger={DRAWN_ROWS}")
     while True:
-        dies = len(_killed(folder)) < kills
+        dies = len(killed(folder)) < kills
+        how = f"dies{seed if readers else ''}" if dies else "lives"
         more = list(islice(flights, 200))
         ground.send(more)
         sent += more
         began = time.monotonic()
-        while not _lived(folder, ground.format, words, how=f"dies{seed if readers else ''}" if dies else "lives"):
+        while not _lived(folder, ground.format, words, how=how, master=master):
             told("the machine is too busy to start Python in time, trying again")
-        told(f"{len(_killed(folder))} kills: over after {time.monotonic() - began:.0f} s")
+        told(f"{len(killed(folder))} kills: over after {time.monotonic() - began:.0f} s")
         if not dies:
             return _found(ground, folder, sent)
 
 
-def _killed(folder: Path) -> list[list[Any]]:
-    written = folder / "kills.jsonl"
-    return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
-
-
-def _lived(folder: Path, source: str, given: Sequence[str], *, how: str) -> bool:
+def _lived(folder: Path, source: str, given: Sequence[str], *, how: str, master: str) -> bool:
     """Whether a life ended as it was to: by a kill, or having read everything."""
-    words = (__file__, "--victim", how, str(folder), source, *given)
-    child = Victim("victim", words, folder)
+    words = (__file__, "--victim", how, str(folder), source, master, *given)
+    with patch.dict(os.environ, {MARK: str(folder)}):
+        child = Victim("victim", words, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
         while child.running:
@@ -217,6 +186,8 @@ def _lived(folder: Path, source: str, given: Sequence[str], *, how: str) -> bool
         assert as_meant or LATE in (folder / "victim.log").read_text(), child.said
         return as_meant
     finally:
+        if master:
+            note_left(folder)
         child.leave()
         child.kill()
 
@@ -226,7 +197,7 @@ def _found(ground: Ground, folder: Path, sent: Sequence[Row]) -> Found:
     places = Counter(tuple(row[:-1]) for batch in batches for row in batch)
     data = {row[-1] for batch in batches for row in batch}
     repeated: list[dict[str, Any]] = [json.loads(line) for line in (folder / "repeated.jsonl").read_text().splitlines()]
-    kills = _killed(folder)
+    kills = killed(folder)
     return Found(
         kills=len(kills),
         died=dict(Counter(who for who, _, _ in kills)),
@@ -236,26 +207,40 @@ def _found(ground: Ground, folder: Path, sent: Sequence[Row]) -> Found:
         lost=len({row.data.decode() for row in sent} - data),
         doubled=sum(count - 1 for count in places.values()),
         owned=sum(lease.owner is not None for lease in ground.table.list().leases),
+        left=len(left(folder)),
     )
 
 
 def main() -> int:
     """Run it by hand, or be one of the killed."""
     if sys.argv[1:2] == ["--victim"]:
-        how, place, source, *words = sys.argv[2:]
-        return victim(Path(place), source, words, how)
+        how, place, source, master, *words = sys.argv[2:]
+        return victim(Path(place), source, words, how, master)
     asked = options("Kill a query between its sink and Spark's commit, again and again.")
     asked.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
     asked.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
     asked.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
+    asked.add_argument("--cluster", action="store_true", help="on a cluster of this machine, its readers on executors")
     given = asked.parse_args()
+    if given.cluster and not given.readers:
+        asked.error("--cluster: give the number of --readers, too")
     with ExitStack() as stack:
         ground = stack.enter_context(a_ground(given))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
-        found = tried(ground, folder, kills=given.kills, told=to_stderr, readers=given.readers, seed=given.seed)
+        master = stack.enter_context(cluster()) if given.cluster else ""
+        found = tried(
+            ground,
+            folder,
+            kills=given.kills,
+            told=to_stderr,
+            readers=given.readers,
+            seed=given.seed,
+            master=master,
+        )
     sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
     twice = found.doubled if given.readers else 0  # of Event Hubs the last batch may come once more
-    return 0 if (found.lost, found.repeated - found.same, found.owned, twice) == (0, 0, 0, 0) else 1
+    faults = (found.lost, found.repeated - found.same, found.owned, found.left, twice)
+    return 0 if not any(faults) else 1
 
 
 if __name__ == "__main__":

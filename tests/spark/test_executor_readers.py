@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from attrs import define
-from standins.spark import spark_cluster
+from standins.executors import LISTENS, executor_of, readers, sockets
+from standins.spark import ON_CLUSTER, spark_cluster
 from types_boto3_kinesis import KinesisClient
 from waiting import until
 
@@ -25,8 +25,6 @@ pytestmark = [
 ]
 
 PATIENCE = 400.0
-LISTENS, CONNECTED = "0A", "01"
-CAME = re.compile(r"reader \('127\.0\.0\.1', (\d+)\) has come")
 
 
 @define
@@ -67,39 +65,10 @@ class Program:
             found += [(shard, number, text) for shard, number, text in said]
         return found
 
-    def came(self) -> list[int]:
-        """The ports from which readers have come to the planner, so far."""
-        return [int(port) for port in CAME.findall(self.words.read_text())]
-
     def readers(self, least: int) -> set[int]:
         """The processes that read now, once there are so many."""
-        until(lambda: len(sockets(self.came(), CONNECTED)) >= least, f"{least} readers: {self.words}", PATIENCE)
-        return set(sockets(self.came(), CONNECTED).values())
-
-
-def sockets(ports: list[int] | None, state: str) -> dict[int, int]:
-    """Processes that have sockets over IPv4 in this state, by the port that is theirs; of these ports, or of all."""
-    fields = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    found = {row[9]: int(row[1].split(":")[1], 16) for row in fields if row[3] == state}
-    wanted = {f"socket:[{inode}]": port for inode, port in found.items() if ports is None or port in ports}
-    holders = {}
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if (port := wanted.get(str(link.readlink()))) is not None:
-                holders[port] = int(link.parts[2])
-    return holders
-
-
-def parent(pid: int) -> int:
-    """Who started it."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def executor_of(pid: int) -> int:
-    """The Java process below which this is."""
-    while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        pid = parent(pid)
-    return pid
+        until(lambda: len(readers(self.words)) >= least, f"{least} readers: {self.words}", PATIENCE)
+        return readers(self.words)
 
 
 @contextmanager
@@ -108,15 +77,7 @@ def running(
 ) -> Iterator[Program]:
     """The program, which does not outlive the block."""
     client, stream, folder = place
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.executor.memory": "512m",
-        "spark.executor.cores": "2",
-        "spark.cores.max": "4",  # of which all are waited for
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-        "spark.ui.enabled": "false",
-    }
+    settings = {**ON_CLUSTER, "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
     submit = [*(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")), "pyspark-shell"]
     script = str(Path(__file__).with_name("cluster_query.py"))
     words = folder / "words"
@@ -145,9 +106,9 @@ def test_readers_on_executors_bring_every_record_once_though_they_are_killed(
     with spark_cluster(environment, cores=2) as master, running(place, master, kinesis_url, environment) as program:
         program.put(40)
         rows = program.rows(40)
-        readers = program.readers(2)
-        assert (len(readers), all(map(executor_of, readers))) == (2, True)
-        os.kill(min(readers), signal.SIGKILL)
+        first = program.readers(2)
+        assert (len(first), all(map(executor_of, first))) == (2, True)
+        os.kill(min(first), signal.SIGKILL)
         program.put(40)
         rows += program.rows(40)
         os.kill(executor_of(min(program.readers(2))), signal.SIGKILL)

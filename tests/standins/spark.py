@@ -19,11 +19,23 @@ if TYPE_CHECKING:
 START_SECONDS = 240
 SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java that starts soon rather than runs fast: what tests run once is mostly compiling."""
+ON_CLUSTER = {
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "2",
+    "spark.cores.max": "4",  # of which all are waited for
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+}
+"""Settings of an application on `spark_cluster`, whose workers have two cores each."""
 
 
 @contextmanager
-def spark_session(cores: int = 2, java: str = "") -> Iterator["SparkSession"]:
+def spark_session(
+    cores: int = 2, java: str = "", *, master: str = "", settings: Mapping[str, str] | None = None
+) -> Iterator["SparkSession"]:
     """The session, stopped when the block ends; a process can have only one at a time. `java` is for its Java.
+
+    `master` is the address of a cluster, if it is not to run on so many cores of this process alone.
 
     Raises ServiceError if there is no Java, ImportError if there is no pyspark.
     """
@@ -35,7 +47,7 @@ def spark_session(cores: int = 2, java: str = "") -> Iterator["SparkSession"]:
     os.environ["JAVA_HOME"] = str(java_home())
     # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{cores}]").config(map=SETTINGS)
+    builder = SparkSession.builder.master(master or f"local[{cores}]").config(map={**SETTINGS, **(settings or {})})
     session = builder.config("spark.driver.extraJavaOptions", java).getOrCreate()
     register(session)
     try:

@@ -1,0 +1,118 @@
+"""Kills what an application of Spark consists of, and counts what is left of it.
+
+Under a `local` master its readers are children of the process that plans. On a cluster they are tasks: processes of
+Python below executors, which are Java, and which a worker of the cluster starts again.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from attrs import define
+from spark_application import descendants
+from standins import executors
+from standins.spark import spark_cluster
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.java import java_home
+
+PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
+HERE = ("reader", "reader", "planner", "application")
+ON_EXECUTORS = ("reader", "reader", "executor", "executor", "planner", "application")
+"""Among whom is drawn."""
+LIFETIME = 3
+"""In which batch of a life the application dies if it has not, where it is drawn."""
+MARK = "LEASEHOLD_KILLS"
+"""In the environment of each process of an application: the folder of the run."""
+LEFT_SECONDS = 90.0
+
+
+@define
+class Killer:
+    """Kills once in a batch, and writes down what it kills.
+
+    java   that of the application
+    drawn  the seed by which it draws who dies and when; "" for the application, behind every batch
+    among  of whom
+    """
+
+    folder: Path
+    java: int
+    drawn: str
+    among: Sequence[str]
+    next: tuple[str, str] = ("application", "behind")
+    lifetime: int = 0
+    planner_died: bool = False
+
+    def __call__(self, number: int, moment: str) -> None:
+        """Perhaps now."""
+        if moment == "before":
+            self.lifetime += 1
+            if self.drawn:
+                self.next = self._draw()
+        who, when = self.next
+        if when != moment or not (found := self._found(who)):
+            return
+        with (self.folder / "kills.jsonl").open("a") as kills:
+            kills.write(json.dumps([who, when, number]) + "\n")
+        self.planner_died = self.planner_died or who == "planner"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
+    def _draw(self) -> tuple[str, str]:
+        chance = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  it is to be drawn again
+        who = chance.choice(self.among)
+        return who if self.lifetime < LIFETIME else "application", chance.choice(("before", "behind"))
+
+    def _found(self, who: str) -> list[int]:
+        if who == "application":
+            return [self.java, os.getpid()]
+        if who == "planner" or self.among is HERE:
+            words = {"reader": READS, "planner": PLANS}[who]
+            return [pid for pid, said in descendants(self.java).items() if words in said][:1]
+        with suppress(OSError):  # it has just ended, or been killed
+            for reader in sorted(executors.readers(self.folder / "victim.log")):
+                executor = executors.executor_of(reader)
+                return [executor if who == "executor" else reader]
+        return []
+
+
+def killed(folder: Path) -> list[list[Any]]:
+    """Who was, when, and in which batch."""
+    return _lines(folder / "kills.jsonl")
+
+
+def left(folder: Path) -> list[str]:
+    """The command lines of what `note_left` found."""
+    return [words for _, words in _lines(folder / "left.jsonl")]
+
+
+def _lines(written: Path) -> list[Any]:
+    return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+
+
+def note_left(folder: Path) -> None:
+    """Wait until nothing runs of an application that has ended; what does not end is noted, and killed."""
+    deadline, mark = time.monotonic() + LEFT_SECONDS, f"{MARK}={folder}"
+    while (found := executors.marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with (folder / "left.jsonl").open("a") as noted:
+        noted.writelines(json.dumps(each) + "\n" for each in found.items())
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """A master and two workers that find what an application's tasks need; its address."""
+    java = {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with spark_cluster({**ENVIRONMENT, **java}, cores=2) as master:
+        yield master
