@@ -31,7 +31,8 @@ LIFETIME = 3
 """In which batch of a life the application dies if it has not, where it is drawn."""
 MARK = "LEASEHOLD_KILLS"
 """In the environment of each process of an application: the folder of the run."""
-LEFT_SECONDS = 90.0
+LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
+"""How long an application may take to end, and how long nothing must be seen of it: what begins has no mark yet."""
 
 
 @define
@@ -86,22 +87,26 @@ class Killer:
 
 def killed(folder: Path) -> list[list[Any]]:
     """Who was, when, and in which batch."""
-    return _lines(folder / "kills.jsonl")
+    return told_lines(folder / "kills.jsonl")
 
 
 def left(folder: Path) -> list[str]:
     """The command lines of what `note_left` found."""
-    return [words for _, words in _lines(folder / "left.jsonl")]
+    return [words for _, words in told_lines(folder / "left.jsonl")]
 
 
-def _lines(written: Path) -> list[Any]:
+def told_lines(written: Path) -> list[Any]:
+    """What stands in a file of JSON, by line; nothing if nobody has written there."""
     return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
 
 
 def note_left(folder: Path) -> None:
     """Wait until nothing runs of an application that has ended; what does not end is noted, and killed."""
-    deadline, mark = time.monotonic() + LEFT_SECONDS, f"{MARK}={folder}"
-    while (found := executors.marked(mark)) and time.monotonic() < deadline:
+    now = seen = time.monotonic()
+    deadline, found = now + LEFT_SECONDS, dict[int, str]()
+    while now < deadline and now - seen < QUIET_SECONDS:
+        found, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
+        seen = now if found else seen
         time.sleep(0.1)
     with (folder / "left.jsonl").open("a") as noted:
         noted.writelines(json.dumps(each) + "\n" for each in found.items())

@@ -35,7 +35,7 @@ from pyspark.sql import DataFrame
 from spark_application import LATE
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
-from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left, note_left
+from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left, note_left, told_lines
 from standins.spark import ON_CLUSTER, SOON, spark_session
 
 from leasehold.adapters.demo.child import Child
@@ -196,7 +196,7 @@ def _found(ground: Ground, folder: Path, sent: Sequence[Row]) -> Found:
     batches = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
     places = Counter(tuple(row[:-1]) for batch in batches for row in batch)
     data = {row[-1] for batch in batches for row in batch}
-    repeated: list[dict[str, Any]] = [json.loads(line) for line in (folder / "repeated.jsonl").read_text().splitlines()]
+    repeated = told_lines(folder / "repeated.jsonl")
     kills = killed(folder)
     return Found(
         kills=len(kills),
