@@ -82,7 +82,7 @@ chaos: $(READY) ## one fault after another on worker processes and their service
 		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$1 --store $$2 || good=false; \
 	done; $$good
 
-chaos-spark: $(READY) ## kill, steal, split and block under applications of Spark (an hour)
+chaos-spark: $(READY) ## kill, steal, split and block under applications of Spark (an hour and a half)
 	$(BIN)/python tests/integration/spark_flights.py
 	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
 	$(BIN)/python tests/integration/spark_kills.py
