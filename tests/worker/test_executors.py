@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from threading import Thread, current_thread
+from threading import Barrier, Condition, Semaphore, Thread, current_thread
 
 import pytest
 from attrs import define, field
@@ -159,6 +159,43 @@ def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands,
     assert not crew.stuck
 
 
+def test_who_stands_in_goes_on_while_the_slow_one_is_at_work(hands: Hands) -> None:
+    """After one batch of another shard all would wait for the slow one again."""
+    crew = ThreadExecutor(1, most=3)
+
+    def hung() -> None:
+        crew.replace(slow)
+        hands.run()
+
+    slow = hands.work("a", hung)
+    for work in (slow, hands.work("b"), hands.work("c", crew.close)):
+        crew.start(work)
+    hands.run()
+    assert hands.done == ["b", "c", "a"]
+
+
+def test_each_slow_one_is_replaced_as_the_first_was(hands: Hands) -> None:
+    """A crew would shrink, or stand still at the second batch that hangs, once a slow thread has ended."""
+    crew = ThreadExecutor(1, most=2)
+    first = hands.work("a", lambda: crew.replace(first))
+    second = hands.work("b", lambda: crew.replace(second))
+    for work in (first, second, hands.work("c", crew.close)):
+        crew.start(work)
+    for _ in range(3):
+        hands.run()
+    assert (hands.done, len(hands.names)) == (["a", "b", "c"], 3)
+
+
+def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
+    """There would be more threads than usual after each batch."""
+    crew = ThreadExecutor(1)
+    last = hands.work("c", crew.close)
+    crew.start(hands.work("a"))
+    crew.start(hands.work("b", lambda: crew.start(last)))
+    hands.run()
+    assert (hands.done, len(hands.names)) == (["a", "b", "c"], 1)
+
+
 def test_what_waits_can_be_taken_back_and_what_began_cannot(hands: Hands) -> None:
     """A batch whose lease is lost would be handed over all the same, or its end be waited for in vain."""
     crew = ThreadExecutor(1)
@@ -203,6 +240,34 @@ def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> 
     (thread,) = threads
     thread.join(WAIT)
     assert (thread.is_alive(), thread.daemon) == (False, True)
+
+
+def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crew would have more threads than there were ever batches side by side."""
+    waits, started, both = Semaphore(0), list[Thread](), Barrier(2)
+
+    class Told(Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.release()
+            return super().wait(timeout)
+
+    class Counted(Thread):
+        def start(self) -> None:
+            started.append(self)
+            super().start()
+
+    def meet() -> None:
+        both.wait(WAIT)
+
+    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", Counted)
+    crew = ThreadExecutor(3)
+    for _ in range(2):
+        for _ in range(2):
+            crew.start(meet)
+        assert [waits.acquire(timeout=WAIT) for _ in range(2)] == [True, True]
+    crew.close()
+    assert len(started) == 2
 
 
 def test_a_call_in_line_is_over_when_it_was_started() -> None:

@@ -2,74 +2,26 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import pytest
 from attrs import define, evolve, field
 from hypothesis import given
 from hypothesis import strategies as st
+from test_slice_bounds import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
 from typer.testing import CliRunner
 from virtual_fleet import Clock, FaultyStore
 
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, shard
+from leasehold.adapters.proving.simulator.world.stream import ShardRecords, shard
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling
 from leasehold.adapters.reading.slices.running import SliceVerdict, is_read, run_slice
-from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE, Slice, SliceReader
-from leasehold.adapters.sources.protocol import Batch, Reader, Record, Settled, SourceUnavailable
+from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.urls import open_store
-
-SINCE, UNTIL = 1_000_000, 1_060_000
-CUT = Slice(at_timestamp(SINCE), UNTIL)
-
-
-def record(number: int, seconds: float) -> Record:
-    """A record that arrived so many seconds after the slice began."""
-    return Record(b"%d" % number, str(number), arrived=SINCE / 1000 + seconds)
-
-
-@define
-class Timed(ListSource):
-    """A stream whose clock the test sets; a time as the start is the place behind all that arrived before it."""
-
-    now: float = UNTIL / 1000 + 60
-    tells_last: bool = False
-
-    def settled(self, lease: Lease, until: float) -> Settled | None:
-        """As a service says: by its clock alone, or by its last record."""
-        if self.now < until:
-            return None
-        rows = self.shelves[lease.key].records
-        if not self.tells_last:
-            return Settled()
-        return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """From just after the record, or from the time."""
-        reader = cast("ListReader", super().open(lease, start))
-        if start.sequence == "AT_TIMESTAMP":
-            rows = self.shelves[lease.key].records
-            early = (at for at, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
-            reader.at = max(early, default=0)
-        return reader
-
-
-def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
-    """The numbers of the records that a reader of the slice brings, and whether it ends."""
-    reader = CUT.source(source).open(Lease("s-0"), start)
-    found: list[int] = []
-    for _ in range(100):
-        batch = reader.read()
-        found += [int(each.sequence_number) for each in batch.records]
-        if batch.ended:
-            return found, True
-    return found, False
-
 
 late = st.floats(0, LATE_SECONDS / 2)
 near = st.integers(-3, 3) | st.floats(-100, 200)
@@ -85,94 +37,6 @@ def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
     source = Timed(shelves={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
     within = [int(each.sequence_number) for each in rows if SINCE / 1000 <= (each.arrived or 0) < UNTIL / 1000]
     assert read_to_the_end(source) == (within, True)
-
-
-def test_times_that_do_not_quite_rise_lose_nothing() -> None:
-    """Without it a record that arrived in time would be left out for one before it that did not."""
-    rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
-    assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
-    assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
-    early = Timed(shelves={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])})
-    assert read_to_the_end(early, CUT.begin) == ([1, 3], True)
-
-
-def test_a_shard_does_not_end_before_the_time_is_over() -> None:
-    """Without it records that arrive meanwhile would be left out."""
-    source = Timed(shelves={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
-    assert read_to_the_end(source) == ([1], False)
-    source.now = UNTIL / 1000
-    assert read_to_the_end(source) == ([1], True)
-
-
-def test_a_shard_that_is_read_to_its_last_record_ends_when_it_is_opened_again() -> None:
-    """Without it a restarted worker would wait for a record that never comes."""
-    source = Timed(shelves={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
-    assert read_to_the_end(source, Position("1")) == ([], True)
-
-
-def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> None:
-    """Without it what arrived between the reading and the look at the clock would be left out."""
-
-    class Late(Timed):
-        def open(self, lease: Lease, start: Position) -> Reader:
-            reader, source = super().open(lease, start), self
-
-            class Moving:
-                def read(self) -> Batch:
-                    batch = reader.read()
-                    source.now = UNTIL / 1000 + 1  # the time is over once this reading has been answered
-                    return batch
-
-                def close(self) -> None:
-                    reader.close()
-
-            return Moving()
-
-    source = Late(shelves={"s-0": ShardRecords([])}, now=0.0)
-    reader = CUT.source(source).open(Lease("s-0"), TRIM_HORIZON)
-    assert [reader.read().ended for _ in range(2)] == [False, True]
-
-
-def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
-    """Without it the records of that reading would be lost."""
-
-    @define
-    class Down(Timed):
-        fails: int = 1
-
-        def settled(self, lease: Lease, until: float) -> Settled | None:
-            self.fails -= 1
-            if self.fails >= 0:
-                raise SourceUnavailable("not now")
-            return super().settled(lease, until)
-
-    reader = CUT.source(Down(shelves={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
-    with pytest.raises(SourceUnavailable):
-        reader.read()
-    assert len(reader.read().records) == 1
-    assert isinstance(reader, SliceReader)
-
-
-@pytest.mark.parametrize("since", [LATEST, SHARD_END, Position("7"), at_timestamp(UNTIL)])
-def test_a_slice_has_a_beginning_and_an_end(since: Position) -> None:
-    """Without it a slice could be empty, or another for each worker."""
-    with pytest.raises(ValueError, match="slice: it begins"):
-        Slice(since, UNTIL)
-
-
-@pytest.mark.parametrize("note", [(), ((NOTE, "0..5"),)])
-def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...]) -> None:
-    """Without it a slice would finish the leases of a group that goes on."""
-    store = FaultyStore()
-    placed(store, Lease("s-0", notes=note))
-    with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
-        CUT.store(store)
-
-
-def test_what_cannot_be_cut_is_refused() -> None:
-    """Without it a worker would run for ever."""
-    with pytest.raises(ValueError, match="this source does not tell"):
-        CUT.source(ListSource())
 
 
 @define

@@ -1,0 +1,162 @@
+"""What is said of a callable that a user hands in, and of each answer of it."""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial, wraps
+
+import pytest
+from attrs import define, fields
+
+from leasehold.adapters.reading.handlers.answers import (
+    Ending,
+    Unhandled,
+    complaint,
+    fault_from,
+    fault_of,
+    raised,
+    takes,
+)
+
+
+@define
+class Given:
+    """A callable with a name for it."""
+
+    handler: object
+
+
+def judge(given: object, *names: str) -> None:
+    """Check it as what is called with so many arguments, `batch` alone if left out."""
+    takes(*names or ("batch",))(None, fields(Given).handler, given)
+
+
+def plain(_batch: object) -> None:
+    """Fits."""
+
+
+async def later(_batch: object) -> None:
+    """Fits, too."""
+
+
+def generator(_batch: object) -> Iterator[None]:
+    """Does nothing when it is called."""
+    yield
+
+
+async def async_generator(_batch: object) -> AsyncIterator[None]:
+    """Does nothing when it is called, either."""
+    yield
+
+
+class GeneratorObject:
+    """Calls that do nothing."""
+
+    def __call__(self, _batch: object) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+
+def decorated(function: Callable[..., object]) -> Callable[[object], object]:
+    """A decorator that brings one argument more."""
+
+    @wraps(function)
+    def call(batch: object) -> object:
+        return function(batch, 1)
+
+    return call
+
+
+@decorated
+def of_two(_batch: object, _number: int) -> None:
+    """Is called with one argument."""
+
+
+FITTING = [plain, later, of_two, lambda *_all: None, partial(lambda _more, _batch: None, 1), getattr, print]
+
+
+@pytest.mark.parametrize("given", FITTING)
+def test_what_can_be_called_with_a_batch_is_taken(given: Callable[..., object]) -> None:
+    """A decorated, async, partial or built-in function could not be a handler."""
+    judge(given)
+
+
+GENERATORS = [
+    generator,
+    async_generator,
+    GeneratorObject(),
+    partial(generator),
+    partial(partial(async_generator)),
+    partial(GeneratorObject()),
+]
+
+
+@pytest.mark.parametrize("given", GENERATORS)
+def test_a_generator_is_refused(given: Callable[..., object]) -> None:
+    """Every batch would fail, after the worker has begun."""
+    with pytest.raises(ValueError, match=r"^handler: a generator does nothing when it is called"):
+        judge(given)
+
+
+def test_what_does_not_fit_is_refused_with_the_words_for_what_it_is_given() -> None:
+    """Every call would fail, after the worker has begun."""
+    with pytest.raises(ValueError, match=r"^handler: 7 cannot be called$"):
+        judge(7)
+    with pytest.raises(ValueError, match=r"^handler: it is called with \(batch\), and .*: too many positional"):
+        judge(lambda: None)
+    with pytest.raises(ValueError, match=r"^handler: it is called with \(happening, holding\), and .*: missing a"):
+        judge(lambda _one, _two, _three: None, "happening", "holding")
+    with pytest.raises(ValueError, match=r"^handler: .*: too many positional arguments$"):
+        judge(lambda _one: None, "happening", "holding")
+    judge(lambda _one, _two: None, "happening", "holding")
+
+
+@pytest.mark.parametrize("made", [generator, async_generator])
+def test_a_generator_as_an_answer_is_told_from_a_value(made: Callable[..., object]) -> None:
+    """Whoever wrote `yield` by mistake would search for a value that is returned."""
+    fault = fault_of(made(None))
+    says = "it returned a generator, which has done nothing yet: use a plain or an async function"
+    assert (type(fault), str(fault)) == (Unhandled, says)
+
+
+def test_none_alone_says_that_a_batch_is_done() -> None:
+    """A handler that answers False for a failure would be checkpointed."""
+    assert fault_of(None) is None
+    fault = fault_of(False)
+    says = "it returned a value (bool): None says that the batch is done, nothing else does"
+    assert (type(fault), str(fault)) == (Unhandled, says)
+
+
+def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
+    """Python would warn of it wherever it is collected."""
+    left = later(None)
+    assert str(fault_of(left)).startswith("it returned a value (coroutine): ")
+    assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(SystemExit(3), Ending), (KeyboardInterrupt(), Ending), (GeneratorExit(), Unhandled)], ids=repr
+)
+def test_what_is_no_exception_becomes_one_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
+    """The policy for failed batches would not see it, or a call that asks for the end would be tried again."""
+    fault = fault_from(error)
+    assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {error!r}", error)
+
+
+def test_an_exception_stays_as_it_is() -> None:
+    """A dead letter would be given another error than the handler's."""
+    error = OSError("no disk")
+    assert fault_from(error) is error
+
+
+def test_a_complaint_says_what_went_wrong_and_where() -> None:
+    """The log would not say which records to look for; or it would tell the text of a user's exception twice."""
+    assert complaint(OSError("x"), "records 1 to 2") == "its handler raised OSError on records 1 to 2"
+    assert complaint(Unhandled("it is odd"), "records 1 to 2") == "its handler failed on records 1 to 2: it is odd"
+
+
+def test_the_traceback_is_that_of_what_the_handler_raised() -> None:
+    """The log would show the worker's own lines in place of the user's, or a traceback where there is none."""
+    error, odd = OSError("x"), GeneratorExit()
+    assert raised(error) is error
+    assert raised(fault_from(odd)) is odd
+    assert raised(Unhandled("it returned a value")) is None

@@ -1,0 +1,298 @@
+"""What of a stream belongs to a slice, and when a shard of it is read."""
+
+from typing import cast
+
+import pytest
+from attrs import define
+from virtual_fleet import FaultyStore
+
+from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords
+from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE, Slice, SliceReader
+from leasehold.adapters.sources.protocol import Batch, Reader, Record, Settled, SourceUnavailable
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.protocol import Done, Listing, Malformed, StoreError
+from leasehold.stores.writes import ClaimLease, CreateLease
+
+SINCE, UNTIL = 1_000_000, 1_060_000
+CUT = Slice(at_timestamp(SINCE), UNTIL)
+
+
+def record(number: int, seconds: float) -> Record:
+    """A record that arrived so many seconds after the slice began."""
+    return Record(b"%d" % number, str(number), arrived=SINCE / 1000 + seconds)
+
+
+@define
+class Timed(ListSource):
+    """A stream whose clock the test sets; a time as the start is the place behind all that arrived before it."""
+
+    now: float = UNTIL / 1000 + 60
+    tells_last: bool = False
+
+    def settled(self, lease: Lease, until: float) -> Settled | None:
+        """As a service says: by its clock alone, or by its last record."""
+        if self.now < until:
+            return None
+        rows = self.shelves[lease.key].records
+        if not self.tells_last:
+            return Settled()
+        return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """From just after the record, or from the time."""
+        reader = cast("ListReader", super().open(lease, start))
+        if start.sequence == "AT_TIMESTAMP":
+            rows = self.shelves[lease.key].records
+            early = (at for at, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
+            reader.at = max(early, default=0)
+        return reader
+
+
+def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
+    """The numbers of the records that a reader of the slice brings, and whether it ends."""
+    reader = CUT.source(source).open(Lease("s-0"), start)
+    found: list[int] = []
+    for _ in range(100):
+        batch = reader.read()
+        found += [int(each.sequence_number) for each in batch.records]
+        if batch.ended:
+            return found, True
+    return found, False
+
+
+def test_times_that_do_not_quite_rise_lose_nothing() -> None:
+    """Without it a record that arrived in time would be left out for one before it that did not."""
+    rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
+    assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
+    assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
+    early = Timed(shelves={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])})
+    assert read_to_the_end(early, CUT.begin) == ([1, 3], True)
+
+
+def test_a_shard_does_not_end_before_the_time_is_over() -> None:
+    """Without it records that arrive meanwhile would be left out."""
+    source = Timed(shelves={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
+    assert read_to_the_end(source) == ([1], False)
+    source.now = UNTIL / 1000
+    assert read_to_the_end(source) == ([1], True)
+
+
+def test_a_shard_that_is_read_to_its_last_record_ends_when_it_is_opened_again() -> None:
+    """Without it a restarted worker would wait for a record that never comes."""
+    source = Timed(shelves={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
+    assert read_to_the_end(source, Position("1")) == ([], True)
+
+
+def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> None:
+    """Without it what arrived between the reading and the look at the clock would be left out."""
+
+    class Late(Timed):
+        def open(self, lease: Lease, start: Position) -> Reader:
+            reader, source = super().open(lease, start), self
+
+            class Moving:
+                def read(self) -> Batch:
+                    batch = reader.read()
+                    source.now = UNTIL / 1000 + 1  # the time is over once this reading has been answered
+                    return batch
+
+                def close(self) -> None:
+                    reader.close()
+
+            return Moving()
+
+    source = Late(shelves={"s-0": ShardRecords([])}, now=0.0)
+    reader = CUT.source(source).open(Lease("s-0"), TRIM_HORIZON)
+    assert [reader.read().ended for _ in range(2)] == [False, True]
+
+
+def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
+    """Without it the records of that reading would be lost."""
+
+    @define
+    class Down(Timed):
+        fails: int = 1
+
+        def settled(self, lease: Lease, until: float) -> Settled | None:
+            self.fails -= 1
+            if self.fails >= 0:
+                raise SourceUnavailable("not now")
+            return super().settled(lease, until)
+
+    reader = CUT.source(Down(shelves={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
+    with pytest.raises(SourceUnavailable):
+        reader.read()
+    assert len(reader.read().records) == 1
+    assert isinstance(reader, SliceReader)
+
+
+@pytest.mark.parametrize("since", [LATEST, SHARD_END, Position("7"), at_timestamp(UNTIL)])
+def test_a_slice_has_a_beginning_and_an_end(since: Position) -> None:
+    """Without it a slice could be empty, or another for each worker."""
+    with pytest.raises(ValueError, match="slice: it begins"):
+        Slice(since, UNTIL)
+
+
+@pytest.mark.parametrize("note", [(), ((NOTE, "0..5"),)])
+def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...]) -> None:
+    """Without it a slice would finish the leases of a group that goes on."""
+    store = FaultyStore()
+    placed(store, Lease("s-0", notes=note))
+    with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
+        CUT.store(store)
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    """Without it a worker would run for ever."""
+    with pytest.raises(ValueError, match="this source does not tell"):
+        CUT.source(ListSource())
+
+
+@pytest.mark.parametrize(("since", "until"), [(TRIM_HORIZON, 1), (at_timestamp(UNTIL - 1), UNTIL)])
+def test_a_slice_may_begin_with_the_oldest_record_or_a_moment_before_its_end(since: Position, until: int) -> None:
+    """A stream could not be read from its beginning."""
+    assert Slice(since, until).since == since
+
+
+def test_an_empty_slice_from_the_oldest_record_is_refused() -> None:
+    """A worker would end at once and say that all is read."""
+    with pytest.raises(ValueError, match="no earlier than it ends"):
+        Slice(TRIM_HORIZON, 0)
+
+
+def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, ended: bool = False) -> Batch:
+    """A reading of records that arrived at these times, from this number on."""
+    rows = tuple(Record(b"", str(first + at), arrived=time) for at, time in enumerate(arrived))
+    return Batch(rows, None, behind, 0.0, ended)
+
+
+@pytest.mark.parametrize("times", [(), (None,), (1000.0, 1059.9), (1000.0, None)])
+def test_a_reading_that_is_all_within_the_slice_stays_as_it_is(times: tuple[float | None, ...]) -> None:
+    """Every reading would be taken apart record by record."""
+    read = batch(*times)
+    assert CUT.within(read) is read
+
+
+@pytest.mark.parametrize("outside", [999.9, 1060.0])
+def test_what_arrived_before_or_after_is_left_out(outside: float) -> None:
+    """Two slices side by side would both hand it over."""
+    read = batch(1000.0, outside, None)
+    kept = CUT.within(read)
+    assert (kept.records, kept.end) == ((read.records[0], read.records[2]), Position("3"))
+
+
+@define
+class Scripted:
+    """A source and its reader that answer as told."""
+
+    answers: list[Batch]
+    settles: list[Settled | None]
+    asked: list[tuple[Lease, float]]
+
+    def settled(self, lease: Lease, until: float) -> Settled | None:
+        """The next answer."""
+        self.asked.append((lease, until))
+        return self.settles.pop(0)
+
+    def read(self) -> Batch:
+        """The next reading."""
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.answers.clear()
+
+
+def ends(settled: Settled | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
+    """After which of these readings the shard has ended."""
+    script = Scripted(list(read), [settled] * len(read), [])
+    reader = SliceReader(script, script, Lease("s-0"), CUT, start)
+    return [reader.read().ended for _ in read]
+
+
+EMPTY = batch(behind=0.0)
+SEVEN = Settled(Position("7"))
+
+
+@pytest.mark.parametrize(
+    ("settled", "read", "ended"),
+    [
+        (None, EMPTY, False),
+        (None, batch(ended=True), True),
+        (None, batch(1064.9), False),
+        (None, batch(1065.0), True),
+        (None, batch(None), False),
+        (Settled(), EMPTY, True),
+        (Settled(), batch(behind=1.0), False),
+        (Settled(), batch(behind=None), False),
+        (Settled(), batch(1001.0, behind=0.0), False),
+        (Settled(), Batch((), Position("6"), 0.0, 0.0), False),
+        (SEVEN, EMPTY, False),
+        (SEVEN, batch(1001.0, first=6), False),
+        (SEVEN, batch(1001.0, first=7), True),
+        (SEVEN, batch(1001.0, first=8), True),
+        (Settled(Position("7"), 994.5), EMPTY, True),
+        (Settled(Position("7"), 995.0), EMPTY, False),
+    ],
+)
+def test_a_shard_ends_when_all_that_arrived_in_time_is_read(settled: Settled | None, read: Batch, ended: bool) -> None:
+    """A slice would lack its last records, or never end."""
+    assert ends(settled, read) == [ended]
+
+
+def test_what_was_read_before_counts() -> None:
+    """A shard whose last record was read before the time was over would never end."""
+    script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
+    reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
+    assert [reader.read().ended for _ in range(3)] == [False, True, True]
+    assert script.asked == [(Lease("s-0"), 1060.0)] * 2
+    script.answers.append(EMPTY)
+    reader.close()
+    assert script.answers == []
+
+
+def test_a_reader_begins_where_the_slice_does_unless_a_place_is_known() -> None:
+    """A child's oldest records would be read from before the slice, or a restart read all of it again."""
+    source = Timed(shelves={"s-0": ShardRecords([])})
+    for start in (TRIM_HORIZON, LATEST, Position("7")):
+        CUT.source(source).open(Lease("s-0"), start)
+    assert source.opened == [("s-0", CUT.begin), ("s-0", CUT.begin), ("s-0", Position("7"))]
+
+
+def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
+    """The leases of two slices would be taken for each other's, or a note of somebody else be lost."""
+    store = FaultyStore()
+    cut = CUT.store(store)
+    cut.write(CreateLease(Lease("s-0", notes=(("z", "1"), ("a", "2")))))
+    assert store.row("s-0").notes == (("a", "2"), (NOTE, CUT.note), ("z", "1"))
+    assert isinstance(cut.write(ClaimLease(store.row("s-0"), "w-1")), Done)
+    assert store.row("s-0").owner == "w-1"
+    assert CUT.store(store).list().leases == store.list().leases
+
+
+@pytest.mark.parametrize(
+    ("notes", "says"),
+    [
+        ((), "slice: its table holds leases of another group (s-0); give it a table of its own"),
+        (((NOTE, "0..5"),), "slice: its table holds leases of another slice (s-0); give it a table of its own"),
+    ],
+)
+def test_whose_the_leases_of_a_table_are_is_said(notes: tuple[tuple[str, str], ...], says: str) -> None:
+    """The user would not know whether to finish the other slice, or to name another table."""
+    store = FaultyStore()
+    placed(store, Lease("s-0", notes=notes))
+    with pytest.raises(ValueError, match=r"^slice: its table") as refused:
+        CUT.store(store)
+    assert str(refused.value) == says
+
+
+def test_a_table_with_an_unreadable_row_is_refused() -> None:
+    """That row may be another group's."""
+
+    class Damaged(FaultyStore):
+        def list(self) -> Listing:
+            return Listing((), (Malformed("s-9", "x", "it is odd"),))
+
+    with pytest.raises(StoreError, match=r"^slice: row s-9 of its table cannot be read"):
+        CUT.store(Damaged())

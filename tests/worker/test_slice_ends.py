@@ -1,0 +1,288 @@
+"""When a worker of a slice ends, and what it says that it did: without a stream, and without a worker's threads."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+from virtual_fleet import Clock, FaultyStore
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
+from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.slices.running import SliceVerdict, is_read, run_slice, run_until
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
+from leasehold.stores.contract.actors import placed
+from leasehold.stores.protocol import Listing, Malformed
+
+RUNNING = "leasehold.adapters.reading.slices.running"
+WAIT = 10.0
+SOON = 0.001
+
+
+@define
+class Run:
+    """In place of a runner: what it does is the test's, and it ends when it is told, or by itself."""
+
+    does: Callable[["Run"], None] = lambda _run: None
+    given: dict[str, Any] = field(factory=dict)
+    stopped: threading.Event = field(factory=threading.Event)
+    stops: int = 0
+
+    def run(self) -> None:
+        """Do it."""
+        self.does(self)
+
+    def stop(self) -> None:
+        """Note it."""
+        self.stops += 1
+        self.stopped.set()
+
+    def __call__(self, worker: Worker, handling: Handling, **more: object) -> "Run":
+        """Made with these."""
+        self.given = {"worker": worker, "handling": handling, **more}
+        return self
+
+
+def until_stopped(run: Run) -> None:
+    """Run until it is told to end."""
+    run.stopped.wait(WAIT)
+
+
+def until_looked(looking: threading.Event) -> Run:
+    """A run that ends by itself once somebody looks whether it is over."""
+
+    def wait(_run: Run) -> None:
+        looking.wait(WAIT)
+
+    return Run(wait)
+
+
+def ran(run: Run, over: Callable[[], bool], **seconds: float) -> bool:
+    """Whether that was over before the run ended."""
+    runner: Any = run
+    return run_until(runner, over, **{"look_seconds": SOON, **seconds})
+
+
+def test_a_run_is_stopped_once_at_the_first_look_that_finds_it_over() -> None:
+    """A worker would go on for ever, or end before the slice is read."""
+    looks, names, run = [False, False, True], set[tuple[str, bool]](), Run(until_stopped)
+
+    def over() -> bool:
+        names.add((threading.current_thread().name, threading.current_thread().daemon))
+        return looks.pop(0)
+
+    assert ran(run, over) is True
+    assert (looks, run.stops, names) == ([], 1, {("leasehold-slice", True)})
+
+
+def test_a_run_that_ends_before_is_not_over() -> None:
+    """A worker that a signal ended would say that all is read."""
+    assert ran(Run(), lambda: True, look_seconds=WAIT) is False
+
+
+def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
+    """A worker that is told to end while its table does not answer would not."""
+    looking, let_go, looked = threading.Event(), threading.Event(), threading.Event()
+
+    def over() -> bool:
+        looking.set()
+        let_go.wait(WAIT)
+        looked.set()
+        return False
+
+    assert ran(until_looked(looking), over, drain_seconds=SOON) is False
+    assert not looked.is_set()
+    let_go.set()
+    assert looked.wait(WAIT)
+
+
+def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
+    """Whoever is told to end as the last shard ends would be started once more for nothing."""
+    looking = threading.Event()
+
+    def over() -> bool:
+        looking.set()
+        return True
+
+    assert ran(until_looked(looking), over) is True
+
+
+def handed(count: int) -> Any:  # noqa: ANN401  no more than is counted
+    """A batch of so many records."""
+
+    @define
+    class Handed:
+        records: tuple[int, ...] = tuple(range(count))
+
+    return Handed()
+
+
+def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
+    """What a slice says of a run that calls the callables of this handling so."""
+
+    def do(run: Run) -> None:
+        does(run.given["handling"])
+        until_stopped(run)
+
+    monkeypatch.setattr(f"{RUNNING}.Runner", Run(do))
+    monkeypatch.setattr(f"{RUNNING}.is_read", lambda _worker: True)
+    return run_slice(fleet().worker, handling, look_seconds=SOON)
+
+
+def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs a slice would not know what this worker did, or records that failed would count as done."""
+    got, answers = list[object](), [None, False, None]
+
+    def handle(delivery: object) -> Any:  # noqa: ANN401  handlers of users return anything
+        got.append(delivery)
+        return answers.pop(0)
+
+    batches = [handed(2), handed(10), handed(3)]
+    replies = list[object]()
+
+    def does(handling: Handling) -> None:
+        assert handling.dead_letter is None
+        replies.extend(handling.handler(each) for each in batches)
+
+    assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
+    assert (got, replies) == (batches, [None, False, None])
+
+
+def test_what_is_awaited_counts_when_it_has_ended_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of async handlers would count before they are done, or not at all."""
+    answers = [None, False, None]
+
+    async def handle(_delivery: object) -> Any:  # noqa: ANN401  handlers of users return anything
+        if not answers:
+            raise ZeroDivisionError
+        return answers.pop(0)
+
+    replies = list[object]()
+
+    def does(handling: Handling) -> None:
+        for count in (2, 10, 3):
+            waiting: Any = handling.handler(handed(count))
+            with pytest.raises(StopIteration) as end:
+                waiting.send(None)
+            replies.append(end.value.value)
+        failing: Any = handling.handler(handed(20))
+        with pytest.raises(ZeroDivisionError):
+            failing.send(None)
+
+    assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
+    assert replies == [None, False, None]
+
+
+def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that went to the dead letter would count as handled; or the user's own observer hear nothing."""
+    told, buried, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
+    handling = Handling(
+        lambda _batch: None,
+        dead_letter=lambda batch, fault: buried.append((batch, fault)),
+        observer=lambda happening, holding: told.append((happening, holding)),
+    )
+    batches, holding = [handed(1), handed(1)], object()
+
+    def does(counted: Handling) -> None:
+        assert counted.dead_letter is not None
+        for each in batches:
+            assert counted.dead_letter(each, error) is None
+        happens: Any = counted.observer
+        for happening in ("initialize", "shard-ended", "shard-ended", "shard-ended", "stopped"):
+            happens(happening, holding)
+
+    assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
+    assert buried == [(each, error) for each in batches]
+    assert {who for _, who in told} == {holding}
+    assert [what for what, _ in told] == ["initialize", *["shard-ended"] * 3, "stopped"]
+
+
+def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits of time and memory would be others than the user's."""
+    run, worker, meter, looked, begun = Run(until_stopped), fleet().worker, object(), list[Worker](), list[float]()
+
+    def is_over(who: Worker) -> bool:
+        looked.append(who)
+        return True
+
+    def until(runner: Any, over: Callable[[], bool], *, drain_seconds: float, look_seconds: float) -> bool:  # noqa: ANN401
+        assert runner is run
+        begun.extend((drain_seconds, look_seconds))
+        return over()
+
+    monkeypatch.setattr(f"{RUNNING}.Runner", run)
+    monkeypatch.setattr(f"{RUNNING}.is_read", is_over)
+    monkeypatch.setattr(f"{RUNNING}.run_until", until)
+    handling, odd = Handling(lambda _batch: None, attempts=7), {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9}
+    asked: dict[str, Any] = {**odd, "look_seconds": 0.5}
+    assert run_slice(worker, handling, **asked).finished
+    assert (looked, begun) == ([worker], [3.0, 0.5])
+    given = run.given.pop("handling")
+    assert run.given == {"worker": worker, **odd}
+    assert evolve(handling, handler=given.handler, observer=given.observer) == given
+
+
+@define
+class Table:
+    """A table and a stream of two shards, the second of which has a parent."""
+
+    store: FaultyStore = field(factory=FaultyStore)
+    source: ListSource = field(factory=ListSource)
+
+    @property
+    def worker(self) -> Worker:
+        """It looks."""
+        config = Config(initial_position=TRIM_HORIZON)
+        return Worker(store=self.store, source=self.source, me="a", config=config, clock=Clock())
+
+    def end(self, *names: str) -> None:
+        """Leases of these shards that are finished."""
+        for name in names:
+            placed(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
+
+
+def fleet() -> Table:
+    """A stream whose only shard is split."""
+    table = Table()
+    table.source.listed = [shard("p", 0, 9, open=False), shard("q", 0, 9, "p")]
+    return table
+
+
+def test_a_slice_is_read_when_each_shard_has_a_lease_that_is_finished() -> None:
+    """A worker would end before the children are read, or never."""
+    table = fleet()
+    assert not is_read(table.worker), "a table without leases is one that nobody has begun"
+    table.end("p")
+    assert not is_read(table.worker), "the child has none yet"
+    table.end("q")
+    assert is_read(table.worker) is True
+    assert is_read(table.worker, lambda lease: lease.key == "q") is False
+    table.source.listed.append(shard("r", 10, 19))
+    placed(table.store, Lease("r", hash_range=(10, 19)))
+    assert not is_read(table.worker), "one is not finished"
+    assert is_read(table.worker, lambda _lease: True)
+
+
+def test_what_is_not_known_is_not_read() -> None:
+    """A store or a source that does not answer would end all workers of the slice."""
+    table = fleet()
+    table.end("p", "q")
+    table.source.down = True
+    assert is_read(table.worker) is False
+    table.source.down, table.store.down = False, True
+    assert is_read(table.worker) is False
+
+
+def test_a_row_that_cannot_be_read_may_be_unfinished() -> None:
+    """A damaged row's shard would be left out of the slice."""
+
+    class Damaged(FaultyStore):
+        def list(self) -> Listing:
+            return evolve(super().list(), malformed=(Malformed("s-9", "x", "it is odd"),))
+
+    table = evolve(fleet(), store=Damaged())
+    table.end("p", "q")
+    assert is_read(table.worker) is False
