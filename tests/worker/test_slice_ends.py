@@ -1,5 +1,6 @@
 """When a worker of a slice ends, and what it says that it did: without a stream, and without a worker's threads."""
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -286,3 +287,18 @@ def test_a_row_that_cannot_be_read_may_be_unfinished() -> None:
     table = evolve(fleet(), store=Damaged())
     table.end("p", "q")
     assert is_read(table.worker) is False
+
+
+def test_a_signal_stops_the_run_before_it_is_over() -> None:
+    """A worker of a slice could not be ended in good order."""
+    run = Run(lambda _run: signal.raise_signal(signal.SIGTERM))
+    assert ran(run, lambda: True, look_seconds=WAIT) is False
+    assert run.stops == 1
+
+
+def test_a_lease_of_the_asking_worker_whose_shard_is_gone_leaves_its_children_to_be_read() -> None:
+    """A worker would end while the children of a shard that the stream has dropped have no leases."""
+    table = fleet()
+    table.source.listed = [shard("q", 0, 9, "p")]
+    placed(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))
+    assert is_read(table.worker, lambda _lease: True) is False

@@ -1,0 +1,306 @@
+"""Places that letters are kept in: a folder, a bucket and a stream, by their URLs; without a service."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+from botocore.exceptions import ClientError, NoRegionError
+from test_one_letter import FULL, RECORD, batch
+
+from leasehold.adapters.reading.letters.boxes import (
+    DeadLetters,
+    FolderBox,
+    dead_letters,
+    open_letters,
+    open_stream,
+)
+from leasehold.adapters.reading.letters.letter import LetterError, letter_of
+from leasehold.adapters.reading.letters.objects import ObjectBox
+from leasehold.adapters.reading.letters.stream import StreamBox
+from leasehold.stores.protocol import StoreError
+
+LETTERS = "leasehold.adapters.reading.letters"
+
+
+def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter would say that it was buried by another group, or long ago."""
+    monkeypatch.setattr(f"{LETTERS}.boxes.time", SimpleNamespace(time=lambda: 0.008))
+    put, closed = list[object](), list[bool]()
+    box: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
+    letters = DeadLetters(box, stream="orders", table="t")
+    letters(batch(""), ValueError("poison"))
+    DeadLetters(box)(batch(""), ValueError("poison"))
+    letters.close()
+    once = evolve(FULL, attempts=3)
+    assert (put, closed) == ([once, evolve(once, stream="", table="")], [True])
+
+
+def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loses power would lose the letter, behind whose record the checkpoint is."""
+    synced = list[tuple[int, bytes | None]]()
+
+    def sync(number: int) -> None:
+        file = Path(f"/proc/self/fd/{number}").resolve()
+        synced.append((os.fstat(number).st_ino, None if file.is_dir() else file.read_bytes()))
+
+    monkeypatch.setattr("os.fsync", sync)
+    box = FolderBox(tmp_path)
+    box.put(FULL)
+    (file,) = tmp_path.iterdir()
+    folder = (tmp_path.stat().st_ino, None)
+    assert (file.name, file.read_bytes()) == (FULL.name, FULL.line)
+    assert synced == [(file.stat().st_ino, FULL.line), folder]
+    box.remove(FULL.name)
+    assert synced[2:] == [folder]
+    box.remove(FULL.name)
+    box.close()
+
+
+def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Each attempt would leave half a letter."""
+    (tmp_path / FULL.name).mkdir()
+    with pytest.raises(LetterError, match=r"^no letter could be written: "):
+        FolderBox(tmp_path).put(FULL)
+    assert [each.name for each in tmp_path.iterdir()] == [FULL.name]
+    with pytest.raises(LetterError, match=r"^a letter could not be read: "):
+        FolderBox(tmp_path).get(FULL.name)
+    with pytest.raises(LetterError, match=r"^a letter could not be removed: "):
+        FolderBox(tmp_path).remove(FULL.name)
+
+
+def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
+    """A replay would end with a traceback, or say that there are no letters."""
+    gone = FolderBox(tmp_path / "gone")
+    with pytest.raises(LetterError, match=r"^no letter could be written: "):
+        gone.put(FULL)
+    with pytest.raises(LetterError, match=r"^no letters could be listed: "):
+        gone.names()
+    with pytest.raises(LetterError, match=r"^a letter could not be removed: "):
+        gone.remove("x")
+    assert gone.get("x") is None
+
+
+def test_unfinished_letters_are_not_listed(tmp_path: Path) -> None:
+    """A replay would hand over half a letter."""
+    (tmp_path / ".half.unfinished").touch()
+    (tmp_path / "a.json").touch()
+    assert FolderBox(tmp_path).names() == ("a.json",)
+
+
+def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tmp_path: Path) -> None:
+    """A typing error in a replay would find nothing to do, in a new folder."""
+    place = tmp_path / "a" / "b"
+    with pytest.raises(LetterError, match=r"^there is no folder "):
+        open_letters(f"file://{place}")
+    for _ in range(2):
+        dead_letters(f"file://{place}", stream="orders", table="t")(batch(""), ValueError("poison"))
+    letters = open_letters(f"file://{place}")
+    (name,) = letters.names()
+    assert name == FULL.name
+    assert evolve(letter_of(letters.get(name) or b""), time_ms=8) == evolve(FULL, attempts=3)
+    (tmp_path / "file").touch()
+    with pytest.raises(LetterError, match=r"^letters cannot be kept there: "):
+        dead_letters(f"file://{tmp_path}/file")
+
+
+@define
+class Bucket:
+    """In place of S3's objects."""
+
+    made: list[tuple[str, str | None, str | None]] = field(factory=list)
+    there: dict[str, bytes] = field(factory=dict)
+    absent: bool = False
+    closed: bool = False
+
+    def __call__(self, bucket: str, *, region: str | None, endpoint: str | None) -> "Bucket":
+        """Opened by its name."""
+        self.made.append((bucket, region, endpoint))
+        return self
+
+    def missing(self) -> bool:
+        """As told."""
+        return self.absent
+
+    def put_body(self, name: str, body: bytes) -> None:
+        """Keep it."""
+        self.there[name] = body
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """Those that begin so."""
+        if self.closed:
+            raise StoreError("the bucket is closed")
+        return tuple(name for name in self.there if name.startswith(prefix))
+
+    def body(self, name: str) -> bytes | None:
+        """The one of this name."""
+        return self.there.get(name)
+
+    def remove(self, name: str) -> None:
+        """Without it."""
+        self.there.pop(name, None)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """An empty bucket, whatever its name."""
+    made = Bucket()
+    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("place", "prefix"), [("b", ""), ("b/", ""), ("b//", ""), ("b/p", "p/"), ("b/p//", "p/"), ("b//p/q", "/p/q/")]
+)
+def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
+    """Two groups would read each other's letters, or a replay none."""
+    bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
+    strange = dict(bucket.there)
+    box = open_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")
+    box.put(FULL)
+    assert bucket.there == {**strange, f"{prefix}{FULL.name}": FULL.line}
+    assert (box.names(), box.get(FULL.name), box.get("x")) == ((FULL.name,), FULL.line, None)
+    box.remove(FULL.name)
+    assert bucket.there == strange
+    box.close()
+    with pytest.raises(LetterError, match=r"^the bucket is closed$"):
+        box.names()
+    assert bucket.made == [("b", "eu-west-1", "http://h:1")]
+    assert isinstance(box, ObjectBox)
+
+
+def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None:
+    """The first record that fails would find it out."""
+    bucket.absent = True
+    with pytest.raises(LetterError, match=r"^there is no bucket 'b'$"):
+        dead_letters("s3://b/p")
+    assert bucket.made == [("b", None, None)]
+    with pytest.raises(ValueError, match=r"^letters URL: s3:// wants bucket/prefix$"):
+        dead_letters("s3:///p")
+
+
+@define
+class Kinesis:
+    """In place of a client of Kinesis."""
+
+    made: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
+    puts: list[dict[str, object]] = field(factory=list)
+    asked: list[str] = field(factory=list)
+    code: str = ""
+    closed: bool = False
+
+    def __call__(self, *names: str, **options: object) -> "Kinesis":
+        """Made by boto3."""
+        if self.code == "NoRegion":
+            raise NoRegionError
+        self.made.append((names, options))
+        return self
+
+    def _answer(self, operation: str) -> None:
+        if self.code:
+            raise ClientError({"Error": {"Code": self.code, "Message": "odd"}}, operation)
+
+    def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's own word
+        """Whether there is one."""
+        self.asked.append(StreamName)
+        self._answer("DescribeStreamSummary")
+
+    def put_record(self, **record: object) -> None:
+        """Take it."""
+        self._answer("PutRecord")
+        self.puts.append(record)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+@pytest.fixture
+def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
+    """In place of the service."""
+    made = Kinesis()
+    monkeypatch.setattr("boto3.client", made)
+    return made
+
+
+def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesis: Kinesis) -> None:
+    """A record would come back to another shard than the one it came from."""
+    box = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
+    plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
+    for each in (FULL, plain):
+        box.put(each)
+        box.put_back(each)
+    name = {"StreamName": "orders"}
+    assert kinesis.puts == [
+        {**name, "Data": FULL.line, "PartitionKey": "k"},
+        {**name, "Data": b"d", "PartitionKey": "k", "ExplicitHashKey": "9"},
+        {**name, "Data": plain.line, "PartitionKey": "l-0"},
+        {**name, "Data": b"d", "PartitionKey": "l-0"},
+    ]
+    box.close()
+    ((names, options),) = kinesis.made
+    config = options.pop("config")
+    assert (names, options) == (("kinesis",), {"region_name": "eu-west-1", "endpoint_url": "http://h:1"})
+    assert (config.connect_timeout, config.read_timeout) == (5, 10)
+    assert config.retries == {"mode": "standard", "total_max_attempts": 5}
+    assert (kinesis.closed, kinesis.asked, isinstance(box, StreamBox)) == (True, ["orders"], True)
+
+
+def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> None:
+    """The handler's shard would go on behind a record that lies nowhere."""
+    letters = dead_letters("kinesis://orders")
+    kinesis.code = "ProvisionedThroughputExceededException"
+    with pytest.raises(LetterError, match=r"^Kinesis asks to slow down on stream 'orders': Prov"):
+        letters(batch(), ValueError())
+
+
+def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_is_taken(kinesis: Kinesis) -> None:
+    """The first record that fails would find it out; or rights to write would not be enough."""
+    kinesis.code = "ResourceNotFoundException"
+    with pytest.raises(LetterError, match=r"^there is no stream 'orders'$"):
+        dead_letters("kinesis://orders")
+    kinesis.code = "AccessDeniedException"
+    assert open_stream("kinesis://orders").missing() is False
+    kinesis.code = "NoRegion"
+    with pytest.raises(LetterError, match=r"^no region for stream 'orders': "):
+        open_stream("kinesis://orders")
+
+
+@pytest.mark.parametrize("name", ["", "a,b", "a/b"])
+def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
+    """A name that no stream has would be asked for."""
+    with pytest.raises(ValueError, match=r"^letters URL: kinesis:// wants the name of one stream$"):
+        open_stream(f"kinesis://{name}")
+    assert kinesis.made == []
+
+
+def test_what_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user would not know which of the URLs is wrong."""
+    with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
+        open_letters("kinesis://orders")
+    with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):
+        open_stream("file://x")
+    with pytest.raises(ValueError, match=r"^letters URL: it names no folder"):
+        open_letters("file://")
+    bad = "endpoint=nothing"
+    with pytest.raises(ValueError, match=r"^dead letter URL: option 'endpoint' wants"):
+        dead_letters(f"s3://b?{bad}")
+    with pytest.raises(ValueError, match=r"^letters URL: option 'endpoint' wants"):
+        open_letters(f"s3://b?{bad}")
+    with pytest.raises(ValueError, match=r"^stream URL: option 'endpoint' wants"):
+        open_stream(f"kinesis://b?{bad}")
+    with pytest.raises(ValueError, match=r"^dead letter URL: unknown scheme 'x'"):
+        dead_letters("x://y")
+
+    def absent(_name: str) -> None:
+        raise ModuleNotFoundError("no boto3", name="boto3")
+
+    monkeypatch.setattr("leasehold.stores.schemes.import_module", absent)
+    with pytest.raises(LetterError, match=r"^this dead letter needs boto3; install leasehold\[aws\]$"):
+        dead_letters("s3://b")

@@ -1,0 +1,141 @@
+"""One dead letter: its fields, what is left out of them, and what is no letter."""
+
+import base64
+import json
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.reading.handlers.answers import Unhandled, fault_from
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.letters.letter import (
+    TEXT_MOST,
+    WHOLE_MOST,
+    BadLetter,
+    Letter,
+    letter_for,
+    letter_of,
+    place_of,
+    reburied,
+)
+from leasehold.adapters.reading.letters.replaying import LetterHolding
+from leasehold.adapters.sources.protocol import Record
+
+RECORD = Record(b"d", "7", 3, partition_key="k", explicit_hash_key="9", arrived=1.5, token="12")  # noqa: S106  an offset
+FULL = Letter("t", "orders", "s-0", "l-0", RECORD, "ValueError", "poison", 5, "w-1", 8)
+
+
+def said(**fields: object) -> bytes:
+    """A letter as somebody wrote it: what it needs, and these."""
+    needed = {"shard": "s", "lease": "l", "sequence_number": "7", "data": base64.b64encode(b"d").decode()}
+    return json.dumps(needed | fields).encode()
+
+
+def test_a_letter_is_read_as_it_was_written() -> None:
+    """What is replayed would not be what had failed."""
+    assert letter_of(FULL.line) == FULL
+    none = evolve(FULL, record=Record(b"", "0"))
+    assert letter_of(none.line) == none
+
+
+def test_a_letter_needs_little() -> None:
+    """A letter that another program wrote could not be handed over."""
+    assert letter_of(said()) == Letter("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
+
+
+@pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
+def test_what_a_letter_needs_is_asked_for_by_name(field: str) -> None:
+    """A record would be handed over as one of another shard, or as an empty one."""
+    told = json.loads(said())
+    del told[field]
+    with pytest.raises(BadLetter, match=rf"^{field}: it is missing$"):
+        letter_of(json.dumps(told).encode())
+
+
+@pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])
+def test_what_is_not_json_is_no_letter(line: bytes) -> None:
+    """One damaged letter would end a replay."""
+    with pytest.raises(BadLetter, match=r"^it is not JSON$"):
+        letter_of(line)
+
+
+@pytest.mark.parametrize("line", [b"[]", b"7", b"null"])
+def test_what_is_no_object_is_no_letter(line: bytes) -> None:
+    """One damaged letter would end a replay."""
+    with pytest.raises(BadLetter, match=r"^it is no object$"):
+        letter_of(line)
+
+
+TEXT, WHOLE = "it wants a text", "it wants a whole number"
+DECIMAL = "it wants a decimal number, as a text"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        *((name, 3, TEXT) for name in ("shard", "lease", "data", "sequence_number", "partition_key", "offset")),
+        *((name, True, TEXT) for name in ("table", "stream", "error", "text", "worker", "explicit_hash_key")),
+        *((name, "1", WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
+        *((name, True, WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
+        ("attempts", 1.0, WHOLE),
+        ("attempts", -1, f"{WHOLE} from 0 to {WHOLE_MOST - 1}"),
+        ("attempts", WHOLE_MOST, f"{WHOLE} from 0 to {WHOLE_MOST - 1}"),
+        ("sequence_number", "", DECIMAL),
+        ("sequence_number", "1a", DECIMAL),
+        ("sequence_number", "\u0663", DECIMAL),
+        ("data", "%", "it is not base64"),
+        ("data", "ZA==%", "it is not base64"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) -> None:
+    """A damaged letter would be handed over as a record that never was."""
+    with pytest.raises(BadLetter) as refused:
+        letter_of(said(**{field: value}))
+    assert str(refused.value) == f"{field}: {says}"
+
+
+@pytest.mark.parametrize("number", [0, WHOLE_MOST - 1])
+def test_whole_numbers_are_taken_up_to_the_bound(number: int) -> None:
+    """A letter of ours could not be read."""
+    assert letter_of(said(attempts=number)).attempts == number
+
+
+def test_letters_are_sorted_by_the_place_of_their_records() -> None:
+    """Records of one key would overtake each other."""
+    assert place_of(FULL.name) == (7, 3, FULL.name)
+    assert place_of("notes.txt") is None
+    assert place_of(f"x{FULL.name}") is None
+
+
+def batch(stream: str = "orders") -> Delivery:
+    """The one record of a batch, at its third attempt."""
+    holding = LetterHolding.of(evolve(FULL, stream=stream))
+    return Delivery((RECORD,), RECORD.position, None, holding, None, 3)
+
+
+def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:
+    """Nobody could find the record, or mend its cause."""
+    made = letter_for(batch(), ValueError("poison"), stream="other", table="t", now=0.0084)
+    assert made == evolve(FULL, attempts=3)
+    assert letter_for(batch(""), ValueError("poison"), stream="other", table="t", now=0.0084).stream == "other"
+
+
+def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
+    """The letter would say only that something was no exception, or hide what the handler chose to raise."""
+    error = ValueError("mine")
+    error.__cause__ = OSError("disk")
+
+    def told(fault: Exception) -> tuple[str, str]:
+        made = letter_for(batch(), fault, stream="", table="", now=0.0)
+        return made.error, made.text
+
+    assert told(error) == ("ValueError", "mine")
+    assert told(fault_from(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
+    assert told(Unhandled("it returned a value")) == ("Unhandled", "it returned a value")
+    assert told(ValueError("x" * 2 * TEXT_MOST)) == ("ValueError", "x" * TEXT_MOST)
+
+
+def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
+    """The next reader would search for a cause that is mended."""
+    again = reburied(FULL, OSError("y" * 2 * TEXT_MOST), worker="r-1", now=0.0124)
+    assert again == evolve(FULL, attempts=6, error="OSError", text="y" * TEXT_MOST, worker="r-1", time_ms=12)
