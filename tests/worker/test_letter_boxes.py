@@ -156,7 +156,17 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 @pytest.mark.parametrize(
-    ("place", "prefix"), [("b", ""), ("b/", ""), ("b//", ""), ("b/p", "p/"), ("b/p//", "p/"), ("b//p/q", "/p/q/")]
+    ("place", "prefix"),
+    [
+        ("b", ""),
+        ("b/", ""),
+        ("b//", ""),
+        ("b/p", "p/"),
+        ("b/p//", "p/"),
+        ("b//p/q", "/p/q/"),
+        ("b/X", "X/"),
+        ("b/pX/", "pX/"),
+    ],
 )
 def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
     """Two groups would read each other's letters, or a replay none."""
@@ -168,10 +178,13 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
     assert (box.names(), box.get(FULL.name), box.get("x")) == ((FULL.name,), FULL.line, None)
     box.remove(FULL.name)
     assert bucket.there == strange
+    dead_letters(f"s3://{place}")(batch(""), ValueError("poison"))
+    (told,) = (letter_of(each) for name, each in bucket.there.items() if name not in strange)
+    assert (told.stream, told.table) == ("", "")
     box.close()
     with pytest.raises(LetterError, match=r"^the bucket is closed$"):
         box.names()
-    assert bucket.made == [("b", "eu-west-1", "http://h:1")]
+    assert bucket.made == [("b", "eu-west-1", "http://h:1"), ("b", None, None)]
     assert isinstance(box, ObjectBox)
 
 
@@ -283,7 +296,7 @@ def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
 def test_what_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user would not know which of the URLs is wrong."""
     with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
-        open_letters("kinesis://orders")
+        open_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):
         open_stream("file://x")
     with pytest.raises(ValueError, match=r"^letters URL: it names no folder"):

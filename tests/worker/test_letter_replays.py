@@ -1,0 +1,150 @@
+"""What becomes of each letter of a replay, by what its handler answers."""
+
+import asyncio
+from asyncio import CancelledError
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+from test_one_letter import FULL, RECORD
+
+from leasehold.adapters.reading.handlers.answers import Unhandled
+from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.letters.letter import Letter, letter_of
+from leasehold.adapters.reading.letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
+from leasehold.balancer.model import Position
+
+
+def letter(number: int) -> Letter:
+    """A letter of this record."""
+    return evolve(FULL, record=RECORD._replace(sequence_number=str(number)))
+
+
+@define
+class Folder:
+    """Letters by name, and what was done with them in order."""
+
+    there: dict[str, bytes | None] = field(factory=dict)
+    did: list[str] = field(factory=list)
+    failing: dict[str, Exception] = field(factory=dict)
+
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self.there)
+
+    def get(self, name: str) -> bytes | None:
+        """Its text."""
+        return self.there[name]
+
+    def remove(self, name: str) -> None:
+        """Note it."""
+        self.did.append(f"remove {name}")
+
+    def put(self, one: Letter) -> None:
+        """Nobody does."""
+        raise AssertionError(one)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def deliver(self, one: Letter) -> Exception | None:
+        """Note it, and fail where the test says so."""
+        self.did.append(f"deliver {one.name}")
+        return self.failing.get(one.name)
+
+    def tell(self, name: str, why: str) -> None:
+        """Note it."""
+        self.did.append(f"{name}: {why}")
+
+
+def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> None:
+    """A letter would be lost with a crash of its handler; or records of one key overtake each other."""
+    first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
+    lines: dict[str, bytes | None] = {each.name: each.line for each in (third, first, second)}
+    folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})
+    folder.failing = {second.name: ValueError("again")}
+    assert replay(folder, folder.deliver, folder.tell) == ReplayVerdict(done=2, failed=1, strange=4)
+    assert folder.did == [
+        "a.txt: it is named as no letter is",
+        "z.txt: it is named as no letter is",
+        "1-0-x-y.json: it is no letter: it is not JSON",
+        "2-0-x-y.json: it is no letter: it is not JSON",
+        f"deliver {first.name}",
+        f"remove {first.name}",
+        f"deliver {second.name}",
+        f"{second.name}: ValueError: again",
+        f"deliver {third.name}",
+        f"remove {third.name}",
+    ]
+
+
+def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
+    """The fault of this handler."""
+    with HandlerCalls(handler) as calls:
+        return calls.deliver(FULL)
+
+
+def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None:
+    """A handler that checkpoints, or asks for its shard, would fail each letter."""
+    got = list[Delivery]()
+    assert delivered(got.append) is None
+    (batch,) = got
+    assert (batch.records, batch.read_to, batch.behind_seconds, batch.attempts) == (
+        (RECORD,),
+        Position("7", 3, "12"),
+        None,
+        6,
+    )
+    assert (batch.lease, batch.shard, batch.stream, batch.worker) == ("l-0", "s-0", "orders", "w-1")
+    assert (batch.epoch, batch.lost, batch.checkpoint(RECORD)) == (None, False, True)
+    with pytest.raises(ValueError, match="this source has no columns"):
+        batch.to_arrow()
+
+
+def test_what_a_handler_answers_or_raises_is_its_fault() -> None:
+    """A letter that failed again would be removed, or end the replay."""
+    error = OSError("disk")
+
+    def raises(fault: BaseException) -> Callable[[Delivery], None]:
+        def handle(_batch: Delivery) -> None:
+            raise fault
+
+        return handle
+
+    async def awaited(_batch: Delivery) -> object:
+        return False
+
+    async def done(_batch: Delivery) -> None:
+        return None
+
+    assert delivered(raises(error)) is error
+    cancelled = delivered(raises(CancelledError("x")))
+    assert (type(cancelled), str(cancelled)) == (RuntimeError, "CancelledError('x')")
+    for answers in (awaited, lambda _batch: False):
+        fault = delivered(answers)
+        assert (type(fault), str(fault).partition(":")[0]) == (Unhandled, "it returned a value (bool)")
+    assert delivered(done) is None
+    with pytest.raises(SystemExit):
+        delivered(raises(SystemExit(3)))
+
+
+def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> None:
+    """A client that a handler keeps would belong to a loop that is gone."""
+    loops = list[asyncio.AbstractEventLoop]()
+
+    async def handle(_batch: Delivery) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    with HandlerCalls(handle) as calls:
+        assert [calls.deliver(FULL) for _ in range(2)] == [None, None]
+        assert loops[0] is loops[1]
+        assert not loops[0].is_closed()
+    assert loops[0].is_closed()
+
+
+def test_the_lease_of_a_letter_is_named_and_nobodys() -> None:
+    """A handler that asks whether it may go on would be told that its lease is lost."""
+    holding = LetterHolding.of(letter_of(FULL.line))
+    assert (holding.key, holding.lease.shard, holding.lease.stream, holding.worker) == ("l-0", "s-0", "orders", "w-1")
+    assert holding.checkpoint(Position("7")) is True

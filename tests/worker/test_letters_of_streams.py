@@ -1,0 +1,272 @@
+"""What becomes of each letter of a stream, and where its replay ends; without a stream or a worker's threads."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+from test_letter_replays import letter
+from test_one_letter import FULL
+
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.letters.letter import Letter, LetterError
+from leasehold.adapters.reading.letters.replaying import ReplayVerdict
+from leasehold.adapters.reading.letters.stream_replay import (
+    OVER_SECONDS,
+    UNKNOWN_SECONDS,
+    LetterReader,
+    LetterSource,
+    replay_stream,
+)
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+
+STREAM_REPLAY = "leasehold.adapters.reading.letters.stream_replay"
+
+
+@define
+class Stream:
+    """In place of a worker's run over a stream of letters: its batches are handed over by the test."""
+
+    runs: Callable[["Stream"], bool] = lambda _stream: True
+    put: list[Letter] = field(factory=list)
+    told: list[str] = field(factory=list)
+    delivered: list[Letter] = field(factory=list)
+    faults: list[Exception | None] = field(factory=list)
+    closed: bool = False
+    handling: Handling | None = None
+    looks: list[Callable[[], bool]] = field(factory=list)
+    finished: list[Callable[[Lease], bool]] = field(factory=list)
+    worker: Any = field(factory=lambda: SimpleNamespace(me="r-1"))
+    seconds: list[float] = field(factory=list)
+    held: bool = True
+    behind: list[Position] = field(factory=list)
+
+    def deliver(self, one: Letter) -> Exception | None:
+        """Take it, with the next fault; raise it where it says that none can be handed over."""
+        self.delivered.append(one)
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, LetterError):
+            raise fault
+        return fault
+
+    def box(self) -> Any:  # noqa: ANN401  a box
+        """Takes letters, unless it is closed."""
+
+        def put(one: Letter) -> None:
+            if self.closed:
+                raise LetterError("no such stream")
+            self.put.append(one)
+
+        return SimpleNamespace(put=put)
+
+    def hand_over(self, *lines: bytes) -> None:
+        """A batch with these texts, from 1000 on."""
+        rows = tuple(Record(line, str(1000 + at)) for at, line in enumerate(lines))
+
+        def checkpoint(position: Position) -> bool:
+            self.behind.append(position)
+            return self.held
+
+        holding: Any = SimpleNamespace(checkpoint=checkpoint)
+        assert self.handling is not None
+        self.handling.handler(Delivery(rows, rows[-1].position, None, holding))
+
+    def replay(self, monkeypatch: pytest.MonkeyPatch, now: float = 9.0084) -> ReplayVerdict:
+        """Replay it."""
+
+        def runner(worker: object, handling: Handling) -> "Stream":
+            assert worker is self.worker
+            self.handling = handling
+            return self
+
+        def run_until(run: object, over: Callable[[], bool], *, look_seconds: float) -> bool:
+            assert run is self
+            self.seconds.append(look_seconds)
+            self.looks.append(over)
+            return self.runs(self)
+
+        def is_read(worker: object, finished: Callable[[Lease], bool]) -> bool:
+            assert worker is self.worker
+            self.finished.append(finished)
+            return True
+
+        monkeypatch.setattr(f"{STREAM_REPLAY}.Runner", runner)
+        monkeypatch.setattr(f"{STREAM_REPLAY}.run_until", run_until)
+        monkeypatch.setattr(f"{STREAM_REPLAY}.is_read", is_read)
+        monkeypatch.setattr(f"{STREAM_REPLAY}.time", SimpleNamespace(time=lambda: now))
+        tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  it is one line of a log
+        return replay_stream(self.worker, self.box(), self.deliver, tell, look_seconds=0.5)
+
+
+def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter that failed again would be lost, or the user be told of another one."""
+
+    def runs(stream: Stream) -> bool:
+        stream.hand_over(letter(1).line, letter(2).line, b"mine")
+        stream.hand_over(letter(3).line, letter(4).line, b"{}")
+        return True
+
+    stream = Stream(runs, faults=[None, ValueError("again"), None, OSError("too")])
+    assert stream.replay(monkeypatch) == ReplayVerdict(done=2, failed=2, strange=2)
+    assert stream.delivered == [letter(number) for number in (1, 2, 3, 4)]
+    again = [evolve(letter(2), error="ValueError", text="again"), evolve(letter(4), error="OSError", text="too")]
+    assert stream.put == [evolve(each, attempts=6, worker="r-1", time_ms=9008) for each in again]
+    assert stream.told == [
+        "the letter at 1001: ValueError: again",
+        "the letter at 1002: it is no letter: it is not JSON",
+        "the letter at 1001: OSError: too",
+        "the letter at 1002: it is no letter: data: it is missing",
+    ]
+    assert stream.behind == [Position(str(1000 + at)) for at in (0, 1, 2, 0, 1, 2)]
+    assert stream.seconds == [0.5]
+
+
+def test_a_letter_whose_lease_is_lost_is_counted_by_whoever_has_it_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replays side by side would count it twice, and hand over what follows twice."""
+
+    def runs(stream: Stream) -> bool:
+        stream.hand_over(letter(1).line)
+        stream.held = False
+        stream.hand_over(letter(2).line, letter(3).line)
+        return True
+
+    stream = Stream(runs)
+    assert stream.replay(monkeypatch) == ReplayVerdict(done=1)
+    assert stream.delivered == [letter(1), letter(2)]
+
+
+def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be gone, or the worker's leases stay held."""
+
+    def runs(stream: Stream) -> bool:
+        with pytest.raises(SystemExit) as end:
+            stream.hand_over(letter(1).line)
+        assert end.value.code == 1
+        assert stream.behind == []
+        raise end.value
+
+    with pytest.raises(LetterError, match=r"^no such stream$"):
+        Stream(runs, faults=[ValueError()], closed=True).replay(monkeypatch)
+    unreachable = LetterError("nobody to hand it to")
+    with pytest.raises(LetterError) as broken:
+        Stream(runs, faults=[unreachable]).replay(monkeypatch)
+    assert broken.value is unreachable
+
+
+def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is told that all is replayed would remove the stream."""
+
+    def ends(_stream: Stream) -> bool:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as end:
+        Stream(ends).replay(monkeypatch)
+    assert end.value.code == 3
+    with pytest.raises(LetterError, match=r"^it was told to end before all letters were handed over"):
+        Stream(lambda _stream: False).replay(monkeypatch)
+
+
+def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of a reach
+    """A row whose owner told this at 9 s."""
+    reach = Reach(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
+    return Lease("p", owner="r-2", notes=((NOTE, reach.note),))
+
+
+@pytest.mark.parametrize(
+    ("row", "over"),
+    [
+        (told(), True),
+        (told(read=9.1), True),
+        (told(read=8.9), False),
+        (told(read=None), False),
+        (told(end=False), False),
+        (told(owner="r-1"), False),
+        (Lease("p", owner="r-2"), False),
+        (Lease("p", checkpoint=SHARD_END), True),
+        (evolve(told(end=False), checkpoint=SHARD_END), True),
+    ],
+)
+def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
+    row: Lease, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay would end by what an earlier one has told, or never."""
+    stream = Stream(lambda stream: stream.looks[0]())
+    stream.replay(monkeypatch, now=9.0)
+    (finished,) = stream.finished
+    assert finished(row) is over
+
+
+@pytest.mark.parametrize("read", [None, 0.5])
+def test_a_shard_that_was_never_read_is_not_over(read: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay of a moment ago would end before it has read anything."""
+    stream = Stream(lambda stream: stream.looks[0]())
+    stream.replay(monkeypatch, now=0.75)
+    assert stream.finished[0](told(read=read)) is False
+
+
+@define
+class Script:
+    """A source and its reader that answer as told."""
+
+    answers: list[Batch]
+    opened: list[tuple[Lease, Position]] = field(factory=list)
+    stream: str = ""
+    closed: bool = False
+
+    def open(self, lease: Lease, start: Position) -> "Script":
+        """Note it."""
+        self.opened.append((lease, start))
+        return self
+
+    def read(self) -> Batch:
+        """The next one."""
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+def rows(*workers: str) -> tuple[Record, ...]:
+    """Letters that these workers put there; "" is no letter."""
+    lines = (evolve(FULL, worker=name).line if name else b"mine" for name in workers)
+    return tuple(Record(line, str(1 + at)) for at, line in enumerate(lines))
+
+
+def reader(*answers: Batch) -> tuple[LetterReader, Script]:
+    """A reader of r-1's replay."""
+    script = Script(list(answers))
+    source: Any = script
+    return LetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
+
+
+def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -> None:
+    """A letter that fails would be handed over for ever."""
+    records = rows("w-1", "", "r-1", "w-1", "r-1")
+    ours, script = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
+    assert script.opened == [(Lease("p"), TRIM_HORIZON)]
+    batch = ours.read()
+    assert batch == Batch(records[:2], Position("2"), 0.0, 0.2, size=batch.size)
+    assert batch.in_columns is None
+    assert [ours.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_SECONDS)] * 2
+    ours.close()
+    assert script.closed
+
+
+def test_a_reading_that_begins_with_our_own_letter_brings_nothing() -> None:
+    """The checkpoint would move behind it."""
+    ours, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
+    batch = ours.read()
+    assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
+
+
+@pytest.mark.parametrize(("behind", "says"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
+def test_a_reading_with_letters_does_not_show_that_nothing_is_left(behind: float | None, says: float) -> None:
+    """A replay would end before the letters that arrived behind them."""
+    batch, empty = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
+    ours, _ = reader(batch, empty)
+    assert ours.read() == evolve(batch, behind_seconds=says)
+    assert ours.read() is empty
