@@ -7,7 +7,7 @@ import pytest
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Lease, Me
-from leasehold.balancer.rules.loads import relief, takers
+from leasehold.balancer.rules.loads import average, relief, takers
 from leasehold.balancer.rules.minimal import Minimal
 
 WORKERS = tuple(f"w-{number}" for number in range(8))
@@ -51,3 +51,86 @@ def test_a_load_is_that_of_all_leases_of_its_owner() -> None:
     ]
     census = take_census(leases, Me("a"), Config(rules=Minimal()))
     assert set(takers(census, census.counts, 4, (), None).values()) == {"b"}
+
+
+def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
+    """Leases of these weights by owner; each key ends with the weight."""
+    return {
+        owner: [Lease(f"{owner}-{weight}", owner=owner, weight=weight) for weight in each]
+        for owner, each in weights.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("held", "room", "spare", "taken"),
+    [
+        # Its count may not fall, so that it gives what leaves it above the mean: not the 21 that evens out best.
+        (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 0), {"a-10": "b", "a-9": "b"}),
+        (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 1), {"a-21": "b"}),
+        # After one lease its count may not fall further.
+        (weighed(a=(), b=(), c=(2, 8, 4)), {"a": 3, "b": 1, "c": 3}, {"a": 0, "b": 1, "c": 1}, {"c-8": "a"}),
+        # The 40 would leave 20 and 50 where the 20 leaves 40 and 30.
+        (weighed(a=(40, 20), b=(10,)), ROOM, ROOM, {"a-20": "b"}),
+        # What weighs all but a tenth of the mean may not move; what weighs less may.
+        (weighed(a=(38, 2), b=()), ROOM, ROOM, {"a-2": "b"}),
+        # Just a tenth above the mean.
+        (weighed(a=(10, 1), b=(10, 1), c=(8,)), dict.fromkeys("abc", 3), dict.fromkeys("abc", 3), {}),
+        # There is room for two more, for one more, and for none.
+        (weighed(a=(10, 9, 8, 7, 6), b=()), {"a": 3, "b": 2}, ROOM, {"a-10": "b", "a-9": "b"}),
+        (weighed(a=(), b=(2, 7, 3)), {"a": 1, "b": 0}, {"a": 0, "b": -1}, {"b-3": "a"}),
+        (weighed(a=(9, 9), b=()), {"a": 3, "b": 0}, ROOM, {}),
+        # What nobody measured weighs nothing, unless it is said otherwise.
+        (weighed(a=(None, None, None), b=()), ROOM, ROOM, {}),
+    ],
+)
+def test_each_limit_of_a_move_holds(
+    held: dict[str, list[Lease]], room: dict[str, int], spare: dict[str, int], taken: dict[str, str]
+) -> None:
+    """Leases would follow the noise of measures, or one worker be left with hardly any."""
+    assert relief(held, room, spare) == taken
+
+
+def moves(
+    held: dict[str, list[Lease]], floor: int, moving: tuple[str, ...] = (), most: int | None = None
+) -> dict[str, str]:
+    """What should move in this fleet."""
+    census = take_census([lease for each in held.values() for lease in each], Me("a"), Config(rules=Minimal()))
+    return takers(census, census.counts, floor, moving, most)
+
+
+def test_counts_limit_what_loads_ask_for() -> None:
+    """A worker of light leases would be filled with heavy ones until it holds nearly all."""
+    heavy = weighed(a=(10, 11, 12, 13), b=(1, 2))
+    assert moves(heavy, 1) == {"a-13": "b"}
+    assert moves(heavy, 2) == {"a-13": "b", "a-10": "b"}
+    assert moves(heavy, 1, most=2) == {}
+    at_the_least = weighed(a=(21, 10, 9), b=(0, 1, 2))
+    assert moves(at_the_least, 6) == {"a-10": "b"}
+
+
+def test_a_lease_without_an_owner_comes_first_and_one_on_its_way_stays() -> None:
+    """The same lease would be asked for twice, or workers be evened out beside a lease that nobody reads."""
+    held = weighed(a=(20, 19, 18), b=(1,))
+    assert moves(held, 2) == {"a-20": "b"}
+    assert moves(held, 2, moving=("a-20",)) == {"a-18": "b"}
+    assert moves({**held, "": [Lease("free", weight=1)]}, 2) == {}
+
+
+def test_what_is_not_measured_weighs_as_much_as_the_average() -> None:
+    """The children of a split would count as idle, and draw load to their owner."""
+    held = {
+        "a": [*(Lease(f"a-{place}", owner="a", weight=10) for place in range(6)), Lease("z", owner="a")],
+        "b": [Lease(f"b-{place}", owner="b", weight=10) for place in range(4)],
+    }
+    assert moves(held, 5) == {"z": "b"}
+    assert (average([Lease("x", weight=1), Lease("y", weight=2), Lease("z")]), average([])) == (1, 0)
+
+
+def test_a_small_excess_of_light_leases_is_evened_out() -> None:
+    """A fleet with little traffic would never come into the band."""
+    held = {
+        "a": [Lease("a-6", owner="a", weight=6), Lease("a-1", owner="a", weight=1)],
+        "b": [Lease("b-6", owner="b", weight=6), Lease("b-1", owner="b", weight=1)],
+        "c": [Lease("c-5", owner="c", weight=5)],
+    }
+    assert moves(held, 1) == {"a-1": "c"}

@@ -245,11 +245,11 @@ def reader(*answers: Batch) -> tuple[LetterReader, Script]:
 
 def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -> None:
     """A letter that fails would be handed over for ever."""
-    records = rows("w-1", "", "r-1", "w-1", "r-1")
+    records = rows("w-1", "", "w-2", "r-1", "w-1", "r-1")
     ours, script = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
     assert script.opened == [(Lease("p"), TRIM_HORIZON)]
     batch = ours.read()
-    assert batch == Batch(records[:2], Position("2"), 0.0, 0.2, size=batch.size)
+    assert batch == Batch(records[:3], Position("3"), 0.0, 0.2, size=batch.size)
     assert batch.in_columns is None
     assert [ours.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_SECONDS)] * 2
     ours.close()
