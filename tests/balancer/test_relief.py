@@ -134,3 +134,14 @@ def test_a_small_excess_of_light_leases_is_evened_out() -> None:
         "c": [Lease("c-5", owner="c", weight=5)],
     }
     assert moves(held, 1) == {"a-1": "c"}
+
+
+@pytest.mark.parametrize(
+    ("held", "moving"),
+    [(weighed(a=(10, 9), b=(10, 9)), ("a-10", "a-9")), (weighed(a=(10, 1), b=(10, 1), c=(5, 3)), ("c-5",))],
+)
+def test_nothing_moves_for_load_while_nobody_is_above_the_band(
+    held: dict[str, list[Lease]], moving: tuple[str, ...]
+) -> None:
+    """What this turn moves for the counts would be answered by moves the other way."""
+    assert moves(held, 1, moving) == {}
