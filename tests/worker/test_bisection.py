@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from test_reading import Bench, data
 
 from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
-from leasehold.adapters.reading.handlers.bisection import Attempts, TryAgain
+from leasehold.adapters.reading.handlers.bisection import Attempts, Bury, TryAgain
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling
 from leasehold.adapters.reading.room import Room
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
-from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
 
@@ -206,3 +206,60 @@ def test_what_has_passed_is_left_out_of_a_batch_that_comes_again() -> None:
     assert ([record.data for record in piece.records], piece.read_to) == (data(2, 2), batch.records[3].position)
     attempts.done(batch)
     assert len(attempts.piece(batch).records) == 4
+
+
+def batch_of(*numbers: int) -> Batch:
+    """A reading of these records, 4 s behind."""
+    return Batch(tuple(Record(b"", str(number)) for number in numbers), None, 4.0, 0.0, in_columns=len)
+
+
+def tried(attempts: int) -> Attempts:
+    """Attempts with a dead letter, whose waits are as long as they may be."""
+    handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
+    return Attempts(handling, Bench().holding, lambda _least, most: most)
+
+
+def numbers_of(piece: Delivery) -> tuple[list[int], int]:
+    """The records of a piece, and which attempt it is."""
+    return [int(record.sequence_number) for record in piece.records], piece.attempts
+
+
+FAULT = ValueError("poison")
+
+
+def test_a_piece_is_as_its_batch_was_read_and_waits_are_drawn() -> None:
+    """A handler would not know how far it is behind; or all shards of a broken database come back at once."""
+    attempts, batch = tried(5), batch_of(7, 8)
+    piece = attempts.piece(batch)
+    assert (piece.behind_seconds, piece.to_arrow(), numbers_of(piece)) == (4.0, 2, ([7, 8], 1))
+    assert [attempts.failed(piece, FAULT) for _ in range(2)] == [TryAgain(3.0), TryAgain(9.0)]
+
+
+def test_the_first_record_there_is_comes_again_too() -> None:
+    """The first event of a hub has number 0: after a fault of its batch it would be skipped."""
+    attempts, batch = tried(5), batch_of(0, 1)
+    attempts.failed(attempts.piece(batch), FAULT)
+    assert numbers_of(attempts.piece(batch)) == ([0, 1], 2)
+
+
+def test_what_follows_a_buried_record_has_all_its_attempts() -> None:
+    """A batch that grew while its first record was buried would be searched for poison at its first fault."""
+    attempts, batch = tried(2), batch_of(7)
+    assert attempts.failed(attempts.piece(batch), FAULT) == TryAgain(3.0)
+    assert isinstance(attempts.failed(attempts.piece(batch), FAULT), Bury)
+    attempts.passed(Position("7"))
+    assert numbers_of(attempts.piece(batch_of(7, 8))) == ([8], 1)
+
+
+def test_what_failed_together_stays_suspect_where_the_batch_comes_again_with_another_end() -> None:
+    """The records behind the new end would have all their attempts again, and the search begin anew."""
+    attempts, whole, short = tried(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
+    assert attempts.failed(attempts.piece(whole), FAULT) == TryAgain(0.0)
+    assert numbers_of(attempts.piece(whole)) == ([1, 2, 3, 4], 2)
+    attempts.passed(Position("4"))
+    piece = attempts.piece(short)
+    assert numbers_of(piece) == ([5, 6], 2)
+    assert attempts.failed(piece, FAULT) == TryAgain(0.0)
+    assert numbers_of(attempts.piece(short)) == ([5], 3)
+    attempts.passed(Position("5"))
+    assert numbers_of(attempts.piece(whole)) == ([6, 7, 8], 3)

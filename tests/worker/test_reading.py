@@ -440,3 +440,11 @@ def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
     assert reading.step(bench.clock.now) == float("inf")
     row = bench.store.row("s-0")
     assert (row.owner, row.checkpoint, bench.happened) == (None, Position("101"), ["initialize", "stopped"])
+
+
+def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever finds that old records are handled would not know of which lease."""
+    bench = Bench(lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")))
+    bench.steps(bench.reading(), 2)
+    assert bench.source.opened == [("s-0", TRIM_HORIZON)]
+    assert "lease s-0 starts AT_TIMESTAMP, and no initial position says when" in caplog.text
