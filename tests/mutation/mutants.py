@@ -206,7 +206,8 @@ def planted_again(group: Group) -> Path:
     """Try once more what survived the last run; mutmut plants anew only what has changed since."""
     place = ROOT / "build" / "mutants" / group.name
     _copy(place)
-    _run(place)
+    if not group.parts:  # or it would plant what no part has, too
+        _run(place)
     alive = [name for name, result in _results(place).items() if result in ALIVE]
     if alive:
         _run(place, *alive)

@@ -1,7 +1,8 @@
 """The list of modules and the counting of their mutants, on which `make mutants` stands."""
 
+import pytest
 from attrs import evolve
-from mutants import ROOT, Excuse, Mutant, Tally, excuses, groups, page
+from mutants import ROOT, Excuse, Group, Mutant, Tally, excuses, groups, page, planted_again
 
 
 def test_every_listed_module_and_test_exists() -> None:
@@ -47,3 +48,14 @@ def test_a_part_of_the_page_can_be_written_anew() -> None:
     renewed = evolve(both[1], planted=20, survivors=())
     assert page([renewed], whole) == page([both[0], renewed])
     assert page([renewed], whole) != whole
+
+
+def test_of_a_part_the_survivors_alone_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever tries two survivors of a tenth again would plant the other nine tenths first."""
+    runs = list[tuple[str, ...]]()
+    monkeypatch.setattr("mutants._copy", lambda _place: None)
+    monkeypatch.setattr("mutants._run", lambda _place, *names: runs.append(names))
+    monkeypatch.setattr("mutants._results", lambda _place: {"a": "survived", "b": "not checked", "c": "killed"})
+    for parts in ("5", ""):
+        planted_again(Group("g", (), (), parts))
+    assert runs == [("a",), (), ("a",)]

@@ -4,11 +4,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from threading import Event, Lock
+from threading import Event, Lock, current_thread
 from typing import NoReturn
 
 import pytest
-from running import WAIT, running
+from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
@@ -17,7 +17,10 @@ from leasehold.adapters.reading.handlers.handling import Delivery, Handling
 from leasehold.adapters.reading.run import run
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.renewals import BackgroundMap
 from leasehold.adapters.worker.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -253,3 +256,93 @@ def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
 
     with pytest.raises(SourceError, match="it does not exist"):
         run(joined(FaultyStore(), Missing()), lambda _delivery: None)
+
+
+class Counted(Worker):
+    """Counts its turns and renewals, and the threads that do them; as many as the test says raise."""
+
+    failing_turns = failing_renewals = 0
+    done: list[tuple[str, str]]
+
+    def turn(self, now: float, each: ParallelMap = map) -> float:
+        """Take what is free, or raise."""
+        self.done.append(("turn", current_thread().name))
+        if self.failing_turns:
+            self.failing_turns -= 1
+            raise RuntimeError("no turn")
+        return super().turn(now, each=each)
+
+    def renew(self, now: float, each: BackgroundMap = map) -> float:
+        """Renew what is held, or raise."""
+        self.done.append(("renew", current_thread().name))
+        if self.failing_renewals:
+            self.failing_renewals -= 1
+            raise RuntimeError("no renewal")
+        return super().renew(now, each=each)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
+    """A worker that begins at once, and waits no longer than it must."""
+    monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_: 0.0)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.RETRY_SECONDS", 0.25)
+    config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
+    worker = Counted(store=FaultyStore(), source=stream(), me="a-1", config=config)
+    worker.done = []
+    return worker
+
+
+def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker would read on while others take its leases, and nobody would be told why it ended."""
+    worker = counted(monkeypatch)
+    worker.failing_renewals = 100
+    with pytest.raises(WorkerError, match=r"^the worker cannot go on: RuntimeError: no renewal$"):
+        run_to_its_end(Runner(worker, lambda _delivery: None))
+    renewals = [name for what, name in worker.done if what == "renew"]
+    assert len(renewals) >= 7, "after half of the lease's time"
+    assert set(renewals) == {"leasehold-renew"}
+    ends = [each for each in caplog.records if each.getMessage() == "the worker ends: unexpected fault"]
+    assert [str(each.exc_info[1]) for each in ends if each.exc_info] == ["no renewal"]
+
+
+def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One odd answer of the store would leave all shards unread; or an operator search for what was not released."""
+    worker, names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
+    worker.failing_turns = 1
+
+    def handle(delivery: Delivery) -> None:
+        names.add(current_thread().name.rpartition("-")[0])
+        shards.add(delivery.shard)
+        if len(shards) == 4:
+            handled.set()
+
+    with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time, and the others are told of their room
+        assert handled.wait(WAIT)
+    assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
+    assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
+    said = [each.getMessage() for each in caplog.records if each.name == "leasehold.runner"]
+    assert said == ["trying again in 0.25 s: unexpected fault"]
+
+
+def test_leases_that_are_not_released_in_time_are_said_to_be_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator would be told that all is released, while its shards wait until their leases expire."""
+    worker, begun, finish = counted(monkeypatch), Event(), Event()
+
+    def hangs(_delivery: Delivery) -> None:
+        begun.set()
+        finish.wait(WAIT)
+
+    with running(Runner(worker, hangs, readers=1, drain_seconds=0.1)):
+        assert begun.wait(WAIT)
+        held = list(worker.holdings)
+    finish.set()
+    said = [each.getMessage() for each in caplog.records if each.name.startswith("leasehold")]
+    assert not [each for each in said if each.startswith("everything is released")]
+    (left,) = (each for each in said if each.startswith("not released within 0.1 s, left to expire: "))
+    why = {holding.why for holding in held if holding.key in left.rpartition(": ")[2].split(", ")}
+    assert why == {"left to expire"}
