@@ -327,6 +327,17 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
     assert said == ["trying again in 0.25 s: unexpected fault"]
 
 
+def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for its next step, seconds later, with all the room to itself."""
+    called = list[str]()
+    monkeypatch.setattr(Appointments, "hurry", lambda _self, key: called.append(key))
+    room = Runner(joined(FaultyStore(), stream()), lambda _delivery: None, memory_bytes=1)._room  # noqa: SLF001  no reading is needed
+    first, second = room.slot("first"), room.slot("second")
+    assert [first.ask(), second.ask()] == [True, False]
+    first.clear()
+    assert called == ["second"]
+
+
 def test_leases_that_are_not_released_in_time_are_said_to_be_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
