@@ -79,7 +79,8 @@ class Killer:
             words = {"reader": READS, "planner": PLANS}[who]
             return [pid for pid, said in descendants(self.java).items() if words in said][:1]
         with suppress(OSError):  # it has just ended, or been killed
-            for reader in sorted(executors.readers(self.folder / "victim.log")):
+            if found := executors.readers(self.folder / "victim.log"):
+                reader = min(found)
                 executor = executors.executor_of(reader)
                 return [executor if who == "executor" else reader]
         return []

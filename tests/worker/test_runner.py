@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import Event, Lock, current_thread
 from typing import NoReturn
@@ -261,24 +262,24 @@ def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
 class Counted(Worker):
     """Counts its turns and renewals, and the threads that do them; as many as the test says raise."""
 
-    failing_turns = failing_renewals = 0
+    failing: Counter[str]
     done: list[tuple[str, str]]
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
         """Take what is free, or raise."""
-        self.done.append(("turn", current_thread().name))
-        if self.failing_turns:
-            self.failing_turns -= 1
-            raise RuntimeError("no turn")
+        self._begin("turn", "no turn")
         return super().turn(now, each=each)
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
         """Renew what is held, or raise."""
-        self.done.append(("renew", current_thread().name))
-        if self.failing_renewals:
-            self.failing_renewals -= 1
-            raise RuntimeError("no renewal")
+        self._begin("renew", "no renewal")
         return super().renew(now, each=each)
+
+    def _begin(self, what: str, fault: str) -> None:
+        self.done.append((what, current_thread().name))
+        if self.failing[what]:
+            self.failing[what] -= 1
+            raise RuntimeError(fault)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
@@ -287,7 +288,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
     monkeypatch.setattr("leasehold.adapters.reading.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
     worker = Counted(store=FaultyStore(), source=stream(), me="a-1", config=config)
-    worker.done = []
+    worker.done, worker.failing = [], Counter()
     return worker
 
 
@@ -296,7 +297,7 @@ def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
 ) -> None:
     """A worker would read on while others take its leases, and nobody would be told why it ended."""
     worker = counted(monkeypatch)
-    worker.failing_renewals = 100
+    worker.failing["renew"] = 100
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: RuntimeError: no renewal$"):
         run_to_its_end(Runner(worker, lambda _delivery: None))
     renewals = [name for what, name in worker.done if what == "renew"]
@@ -311,7 +312,7 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
 ) -> None:
     """One odd answer of the store would leave all shards unread; or an operator search for what was not released."""
     worker, names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
-    worker.failing_turns = 1
+    worker.failing["turn"] = 1
 
     def handle(delivery: Delivery) -> None:
         names.add(current_thread().name.rpartition("-")[0])
