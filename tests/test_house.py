@@ -177,7 +177,7 @@ def test_every_source_file_opens_with_a_sentence() -> None:
 
 
 def test_files_are_short() -> None:
-    """Without it a file would grow until nobody reads it to the end; a subject that needs less room decides by itself."""
+    """Without it a file would grow until nobody reads it to the end."""
     lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources(*PACKAGES)}
     assert {name: lines for name, lines in lengths.items() if lines >= LINES_MAX} == {}
 
