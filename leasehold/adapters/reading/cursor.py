@@ -1,0 +1,293 @@
+"""How far one shard is read, delivered, finished with and stored: the state machine behind every reading.
+
+Whoever reads a shard (a worker, Spark ahead of its batches, an executor, the repetition of a batch, a task of a slice)
+asks a cursor what to do next and tells it what came of it. The cursor does no I/O, reads no clock and starts no thread;
+a `ShardPull` at the end of this file is the one place where a reader is opened and read by it.
+
+Four marks, each a position of the shard, and one invariant:
+
+    committed <= acknowledged <= delivered <= read
+
+    read          the end of what was taken whole. A reading that raises does not move it, however far its reader went.
+    delivered     the end of what a consumer was handed.
+    acknowledged  the end of what the consumer has finished with: a plain handler by returning, Spark by its commit,
+                  a consumer that checkpoints by itself by its own word. Nothing else is ever stored.
+    committed     the end of what the lease says.
+
+Events, and which marks they move. The name of a method is the name of its row.
+
+    event                       committed       acknowledged    delivered       read            the reader
+    batch_read(to)                                                              to              stays open
+    reading_failed                                                                              is closed
+    rows_dropped                                                                delivered       is closed
+    rows_delivered(to)                                          to
+    consumer_acknowledged(to)                   to
+    consumer_gone                                               acknowledged
+    checkpoint_stored(to)       to
+
+After `reading_failed` the next reader is opened at `read`: all before it is held or delivered, and the reader that
+raised may be past records that it never gave. After `rows_dropped` it is opened at `delivered`, since nobody has the
+rows behind that any more. A new consumer, or one that failed, gets what lies behind `acknowledged` once more:
+`consumer_gone`, and `rows_dropped` too where the rows it had are not kept.
+
+`order` says what to do next, the first line that fits:
+
+    the lease is lost                                   Leave
+    it is to be left, and a consumer is at work         Wait, for its acknowledgement
+    it is to be left                                    Release, carrying what is acknowledged
+    the end of the shard is acknowledged                End: the children's leases, then SHARD_END
+    something is acknowledged and not stored            Checkpoint, if a write is due
+    the lease has expired by our own clock              Wait: it may be another's, a renewal will tell
+    something is read and not delivered                 Deliver, if the consumer is free
+    the end of what is to be read was read              Wait, for the consumer
+    there is no room for more                           Wait
+    no reader is open                                   Open, at `read`
+    else                                                Read
+
+Nothing is delivered or read unless the lease is held; no order carries more than `acknowledged`.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from attrs import frozen
+
+from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.balancer.model import SHARD_END, Position, Shard
+
+
+@frozen
+class Open:
+    """Open a reader just behind this position."""
+
+    at: Position
+
+
+@frozen
+class Read:
+    """Read once."""
+
+
+@frozen
+class Deliver:
+    """Hand the consumer what lies behind `delivered`."""
+
+
+@frozen
+class Checkpoint:
+    """Store this position: all before it is finished with."""
+
+    to: Position
+
+
+@frozen
+class End:
+    """Create the leases of these children, as far as the source named them, then write SHARD_END (L3)."""
+
+    children: tuple[Shard, ...]
+
+
+@frozen
+class Release:
+    """Give the lease to whom it is promised, or free it, with all up to `at` finished with."""
+
+    at: Position
+
+
+@frozen
+class Wait:
+    """Nothing can be done before another event."""
+
+
+@frozen
+class Leave:
+    """Close the reader and forget the shard; store nothing."""
+
+
+Order = Open | Read | Deliver | Checkpoint | End | Release | Wait | Leave
+
+
+class Cursor:
+    """The marks of one shard.
+
+    start         where the first reader opens
+    acknowledged  how far a consumer had come before, if that is not as far as `start`
+    committed     what the lease says, if that is not as far as `acknowledged`
+    until         reading is over once this position is read; by default the end of the shard
+    Raises ValueError if the three positions are not in order.
+    """
+
+    def __init__(
+        self,
+        start: Position,
+        *,
+        acknowledged: Position | None = None,
+        committed: Position | None = None,
+        until: Position = SHARD_END,
+    ) -> None:
+        self.read = self.delivered = start
+        self.acknowledged = start if acknowledged is None else acknowledged
+        self.committed = self.acknowledged if committed is None else committed
+        self.until, self.children = until, tuple[Shard, ...]()
+        self.reader_open = False
+        # SHARD_END is stored by `End` alone, behind the children's leases: until then a release carries a number.
+        self._storable = self.committed if self.acknowledged.ended else self.acknowledged
+        self._check()
+
+    @property
+    def out(self) -> bool:
+        """Whether a consumer has something that it has not finished with."""
+        return self.delivered.order > self.acknowledged.order
+
+    @property
+    def held(self) -> bool:
+        """Whether something was read that no consumer has been handed."""
+        return self.read.order > self.delivered.order
+
+    @property
+    def over(self) -> bool:
+        """Whether all that is to be read was read."""
+        return self.read.order >= self.until.order
+
+    @property
+    def unstored(self) -> Position | None:
+        """What is acknowledged and not stored yet; None if there is nothing, or only the end of the shard."""
+        return self._storable if self._storable.order > self.committed.order else None
+
+    # Events
+
+    def reader_opened(self) -> None:
+        """A reader was opened at `read`."""
+        self.reader_open = True
+
+    def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
+        """A reading was taken whole, and everything up to `to` is held; None if it brought nothing."""
+        if to is not None and to.order > self.read.order:
+            self.read = to
+        self.children = children
+        self._check()
+
+    def reading_failed(self) -> None:
+        """A reading raised, or its rows could not be kept."""
+        self.reader_open = False
+
+    def rows_dropped(self) -> None:
+        """What was read and not delivered is not in memory any more."""
+        self.read, self.reader_open = self.delivered, False
+        self._check()
+
+    def rows_delivered(self, to: Position) -> None:
+        """A consumer was handed everything up to `to`. Raises ValueError for more than was read."""
+        self.delivered = max(self.delivered, to, key=_order)
+        self._check()
+
+    def consumer_acknowledged(self, to: Position) -> None:
+        """The consumer has finished with everything up to `to`; less than before changes nothing.
+
+        Raises ValueError for more than it was handed.
+        """
+        if to.order > self.delivered.order:
+            raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
+        if to.order > self.acknowledged.order:
+            self.acknowledged = to
+            self._storable = self._storable if to.ended else to
+
+    def consumer_gone(self) -> None:
+        """The consumer failed or has ended: what it did not finish with is to be delivered again."""
+        self.delivered = self.acknowledged
+
+    def checkpoint_stored(self, to: Position) -> None:
+        """The lease says `to`, or more. Raises ValueError for what nobody has acknowledged."""
+        self.committed = max(self.committed, to, key=_order)
+        self._check()
+
+    # Orders
+
+    def order(  # noqa: PLR0911  one line for each line of the table
+        self,
+        *,
+        lost: bool = False,
+        leaving: bool = False,
+        expired: bool = False,
+        write: bool = True,
+        free: bool = True,
+        room: bool = True,
+    ) -> Order:
+        """Return what to do next.
+
+        lost, leaving, expired  as the holding has it
+        write                   whether a checkpoint is due
+        free                    whether the consumer takes something now
+        room                    whether more may be read
+        """
+        if lost:
+            return Leave()
+        if leaving:
+            return Wait() if self.out else Release(self._storable)
+        if self.acknowledged.ended:
+            return End(self.children)
+        if write and (unstored := self.unstored) is not None:
+            return Checkpoint(unstored)
+        if expired:
+            return Wait()
+        if self.held and free:
+            return Deliver()
+        if self.over or not room:
+            return Wait()
+        return Read() if self.reader_open else Open(self.read)
+
+    def _check(self) -> None:
+        marks = self.committed, self.acknowledged, self.delivered, self.read
+        if any(mark.order > later.order for mark, later in pairwise(marks)):
+            names = "committed, acknowledged, delivered, read"
+            raise ValueError(f"cursor: {names} must not fall in this order: {', '.join(map(str, marks))}")
+
+
+class ShardPull:
+    """Opens and reads one shard where its cursor says.
+
+    cursor  told what came of it
+    opened  opens a reader of the shard just behind a position
+    """
+
+    def __init__(self, cursor: Cursor, opened: Callable[[Position], Reader]) -> None:
+        self.cursor, self._opened = cursor, opened
+        self._reader: Reader | None = None
+
+    def open(self) -> Reader:
+        """Open a reader at `read`, if none is open. Raises what the source raises."""
+        if self._reader is None:
+            self._reader = self._opened(self.cursor.read)
+            self.cursor.reader_opened()
+        return self._reader
+
+    def read(self, keep: Callable[[Batch], Position | None]) -> Batch:
+        """Read once, and have what came kept; the cursor is told of it once it is.
+
+        keep  puts the rows where the consumer takes them, and returns the position behind them; None if there is none
+        Raises what the source and `keep` raise. Then the reader is closed: it may be past records that it did not
+        give, and the next one is opened behind what is held.
+        """
+        try:
+            batch = self.open().read()
+            self.cursor.batch_read(keep(batch), batch.children)
+        except BaseException:
+            self.close()
+            raise
+        return batch
+
+    def drop(self) -> None:
+        """Read again what is behind `delivered`: its rows are not in memory any more."""
+        self.close()
+        self.cursor.rows_dropped()
+
+    def close(self) -> None:
+        """Close the reader, if one is open; another is opened by the next reading."""
+        reader, self._reader = self._reader, None
+        self.cursor.reading_failed()
+        if reader is not None:
+            reader.close()
+
+
+def _order(position: Position) -> tuple[int, int, int]:
+    return position.order
