@@ -96,11 +96,11 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.finished = self.stored = stored
         self.cursor, self.pull = self._begun()
 
-    def _keep(self, batch: Batch) -> Position | None:
+    def _keep(self, batch: Batch) -> None:
         if self.stream.broken == "keeping":
             raise MemoryError
         self.rows += [int(record.sequence_number) for record in batch.records]
-        return SHARD_END if batch.ended else batch.end
+        self.cursor.batch_read(SHARD_END if batch.ended else batch.end)
 
     @rule(broken=st.sampled_from(["", "", "reading", "keeping"]))
     def read_on(self, broken: str) -> None:
@@ -269,3 +269,14 @@ def test_marks_that_are_not_in_order_are_refused(marks: dict[str, int]) -> None:
     """Without it a reading could begin behind what its lease says is done."""
     with pytest.raises(ValueError, match="must not fall in this order"):
         Cursor(at(5), **{name: at(place) for name, place in marks.items()})
+
+
+def test_no_event_moves_a_mark_back() -> None:
+    """Without it an older word of a source, a consumer or a lease could have records read and written again."""
+    cursor = _done()
+    cursor.batch_read(at(4))
+    cursor.rows_delivered(at(4))
+    cursor.consumer_acknowledged(at(4))
+    cursor.checkpoint_stored(at(5))
+    cursor.checkpoint_stored(at(4))
+    assert (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read) == (at(5), at(5), at(6), at(6))

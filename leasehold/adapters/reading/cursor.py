@@ -14,6 +14,8 @@ Four marks, each a position of the shard, and one invariant:
                   a consumer that checkpoints by itself by its own word. Nothing else is ever stored.
     committed     the end of what the lease says.
 
+`storable` is what a write may say: `acknowledged`, but for the end of the shard, whose children want leases first.
+
 Events, and which marks they move. The name of a method is the name of its row.
 
     event                       committed       acknowledged    delivered       read            the reader
@@ -131,7 +133,7 @@ class Cursor:
         self.until, self.children = until, tuple[Shard, ...]()
         self.reader_open = False
         # SHARD_END is stored by `End` alone, behind the children's leases: until then a release carries a number.
-        self._storable = self.committed if self.acknowledged.ended else self.acknowledged
+        self.storable = self.committed if self.acknowledged.ended else self.acknowledged
         self._check()
 
     @property
@@ -152,7 +154,7 @@ class Cursor:
     @property
     def unstored(self) -> Position | None:
         """What is acknowledged and not stored yet; None if there is nothing, or only the end of the shard."""
-        return self._storable if self._storable.order > self.committed.order else None
+        return self.storable if self.storable.order > self.committed.order else None
 
     # Events
 
@@ -162,7 +164,7 @@ class Cursor:
 
     def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
         """A reading was taken whole, and everything up to `to` is held; None if it brought nothing."""
-        if to is not None and to.order > self.read.order:
+        if to is not None and to.order >= self.read.order:
             self.read = to
         self.children = children
         self._check()
@@ -178,7 +180,8 @@ class Cursor:
 
     def rows_delivered(self, to: Position) -> None:
         """A consumer was handed everything up to `to`. Raises ValueError for more than was read."""
-        self.delivered = max(self.delivered, to, key=_order)
+        if to.order >= self.delivered.order:  # of two equal places the later has the source's own token
+            self.delivered = to
         self._check()
 
     def consumer_acknowledged(self, to: Position) -> None:
@@ -190,7 +193,7 @@ class Cursor:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
         if to.order > self.acknowledged.order:
             self.acknowledged = to
-            self._storable = self._storable if to.ended else to
+            self.storable = self.storable if to.ended else to
 
     def consumer_gone(self) -> None:
         """The consumer failed or has ended: what it did not finish with is to be delivered again."""
@@ -198,7 +201,8 @@ class Cursor:
 
     def checkpoint_stored(self, to: Position) -> None:
         """The lease says `to`, or more. Raises ValueError for what nobody has acknowledged."""
-        self.committed = max(self.committed, to, key=_order)
+        if to.order > self.committed.order:
+            self.committed = to
         self._check()
 
     # Orders
@@ -223,7 +227,7 @@ class Cursor:
         if lost:
             return Leave()
         if leaving:
-            return Wait() if self.out else Release(self._storable)
+            return Wait() if self.out else Release(self.storable)
         if self.acknowledged.ended:
             return End(self.children)
         if write and (unstored := self.unstored) is not None:
@@ -261,16 +265,17 @@ class ShardPull:
             self.cursor.reader_opened()
         return self._reader
 
-    def read(self, keep: Callable[[Batch], Position | None]) -> Batch:
-        """Read once, and have what came kept; the cursor is told of it once it is.
+    def read(self, keep: Callable[[Batch], None]) -> Batch:
+        """Read once, and have what came kept.
 
-        keep  puts the rows where the consumer takes them, and returns the position behind them; None if there is none
+        keep  puts the rows where the consumer takes them, and tells the cursor (`batch_read`), both under one lock
+              where the consumer has a thread of its own
         Raises what the source and `keep` raise. Then the reader is closed: it may be past records that it did not
         give, and the next one is opened behind what is held.
         """
         try:
             batch = self.open().read()
-            self.cursor.batch_read(keep(batch), batch.children)
+            keep(batch)
         except BaseException:
             self.close()
             raise
@@ -287,7 +292,3 @@ class ShardPull:
         self.cursor.reading_failed()
         if reader is not None:
             reader.close()
-
-
-def _order(position: Position) -> tuple[int, int, int]:
-    return position.order

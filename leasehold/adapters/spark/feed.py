@@ -6,6 +6,9 @@ Rule 3: a shard asked away leaves once Spark has committed what it was given, so
 in the end, and after a theft, it leaves at once.
 Rule 4: what an earlier run committed is written once this run has read the shard: it may be of another stream.
 Rule 5: what is read is held, or read again; nothing is read or planned once the lease has expired by our own clock.
+
+Its marks (`reading/cursor.py`): what Spark was given is delivered, what it has committed is acknowledged. The query may
+come to a shard behind its checkpoint, having planned a batch that it has not committed: `delivered` begins there.
 """
 
 import logging
@@ -15,16 +18,17 @@ from threading import Condition
 
 from attrs import Factory, define
 
+from leasehold.adapters.reading.cursor import Checkpoint, Cursor, End, Open, Read, ShardPull
 from leasehold.adapters.reading.handlers.handling import Measure
 from leasehold.adapters.reading.member import FAULT_WAITS, PARENT_WAITS, ReadingWorker
 from leasehold.adapters.reading.shard_end import end
 from leasehold.adapters.reading.start import ReadingStart
 from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.spark.chunks import Chunk, ReadAheadPace, chunk_of
 from leasehold.adapters.spark.offsets import Held
 from leasehold.adapters.worker.holding import Holding
-from leasehold.balancer.model import TRIM_HORIZON, Position, Shard
+from leasehold.balancer.model import Position
 from leasehold.balancer.shards.ancestry import readable
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import StoreError
@@ -78,17 +82,13 @@ class ShardPrefetcher:
         self.holding, self.key = holding, holding.key
         self._member, self._shelf, self._left = member, shelf, left
         self._first = ReadingStart(holding, member.source, member.config)
-        self._reader: Reader | None = None
+        self._cursor: Cursor | None = None  # once it is known where the query comes to the shard
+        self._pull: ShardPull | None = None
         self._buffer = shelf.pace.buffer(shelf.pace.columns)
-        self._children: tuple[Shard, ...] = ()
-        self._begins: Position | None = None  # of the next range
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
-        self._settled: Position | None = None  # the last position that was written
-        self._handed: Position | None = None  # the end of what Spark was given last
-        self._read_to = TRIM_HORIZON
+        self._given = self._at_tip = False
         self._target: Position | None = None
-        self._ended = self._at_tip = False
         self._heard = self._asked = 0.0
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
 
@@ -97,10 +97,10 @@ class ShardPrefetcher:
     @property
     def held(self) -> Held | None:
         """As a batch may take part in it; None if it may not."""
-        if self._begins is None or self.holding.lost.is_set() or self.holding.parting or self.holding.expired:
+        if self._cursor is None or self.holding.lost.is_set() or self.holding.parting or self.holding.expired:
             return None
-        if self._held is None or self._held.begins is not self._begins:
-            self._held = Held(self.holding.epoch, self._begins)
+        if self._held is None or self._held.begins is not self._cursor.delivered:
+            self._held = Held(self.holding.epoch, self._cursor.delivered)
         return self._held
 
     @property
@@ -114,20 +114,25 @@ class ShardPrefetcher:
         return (self._at_tip or self._ended) and not self._buffer and self._writable is None
 
     @property
+    def _ended(self) -> bool:
+        return self._cursor is not None and self._cursor.over
+
+    @property
     def _writable(self) -> Position | None:
-        """The position that Spark has committed and the lease does not say, once it may be written."""
+        """The position that Spark has committed and the lease does not say, once it may be written (rule 4)."""
         return self._done if self._ended or self.key in self._shelf.read else None
 
     @property
     def opened(self) -> bool:
         """Whether reading has begun."""
-        return self._begins is not None
+        return self._cursor is not None
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """The next rows, at most so many."""
         chunk = self._buffer.take(rows, size)
-        if chunk is not None:
-            self._begins = self._handed = chunk.ends
+        if chunk is not None and self._cursor is not None:
+            self._cursor.rows_delivered(chunk.ends)
+            self._given = True
         return chunk
 
     def commit(self, position: Position) -> None:
@@ -148,17 +153,50 @@ class ShardPrefetcher:
         return due
 
     def _step(self, now: float) -> float:
-        if self.holding.lost.is_set():
+        holding, cursor, pull = self.holding, self._cursor, self._pull
+        if holding.lost.is_set():
             return self._leave()
-        if (done := self._writable) is not None and not self._write(done):
-            return self._leave()
-        if self.holding.parting:
-            return self._part(now)
+        if cursor is not None and pull is not None:
+            return self._go_on(cursor, pull, now)
+        if holding.parting:
+            return self._leave() if holding.part() else now
+        # Expired, it may be another's.
+        return now + ROOM_SECONDS if holding.expired or self._blocked(now) else self._open(now)
+
+    def _go_on(self, cursor: Cursor, pull: ShardPull, now: float) -> float:
+        holding = self.holding
+        if (done := self._writable) is not None:
+            cursor.consumer_acknowledged(done)
+            self._written(cursor)  # the lease may say so already
+        # What an earlier run was given and did not commit is not waited for: this one may never plan a batch of it.
+        waits = self._given and cursor.out and not self._shelf.ending
+        if holding.parting and not (waits or cursor.acknowledged.ended):
+            return self._leave() if holding.part(cursor.storable) else now
         if self._buffer.gone:
-            self._set_back()
-        if self.holding.expired or self._ended or self._blocked(now):  # expired, it may be another's
-            return now + ROOM_SECONDS
-        return self._open(now) if self._begins is None else self._read(now)
+            self._set_back(cursor, pull)
+        match cursor.order(expired=holding.expired, free=False):
+            case Checkpoint(to):
+                if not holding.checkpoint(to):
+                    return self._leave()
+                cursor.checkpoint_stored(to)
+                self._written(cursor)
+                return self._go_on(cursor, pull, now)
+            case End(children):
+                member = self._member
+                if end(holding, children, member.store, member.source, member.config):
+                    member.hurry()
+                return self._leave()
+            case Open() | Read() if not holding.parting and not self._blocked(now):
+                return self._read(cursor, pull, now)
+            case _:
+                return now + (COMMIT_SECONDS if holding.parting else ROOM_SECONDS)
+
+    def _written(self, cursor: Cursor) -> None:
+        """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""
+        with self._shelf.changed:
+            if self._done is not None and self._done.order <= cursor.committed.order:
+                self._done = None
+            self._shelf.changed.notify_all()
 
     def _open(self, now: float) -> float:
         lease, member = self.holding.lease, self._member
@@ -168,10 +206,13 @@ class ShardPrefetcher:
             return now + wait
         if (start := self._start()) is None:
             return self._leave()
-        self._ended = start.ended
-        self._reader = None if start.ended else member.source.open(self.holding.claimed, start)
+        checkpoint = self.holding.lease.checkpoint
+        cursor = Cursor(start, acknowledged=checkpoint if checkpoint.order < start.order else start)
+        pull = ShardPull(cursor, lambda at: member.source.open(self.holding.claimed, at))
+        if not start.ended:
+            pull.open()
         with self._shelf.changed:
-            self._begins, self._read_to, self._heard = start, start, now
+            self._cursor, self._pull, self._heard = cursor, pull, now
             # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
             done = self._shelf.committed(self.key)
             self._done = None if done is None or done.order > start.order else done
@@ -188,43 +229,33 @@ class ShardPrefetcher:
         log.info("shard %s: its lease says %s, going on behind %s", self.key, checkpoint.sequence, known.sequence)
         return known
 
-    def _read(self, now: float) -> float:
+    def _read(self, cursor: Cursor, pull: ShardPull, now: float) -> float:
         if self._shelf.only_now and self._target is None:
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
-            self._reached(now, behind=None)
+            self._reached(cursor, now, behind=None)
         if self._at_tip:
             return now + ROOM_SECONDS
-        batch = self._held_batch(now)  # kept first: what follows may raise
+
+        def keep(batch: Batch) -> None:
+            chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
+            with self._shelf.changed:
+                if chunk is not None:
+                    self._buffer.put(chunk)
+                    self._heard = now
+                cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
+                if chunk is not None or batch.behind_seconds is not None:
+                    self._shelf.answers += 1
+                    self._shelf.read.add(self.key)
+                self._reached(cursor, now, behind=batch.behind_seconds)
+                self._shelf.changed.notify_all()
+
+        batch = pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
         self._shelf.measure(self.holding, batch)
         # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait.
         return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
-    def _held_batch(self, now: float) -> Batch:
-        """Read once, and put the rows where Spark takes them; after a fault the next step reads them again."""
-        try:
-            self._reader = self._reader or self._member.source.open(self.holding.lease, self._read_to)
-            batch = self._reader.read()
-            chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
-            with self._shelf.changed:
-                self._put(batch, chunk, now)
-        except Exception:
-            self._close()  # it may be past undelivered records: the next is opened behind what is held
-            raise
-        return batch
-
-    def _put(self, batch: Batch, chunk: Chunk | None, now: float) -> None:
-        if chunk is not None:
-            self._buffer.put(chunk)
-            self._read_to, self._heard = chunk.ends, now
-        self._ended, self._children = batch.ended, batch.children
-        if chunk is not None or batch.behind_seconds is not None:
-            self._shelf.answers += 1
-            self._shelf.read.add(self.key)
-        self._reached(now, behind=batch.behind_seconds)
-        self._shelf.changed.notify_all()
-
-    def _reached(self, now: float, *, behind: float | None) -> None:
+    def _reached(self, cursor: Cursor, now: float, *, behind: float | None) -> None:
         """Note whether all that was there at the start is read: up to the last number, where the source gave one."""
         if (target := self._target) is None or self._at_tip:
             return
@@ -233,9 +264,9 @@ class ShardPrefetcher:
             # Where records never cease, it is enough that reading is well past the time that was asked for.
             past = behind is not None and now - self._asked > behind + PAST_SECONDS
             self._at_tip = target.sub == 0 or behind == 0 or past
-        elif self._read_to.order >= target.order:
+        elif cursor.read.order >= target.order:
             self._at_tip = True
-            self._shelf.read |= {self.key} if self._read_to.order == target.order else set()  # rule 4: that stream
+            self._shelf.read |= {self.key} if cursor.read.order == target.order else set()  # rule 4: that stream
         elif now - self._heard > SILENT_SECONDS:
             log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
             self._at_tip = True
@@ -248,30 +279,13 @@ class ShardPrefetcher:
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True
 
-    def _write(self, done: Position) -> bool:
-        if done.ended:
-            member = self._member
-            if end(self.holding, self._children, member.store, member.source, member.config):
-                member.hurry()
-            return False
-        kept = self.holding.checkpoint(done)
-        with self._shelf.changed:
-            self._settled, self._done = done, None if self._done is done else self._done
-            self._shelf.changed.notify_all()
-        return kept
-
-    def _part(self, now: float) -> float:
-        if self._handed not in {None, self._settled} and not self._shelf.ending:
-            return now + COMMIT_SECONDS
-        return self._leave() if self.holding.part(self._settled) else now
-
-    def _set_back(self) -> None:
+    def _set_back(self, cursor: Cursor, pull: ShardPull) -> None:
         """Have read again what Spark was not given yet: the process that had it is gone."""
-        self._close()
+        pull.close()
         with self._shelf.changed:
             self._buffer = self._shelf.pace.buffer(self._shelf.pace.columns)
-            self._read_to = self._begins or self._read_to
-            self._ended = self._at_tip = False
+            cursor.rows_dropped()
+            self._at_tip = False
 
     def _exclude(self, now: float, fault: SourceError) -> float:
         log.error("shard %s cannot be read here, released for %g s: %s", self.key, EXCLUDED_SECONDS, fault)
@@ -281,13 +295,9 @@ class ShardPrefetcher:
         return now
 
     def _leave(self) -> float:
-        self._close()
+        if self._pull is not None:
+            self._pull.close()
         with self._shelf.changed:
             self._left(self)
             self._shelf.changed.notify_all()
         return math.inf
-
-    def _close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()

@@ -22,9 +22,10 @@ from threading import Event
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
+from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.protocol import Batch, Reader, Source, SourceUnavailable, Trimmed
-from leasehold.adapters.spark.chunks import Columns, chunk_of, up_to
+from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable, Trimmed
+from leasehold.adapters.spark.chunks import Chunk, Columns, chunk_of, up_to
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
 from leasehold.adapters.spark.waiting import Waiting, told
 from leasehold.balancer.model import Lease
@@ -134,7 +135,11 @@ class Repetition:
     def __init__(self, lease: Lease, wanted: Range, place: Place, over: Event) -> None:
         self.trouble, self.answers = "it does not answer", 0
         self._lease, self._wanted, self._place, self._over = lease, wanted, place, over
-        self._reader: Reader | None = None
+        self._cursor = Cursor(wanted.begins, until=wanted.ends)
+        # Under the epoch of that time, so that a reader with a later one is not disconnected.
+        self._pull = ShardPull(
+            self._cursor, lambda start: place.source.open(evolve(self._lease, epoch=wanted.epoch), start)
+        )
         self._faults = Backoff(PAUSE_SECONDS, FAULT_SECONDS_MOST)
         self._silent = self._mute = self._looked = 0.0
 
@@ -149,32 +154,29 @@ class Repetition:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Raises Trimmed if the end of the range will not come."""
-        columns, ends = self._place.columns, self._wanted.ends
-        try:
-            while not self._over.is_set():
-                batch = self._read()
-                chunk = None if batch is None else chunk_of(columns, self._lease, batch)
-                if chunk is not None:
-                    yield up_to(columns, chunk, ends)
-                    if chunk.ends.order >= ends.order:
-                        return
-                self._over.wait(self._pause(batch, came=chunk is not None))
-        finally:
-            if self._reader is not None:
-                self._reader.close()
+        columns, found = self._place.columns, list[Chunk]()
 
-    def _read(self) -> Batch | None:
-        """Read once; None if the source could not be reached."""
+        def keep(batch: Batch) -> None:
+            if (chunk := chunk_of(columns, self._lease, batch)) is not None:
+                found.append(chunk)
+                self._cursor.batch_read(chunk.ends)
+
         try:
-            if self._reader is None:
-                # Under the epoch of that time, so that a reader with a later one is not disconnected.
-                lease = evolve(self._lease, epoch=self._wanted.epoch)
-                self._reader = self._place.source.open(lease, self._wanted.begins)
-            return self._reader.read()
-        except SourceUnavailable as fault:
-            self.trouble = str(fault)
-            log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, fault)
-            return None
+            while not (self._over.is_set() or self._cursor.over):
+                batch = None
+                try:
+                    batch = self._pull.read(keep)
+                except SourceUnavailable as fault:
+                    self.trouble = str(fault)
+                    log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, fault)
+                came = bool(found)
+                for chunk in found:
+                    yield up_to(columns, chunk, self._cursor.until)
+                found.clear()
+                if not self._cursor.over:
+                    self._over.wait(self._pause(batch, came=came))
+        finally:
+            self._pull.close()
 
     def _pause(self, batch: Batch | None, *, came: bool) -> float:
         """Count the silence, and return the seconds until the next reading. Raises Trimmed once it lasted enough."""

@@ -8,8 +8,9 @@ from contextlib import closing
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.protocol import Batch, Reader, Source, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable
 from leasehold.adapters.spark.batch.bounds import Bounds, StreamPlace
 from leasehold.adapters.spark.batch.planning import ShardPart, planned
 from leasehold.adapters.spark.chunks import Chunk, Columns, chunk_of, up_to
@@ -45,46 +46,42 @@ class PartReading:
     def __init__(self, source: Source, columns: Columns, part: ShardPart) -> None:
         self._columns, self._part = columns, part
         # A part that ends with a number needs no time to end at, so no odd time can end it early.
-        self._source = part.cut.source(source) if part.ends is None else source
+        source = part.cut.source(source) if part.ends is None else source
         self._lease = Lease(part.shard, hash_range=part.hash_range)
-        self._reader: Reader | None = None
-        self._reached = part.begins
+        self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
+        self._pull = ShardPull(self._cursor, lambda start: source.open(self._lease, start))
         self._faults = Backoff(*FAULT_SECONDS)
         self._heard = time.monotonic()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """All of them. Raises TimeoutError if nothing comes for too long; SourceError."""
-        ends = self._part.ends or SHARD_END
+        found = list[Chunk]()
+
+        def keep(batch: Batch) -> None:
+            if (chunk := chunk_of(self._columns, self._lease, self._part.cut.within(batch))) is not None:
+                found.append(chunk)
+                self._cursor.batch_read(chunk.ends)
+
         try:
-            while self._reached.order < ends.order:
+            while not self._cursor.over:
                 began = time.monotonic()
-                batch = self._read()
-                if batch is not None and (chunk := self._chunk(batch)) is not None:
-                    yield from self._within(chunk)
-                    self._reached = chunk.ends
-                time.sleep(0 if self._reached.order >= ends.order else self._pause(batch, began))
+                batch: Batch | None = None
+                try:
+                    batch = self._pull.read(keep)
+                except SourceUnavailable as fault:
+                    log.warning("shard %s: trying again: %s", self._part.shard, fault)
+                for chunk in found:
+                    rows = up_to(self._columns, chunk, self._cursor.until)
+                    if rows.num_rows:
+                        yield rows
+                found.clear()
+                time.sleep(self._pause(batch, began))
         finally:
-            self._close()
-
-    def _chunk(self, batch: Batch) -> Chunk | None:
-        return chunk_of(self._columns, self._lease, self._part.cut.within(batch))
-
-    def _within(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        rows = chunk.rows if self._part.ends is None else up_to(self._columns, chunk, self._part.ends)
-        if rows.num_rows:
-            yield rows
-
-    def _read(self) -> Batch | None:
-        """Read once; None if the source could not be reached, and then a new reader goes on behind what was read."""
-        try:
-            self._reader = self._reader or self._source.open(self._lease, self._reached)
-            return self._reader.read()
-        except SourceUnavailable as fault:
-            log.warning("shard %s: trying again: %s", self._part.shard, fault)
-            self._close()
-            return None
+            self._pull.close()
 
     def _pause(self, batch: Batch | None, began: float) -> float:
+        if self._cursor.over:
+            return 0.0
         now = time.monotonic()
         # At the tip there is nothing to hear, and what is to come is there at once.
         if batch is not None and (batch.end is not None or batch.behind_seconds):
@@ -98,8 +95,3 @@ class PartReading:
             return self._faults.next()
         self._faults.reset()
         return max(batch.wait_seconds, began + self._part.pause_seconds - now)
-
-    def _close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()

@@ -2,7 +2,8 @@
 
 Rule 1: what is reported is here, and follows what was reported before without a gap.
 Rule 2: what waits is bounded: a shard has its part of the reader's room, and is not read while that is full.
-Rule 3: a fault says nothing about the records: the next reader of the source is opened behind what is here.
+Rule 3: a fault says nothing about the records: the next reader of the source is opened behind what is here
+(`reading/cursor.py`, whose consumer is the planner: what was reported to it is delivered).
 """
 
 import logging
@@ -14,8 +15,9 @@ from threading import Lock
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
+from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.protocol import Batch, Reader, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Source, SourceError, SourceUnavailable
 from leasehold.adapters.spark.chunks import ANY_SIZE, Chunk, Columns, RowBuffer, SourceSpec, chunk_of
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.spark.readers.messages import FromReader, Open, Piece, ShardFailure, ShardReport
@@ -81,9 +83,8 @@ class ShardShelf:
         say: Callable[[FromReader], None],
         shards: Callable[[], int],
     ) -> None:
-        self._asked, self._source, self._spec, self._say, self._shards = asked, source, spec, say, shards
-        self._reader: Reader | None = None
-        self._read_to = asked.start
+        self._asked, self._spec, self._say, self._shards = asked, spec, say, shards
+        self._pull = ShardPull(Cursor(asked.start), lambda start: source.open(asked.lease, start))
         self._pieces: deque[tuple[Chunk, int]] = deque()
         self._gone_through = self._rows = self._bytes = 0
         self._lock = Lock()
@@ -135,33 +136,27 @@ class ShardShelf:
         return self._rows >= rows or self._bytes >= size
 
     def _read(self) -> Batch:
-        try:
-            self._reader = self._reader or self._source.open(self._asked.lease, self._read_to)
-            batch = self._reader.read()
+        told = list[Piece]()
+
+        def keep(batch: Batch) -> None:
             columns, spec = self._spec.stock.columns, self._spec
-            chunk = chunk_of(columns, self._asked.lease, batch)
-            pieces = [] if chunk is None else pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
-            told = tuple(Piece(piece.count, size, piece.ends) for piece, size in pieces)
-        except Exception:
-            self._end()  # rule 3
-            raise
-        if chunk is not None:
-            self._put(pieces, chunk)
-        if chunk is not None or batch.behind_seconds is not None:
+            if (chunk := chunk_of(columns, self._asked.lease, batch)) is None:
+                return
+            pieces = pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
+            told.extend(Piece(piece.count, size, piece.ends) for piece, size in pieces)
+            with self._lock:
+                if not self.closed:
+                    self._pieces.extend(pieces)
+                    self._rows += chunk.count
+                    self._bytes += sum(size for _, size in pieces)
+            self._pull.cursor.batch_read(chunk.ends)
+
+        batch = self._pull.read(keep)
+        if told or batch.behind_seconds is not None:
             more = (batch.behind_seconds, batch.size, batch.ended, batch.children)
-            self._say(ShardReport(self._asked.opening, told, *more))
+            self._say(ShardReport(self._asked.opening, tuple(told), *more))
         return batch
 
-    def _put(self, pieces: list[tuple[Chunk, int]], chunk: Chunk) -> None:
-        with self._lock:
-            if not self.closed:
-                self._pieces.extend(pieces)
-            self._rows += chunk.count
-            self._bytes += sum(size for _, size in pieces)
-            self._read_to = chunk.ends
-
     def _end(self) -> float:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        self._pull.close()
         return math.inf
