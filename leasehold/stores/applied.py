@@ -25,7 +25,7 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
             return _changed(write, stored) if stored else None
 
 
-def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901, PLR0911, PLR0912  a line per write is the point
+def _changed(write: LeaseChange, stored: Lease) -> Lease | None:
     match write:
         case writes.ClaimLease(lease, me, notes):
             return _owned_by(stored, me, notes) if stored.version == lease.version else None

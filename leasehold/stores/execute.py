@@ -28,9 +28,7 @@ def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained
     return outcome
 
 
-def write_of(  # noqa: PLR0911  one line per action is the point
-    action: Action, me: str, notes: Notes = (), drained: Position | None = None
-) -> writes.Write:
+def write_of(action: Action, me: str, notes: Notes = (), drained: Position | None = None) -> writes.Write:
     """The one write that this action stands for, its alternates apart."""
     match action:
         case Create(lease):

@@ -63,4 +63,4 @@ def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
     assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
     bench.store.down = False
     bench.steps(reading, 1)
-    assert bench.store.row("s-0").checkpoint == Position("103")
+    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))

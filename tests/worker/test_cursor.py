@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from leasehold.adapters.reading.cursor import (
-    Checkpoint,
+    AwaitEvent,
     Cursor,
-    Deliver,
-    End,
-    Leave,
-    Open,
-    Read,
-    Release,
+    DeliverRows,
+    EndShard,
+    LeaveShard,
+    OpenReader,
+    ReadBatch,
+    ReleaseAt,
     ShardPull,
-    Wait,
+    StoreCheckpoint,
 )
 from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position, Shard
@@ -107,21 +107,21 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         """Do what the cursor asks for, with a consumer that is busy."""
         self.stream.broken = broken
         match self.cursor.order(write=False, free=False):
-            case Open(start):
+            case OpenReader(start):
                 assert start == self.cursor.read
                 self.pull.open()
-            case Read():
+            case ReadBatch():
                 try:
                     self.pull.read(self._keep)
                 except (SourceUnavailable, MemoryError):
                     assert self.stream.readers == 0
             case order:
-                assert order in {Wait(), End(())}
+                assert order in {AwaitEvent(), EndShard(())}
 
     @rule(most=st.integers(1, 5))
     def deliver(self, most: int) -> None:
         """Hand over some of the rows: they follow what was handed over before without a gap."""
-        if self.cursor.order(write=False) != Deliver():
+        if self.cursor.order(write=False) != DeliverRows():
             return
         last = number(self.cursor.delivered)
         taken, self.rows = self.rows[:most], self.rows[most:]
@@ -143,11 +143,11 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     def store(self) -> None:
         """Write a checkpoint where one is due."""
         match self.cursor.order():
-            case Checkpoint(to):
+            case StoreCheckpoint(to):
                 assert self.stored < number(to) <= self.finished
                 self.stored = number(to)
                 self.cursor.checkpoint_stored(to)
-            case End(_):
+            case EndShard(_):
                 assert self.finished == RECORDS + 1
 
     @rule()
@@ -169,11 +169,11 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     def change_owner(self, crash: bool) -> None:
         """The lease goes to another owner, by a release once nothing is out, or by a crash at any moment."""
         order = self.cursor.order(leaving=True)
-        if not crash and order == Wait():
+        if not crash and order == AwaitEvent():
             assert self.given or self.cursor.out
             return
         if not crash:
-            assert isinstance(order, Release)
+            assert isinstance(order, ReleaseAt)
             assert self.stored <= number(order.at) <= self.finished
             self.stored = number(order.at)
         self.pull.close()
@@ -218,6 +218,12 @@ def _done() -> Cursor:
     return cursor
 
 
+def _resumed() -> Cursor:
+    cursor = Cursor(at(2))
+    cursor.begun_at(at(5))
+    return cursor
+
+
 def _ended() -> Cursor:
     cursor = _out()
     cursor.consumer_acknowledged(at(6))
@@ -230,25 +236,25 @@ def _ended() -> Cursor:
 @pytest.mark.parametrize(
     ("cursor", "flags", "order"),
     [
-        (_done, {"lost": True, "leaving": True}, Leave()),
-        (_ended, {"lost": True}, Leave()),
-        (_out, {"leaving": True}, Wait()),
-        (_done, {"leaving": True}, Wait()),
-        (_read, {"leaving": True, "expired": True}, Release(at(3))),
-        (_ended, {"leaving": True}, Release(at(6))),
-        (_ended, {"expired": True}, End((Shard("child"),))),
-        (_done, {"expired": True}, Checkpoint(at(5))),
-        (_done, {"write": False, "expired": True}, Wait()),
-        (_done, {"write": False}, Read()),
-        (_read, {"expired": True}, Wait()),
-        (_read, {}, Deliver()),
-        (_read, {"free": False}, Read()),
-        (_read, {"free": False, "room": False}, Wait()),
-        (lambda: Cursor(at(3)), {}, Open(at(3))),
-        (lambda: Cursor(at(3)), {"room": False}, Wait()),
-        (lambda: Cursor(at(3), until=at(3)), {}, Wait()),
-        (lambda: Cursor(at(5), acknowledged=at(4), committed=at(2)), {}, Checkpoint(at(4))),
-        (lambda: Cursor(at(5), acknowledged=at(4)), {}, Open(at(5))),
+        (_done, {"lost": True, "leaving": True}, LeaveShard()),
+        (_ended, {"lost": True}, LeaveShard()),
+        (_out, {"leaving": True}, AwaitEvent()),
+        (_done, {"leaving": True}, AwaitEvent()),
+        (_read, {"leaving": True, "expired": True}, ReleaseAt(at(3))),
+        (_ended, {"leaving": True}, ReleaseAt(at(6))),
+        (_ended, {"expired": True}, EndShard((Shard("child"),))),
+        (_done, {"expired": True}, StoreCheckpoint(at(5))),
+        (_done, {"write": False, "expired": True}, AwaitEvent()),
+        (_done, {"write": False}, ReadBatch()),
+        (_read, {"expired": True}, AwaitEvent()),
+        (_read, {}, DeliverRows()),
+        (_read, {"free": False}, ReadBatch()),
+        (_read, {"free": False, "room": False}, AwaitEvent()),
+        (lambda: Cursor(at(3)), {}, OpenReader(at(3))),
+        (lambda: Cursor(at(3)), {"room": False}, AwaitEvent()),
+        (lambda: Cursor(at(3), until=at(3)), {}, AwaitEvent()),
+        (_resumed, {}, OpenReader(at(5))),
+        (_resumed, {"leaving": True}, AwaitEvent()),
     ],
 )
 def test_each_line_of_the_table_of_orders(cursor: Callable[[], Cursor], flags: dict[str, bool], order: object) -> None:
@@ -264,11 +270,20 @@ def test_more_than_was_delivered_cannot_be_acknowledged() -> None:
     assert (cursor.acknowledged, cursor.committed) == (at(3), at(3))
 
 
-@pytest.mark.parametrize("marks", [{"acknowledged": 6}, {"committed": 6}, {"acknowledged": 2, "committed": 3}])
-def test_marks_that_are_not_in_order_are_refused(marks: dict[str, int]) -> None:
-    """Without it a reading could begin behind what its lease says is done."""
-    with pytest.raises(ValueError, match="must not fall in this order"):
-        Cursor(at(5), **{name: at(place) for name, place in marks.items()})
+def test_a_consumer_may_begin_before_or_behind_what_the_lease_says() -> None:
+    """Without it a query that goes on behind its own last batch, or before it, could not use the same marks."""
+    behind, before = _resumed(), Cursor(at(5))
+    before.begun_at(at(2))
+    behind.consumer_acknowledged(at(4))
+    assert (behind.committed, behind.acknowledged, behind.delivered, behind.read) == (at(2), at(4), at(5), at(5))
+    assert (before.committed, before.acknowledged, before.delivered, before.read) == (at(2), at(2), at(2), at(2))
+    assert (behind.unstored, before.unstored) == (at(4), None)
+
+
+def test_more_than_is_acknowledged_cannot_be_stored() -> None:
+    """Without it a driver's mistake could have the lease say that records are done which nobody has finished with."""
+    with pytest.raises(ValueError, match=r"^cursor: committed, acknowledged, delivered, read must not fall"):
+        _out().checkpoint_stored(at(4))
 
 
 def test_no_event_moves_a_mark_back() -> None:

@@ -32,7 +32,7 @@ def action_json(action: Action) -> dict[str, Any]:
     return {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule} | _more_json(action)
 
 
-def _more_json(action: Action) -> dict[str, Any]:  # noqa: PLR0911  one for each action
+def _more_json(action: Action) -> dict[str, Any]:
     match action:
         case Create():
             return _lease_json(action.lease)

@@ -19,6 +19,7 @@ Four marks, each a position of the shard, and one invariant:
 Events, and which marks they move. The name of a method is the name of its row.
 
     event                       committed       acknowledged    delivered       read            the reader
+    begun_at(start)             <= start        <= start        start           start
     batch_read(to)                                                              to              stays open
     reading_failed                                                                              is closed
     rows_dropped                                                                delivered       is closed
@@ -34,17 +35,17 @@ rows behind that any more. A new consumer, or one that failed, gets what lies be
 
 `order` says what to do next, the first line that fits:
 
-    the lease is lost                                   Leave
-    it is to be left, and a consumer is at work         Wait, for its acknowledgement
-    it is to be left                                    Release, carrying what is acknowledged
-    the end of the shard is acknowledged                End: the children's leases, then SHARD_END
-    something is acknowledged and not stored            Checkpoint, if a write is due
-    the lease has expired by our own clock              Wait: it may be another's, a renewal will tell
-    something is read and not delivered                 Deliver, if the consumer is free
-    the end of what is to be read was read              Wait, for the consumer
-    there is no room for more                           Wait
-    no reader is open                                   Open, at `read`
-    else                                                Read
+    the lease is lost                                   LeaveShard
+    it is to be left, and a consumer is at work         AwaitEvent: its acknowledgement
+    it is to be left                                    ReleaseAt what is acknowledged
+    the end of the shard is acknowledged                EndShard: the children's leases, then SHARD_END
+    something is acknowledged and not stored            StoreCheckpoint, if a write is due
+    the lease has expired by our own clock              AwaitEvent: it may be another's, a renewal will tell
+    something is read and not delivered                 DeliverRows, if the consumer is free
+    the end of what is to be read was read              AwaitEvent: the consumer
+    there is no room for more                           AwaitEvent
+    no reader is open                                   OpenReader at `read`
+    else                                                ReadBatch
 
 Nothing is delivered or read unless the lease is held; no order carries more than `acknowledged`.
 """
@@ -59,82 +60,67 @@ from leasehold.balancer.model import SHARD_END, Position, Shard
 
 
 @frozen
-class Open:
+class OpenReader:
     """Open a reader just behind this position."""
 
     at: Position
 
 
 @frozen
-class Read:
+class ReadBatch:
     """Read once."""
 
 
 @frozen
-class Deliver:
+class DeliverRows:
     """Hand the consumer what lies behind `delivered`."""
 
 
 @frozen
-class Checkpoint:
+class StoreCheckpoint:
     """Store this position: all before it is finished with."""
 
     to: Position
 
 
 @frozen
-class End:
+class EndShard:
     """Create the leases of these children, as far as the source named them, then write SHARD_END (L3)."""
 
     children: tuple[Shard, ...]
 
 
 @frozen
-class Release:
+class ReleaseAt:
     """Give the lease to whom it is promised, or free it, with all up to `at` finished with."""
 
     at: Position
 
 
 @frozen
-class Wait:
+class AwaitEvent:
     """Nothing can be done before another event."""
 
 
 @frozen
-class Leave:
+class LeaveShard:
     """Close the reader and forget the shard; store nothing."""
 
 
-Order = Open | Read | Deliver | Checkpoint | End | Release | Wait | Leave
+CursorOrder = OpenReader | ReadBatch | DeliverRows | StoreCheckpoint | EndShard | ReleaseAt | AwaitEvent | LeaveShard
 
 
 class Cursor:
     """The marks of one shard.
 
-    start         where the first reader opens
-    acknowledged  how far a consumer had come before, if that is not as far as `start`
-    committed     what the lease says, if that is not as far as `acknowledged`
-    until         reading is over once this position is read; by default the end of the shard
-    Raises ValueError if the three positions are not in order.
+    at     where all four begin: what the lease says, or where a reading that stores nothing starts
+    until  reading is over once this position is read; by default the end of the shard
     """
 
-    def __init__(
-        self,
-        start: Position,
-        *,
-        acknowledged: Position | None = None,
-        committed: Position | None = None,
-        until: Position = SHARD_END,
-    ) -> None:
-        self.read = self.delivered = start
-        self.acknowledged = start if acknowledged is None else acknowledged
-        self.committed = self.acknowledged if committed is None else committed
+    def __init__(self, at: Position, *, until: Position = SHARD_END) -> None:
+        self.committed = self.acknowledged = self.delivered = self.read = self.storable = at
         self.until, self.children = until, tuple[Shard, ...]()
         self.reader_open = False
-        # SHARD_END is stored by `End` alone, behind the children's leases: until then a release carries a number.
-        self.storable = self.committed if self.acknowledged.ended else self.acknowledged
-        self._check()
 
     @property
     def out(self) -> bool:
@@ -157,6 +143,12 @@ class Cursor:
         return self.storable if self.storable.order > self.committed.order else None
 
     # Events
+
+    def begun_at(self, start: Position) -> None:
+        """The consumer begins here: where LATEST is now, or where it came to by its own account before."""
+        if self.acknowledged.order > start.order:
+            self.acknowledged = self.committed = self.storable = start
+        self.delivered = self.read = start
 
     def reader_opened(self) -> None:
         """A reader was opened at `read`."""
@@ -193,6 +185,7 @@ class Cursor:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
         if to.order > self.acknowledged.order:
             self.acknowledged = to
+            # SHARD_END is stored by `EndShard` alone, behind the children's leases; until then a release has a number.
             self.storable = self.storable if to.ended else to
 
     def consumer_gone(self) -> None:
@@ -207,7 +200,7 @@ class Cursor:
 
     # Orders
 
-    def order(  # noqa: PLR0911  one line for each line of the table
+    def order(
         self,
         *,
         lost: bool = False,
@@ -216,7 +209,7 @@ class Cursor:
         write: bool = True,
         free: bool = True,
         room: bool = True,
-    ) -> Order:
+    ) -> CursorOrder:
         """Return what to do next.
 
         lost, leaving, expired  as the holding has it
@@ -225,20 +218,20 @@ class Cursor:
         room                    whether more may be read
         """
         if lost:
-            return Leave()
+            return LeaveShard()
         if leaving:
-            return Wait() if self.out else Release(self.storable)
+            return AwaitEvent() if self.out else ReleaseAt(self.storable)
         if self.acknowledged.ended:
-            return End(self.children)
+            return EndShard(self.children)
         if write and (unstored := self.unstored) is not None:
-            return Checkpoint(unstored)
+            return StoreCheckpoint(unstored)
         if expired:
-            return Wait()
+            return AwaitEvent()
         if self.held and free:
-            return Deliver()
+            return DeliverRows()
         if self.over or not room:
-            return Wait()
-        return Read() if self.reader_open else Open(self.read)
+            return AwaitEvent()
+        return ReadBatch() if self.reader_open else OpenReader(self.read)
 
     def _check(self) -> None:
         marks = self.committed, self.acknowledged, self.delivered, self.read

@@ -1,10 +1,13 @@
 """Reads a held lease, step by step, and hands its records over: never two batches at a time.
 
+What to do next is the cursor's word (`reading/cursor.py`): a batch is delivered as its handler is called, and
+acknowledged once the handler has finished with it. Here is what the cursor does not know: handlers, waits and faults.
+
 Rule 1: a step reads at most once, and a reading holds at most one batch, so a slow handler slows its own shard
 and memory does not grow. Rule 2: nothing here sleeps or waits for a handler; a step returns when it wishes to be
 called next, or never (infinity) once nothing is left to do. Rule 3: records are handed over only while the lease is
-held and not expired by our own clock. Rule 4: a batch is held until it is done, or the reader is closed: the next
-reader is opened behind what is done, so that no record is passed over.
+held and not expired by our own clock. Rule 4: a batch that is forgotten for want of room is read again from
+`acknowledged` on, and one that fails is delivered again from there, so that no record is passed over.
 The package's own text (`leasehold.adapters.reading`) tells the order of all events, and why nothing is skipped.
 """
 
@@ -14,6 +17,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
+from leasehold.adapters.reading.cursor import (
+    AwaitEvent,
+    Cursor,
+    DeliverRows,
+    EndShard,
+    LeaveShard,
+    OpenReader,
+    ReadBatch,
+    ReleaseAt,
+    ShardPull,
+    StoreCheckpoint,
+)
 from leasehold.adapters.reading.handlers.answers import Ending
 from leasehold.adapters.reading.handlers.bisection import Attempts, Bury, Hopeless, TryAgain
 from leasehold.adapters.reading.handlers.handler_watch import CallEnded, Found, GivenUp, HandlerWatch, Later, LeaseLost
@@ -24,9 +39,9 @@ from leasehold.adapters.reading.room import Room
 from leasehold.adapters.reading.shard_end import end
 from leasehold.adapters.reading.start import ReadingStart
 from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
-from leasehold.balancer.model import Position, Shard
+from leasehold.balancer.model import SHARD_END
 from leasehold.balancer.shards.ancestry import readable
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import StoreError
@@ -61,10 +76,10 @@ class ShardReading:
         self._member, self._handling = member, handling
         self._start = ReadingStart(holding, member.source, member.config)
         self._slot = (room or Room()).slot(holding.key)
-        self._reader: Reader | None = None
-        self._children: tuple[Shard, ...] | None = None
-        self._handled: Position | None = None
-        self._begun, self._checkpoint_due, self._parents_wait = False, 0.0, PARENT_WAITS[0]
+        self._cursor = Cursor(holding.lease.checkpoint)
+        self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
+        self._begun = False
+        self._checkpoint_due, self._parents_wait = 0.0, PARENT_WAITS[0]
         self._attempts = Attempts(handling, holding, member.uniform)
         self._faults = Backoff(*FAULT_WAITS, member.uniform)
 
@@ -88,35 +103,49 @@ class ShardReading:
         return due
 
     def _go_on(self, now: float) -> float:
-        if self.holding.lost.is_set():
-            return self._leave("lease-lost")
-        if self.holding.parting:
-            return self._part(now)
-        if self.holding.expired:
-            return now + EXPIRED_SECONDS
-        if now < self._rests_until:
-            return self._rests_until
-        if (batch := self._slot.take_up()) is not None:
-            return self._hand_over(batch, now)
-        return self._read_on(now)
+        cursor, holding = self._cursor, self.holding
+        # No call is at work: what was delivered and is not acknowledged is delivered again.
+        cursor.consumer_gone()
+        batch = self._slot.take_up()
+        if self._slot.was_forgotten():  # its handler had failed, and others wanted the room
+            self._pull.drop()
+        rested = now >= self._rests_until
+        match cursor.order(
+            lost=holding.lost.is_set(),
+            leaving=holding.parting,
+            expired=holding.expired,
+            write=now >= self._checkpoint_due,
+            free=rested,
+            room=rested,
+        ):
+            case LeaveShard():
+                return self._leave("lease-lost")
+            case ReleaseAt(at):
+                return self._leave("stopped") if holding.part(at) else now
+            case EndShard(children):
+                member = self._member
+                if not end(holding, children, member.store, member.source, member.config):
+                    return self._leave("lease-lost")
+                member.hurry()
+                return self._leave("shard-ended")
+            case StoreCheckpoint():
+                return self._go_on(now) if self._stored(now) else self._leave("lease-lost")
+            case DeliverRows() if batch is not None:
+                return self._deliver(batch, now)
+            case OpenReader() | ReadBatch():
+                return self._read(now) if self._begun else self._begin(now)
+            case DeliverRows() | AwaitEvent():
+                return now + EXPIRED_SECONDS if holding.expired else self._rests_until
+            case _ as never:
+                assert_never(never)
 
     def _rest(self, until: float) -> float:
         """Neither read nor hand over before then, whoever hurries the reading: a handler's end does, too."""
         self._rests_until = until
         return until
 
-    def _read_on(self, now: float) -> float:
-        if self._children is not None:
-            return self._finish()
-        if self._slot.was_forgotten():
-            self._close()
-        if self._reader is None:
-            return self._open(now)
-        return self._read(self._reader, now)
-
-    # Beginning
-
-    def _open(self, now: float) -> float:
+    def _begin(self, now: float) -> float:
+        """Open the first reader once the parents are read, at the checkpoint, or where the configuration begins."""
         lease, member = self.holding.lease, self._member
         parents = {parent.key: parent for parent in member.store.get(lease.parents)} if lease.parents else {}
         if not readable(lease, parents):  # L12
@@ -125,85 +154,87 @@ class ShardReading:
         start = self._start.find()
         if start is None:
             return self._leave("lease-lost")
-        if self._handled is not None and self._handled.order > start.order:
-            start = self._handled  # opened anew, and what is done is not checkpointed yet
-        self._reader = member.source.open(self.holding.claimed, start)
-        if not self._begun:
-            self._begun = True
-            self._observe("initialize")
+        # A row that says LATEST goes on saying so until a record is done; `start` is what that means (L5).
+        self._cursor.begun_at(start)
+        self._pull.open()
+        self._begun = True
+        self._observe("initialize")
         return now
 
-    # Going on
-
-    def _read(self, reader: Reader, now: float) -> float:
+    def _read(self, now: float) -> float:
         if not self._slot.ask():
             self.holding.throughput.rest(now)
             return now + ROOM_SECONDS
-        batch = self._held(reader)
+
+        def keep(batch: Batch) -> None:
+            self._slot.fill(batch)
+            self._cursor.batch_read(SHARD_END if batch.ended else batch.end, batch.children)
+
+        try:
+            batch = self._pull.read(keep)
+        except BaseException:
+            self._slot.clear()
+            raise
         self.holding.throughput.add(batch.size, now)
         self.holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds
         self._handovers.tell("measure", partial(self._handling.measure, self.holding, batch))
-        return self._hand_over(batch, now)
-
-    def _held(self, reader: Reader) -> Batch:
-        try:
-            batch = reader.read()
-            self._slot.fill(batch)
-        except BaseException:
-            # The reader may be past records that it did not deliver.
-            self._slot.clear()
-            self._close()
-            raise
-        return batch
-
-    def _hand_over(self, batch: Batch, now: float) -> float:
         if self.holding.expired:  # reading took long: the next renewal tells who owns the lease
             return now + EXPIRED_SECONDS
-        return self._handle(batch, now) if batch.records else self._done(batch, now)
+        return self._deliver(batch, now)
 
-    def _handle(self, batch: Batch, now: float) -> float:
+    def _deliver(self, batch: Batch, now: float) -> float:
+        """Hand over what is left of the batch, or the part of it that is to be tried next."""
         if self.holding.lost.is_set():
             return self._leave("lease-lost")
-        piece = self._attempts.piece(batch)
-        if not piece.records:
+        if not batch.records or not (piece := self._attempts.piece(batch)).records:
             return self._done(batch, now)
+        self._cursor.rows_delivered(piece.read_to)
 
         def handled(fault: Exception | None, now: float) -> float:
-            return self._passed(piece, batch, now) if fault is None else self._failed(piece, batch, fault, now)
+            if fault is None:
+                return self._passed(piece, batch, now)
+            return self._failed(piece, batch, fault, now)
 
         return self._hand(partial(self._handling.handler, piece), handled, now)
 
     def _passed(self, piece: Delivery, batch: Batch, now: float) -> float:
         if piece.records[-1].position.order >= batch.records[-1].position.order:
             return self._done(batch, now)
-        self._handled = piece.read_to
+        self._cursor.consumer_acknowledged(piece.read_to)
         self._attempts.passed(piece.read_to)
-        return now if self._checkpointed(now) else self._leave("lease-lost")
+        return now if self._stored(now) else self._leave("lease-lost")
 
     def _done(self, batch: Batch, now: float) -> float:
-        self._handled = batch.end or self._handled
+        """All of the batch is finished with: records that were handled, buried, or dropped by the source."""
+        self._cursor.rows_delivered(self._cursor.read)
+        for end_of_batch in (batch.end, SHARD_END if batch.ended else None):
+            if end_of_batch is not None:
+                self._cursor.consumer_acknowledged(end_of_batch)
         self.holding.reach.done()
-        if batch.ended:
-            self._children = batch.children
         self._slot.clear()
         self._attempts.done(batch)
-        if not self._checkpointed(now):
+        if not self._stored(now):
             return self._leave("lease-lost")
         return now if batch.ended or self.holding.parting else self._rest(self._read_due)
 
-    def _checkpointed(self, now: float) -> bool:
-        """Move the checkpoint to what is handled, if that is due; False if the lease is lost."""
+    def _stored(self, now: float) -> bool:
+        """Move the checkpoint to what is acknowledged, if that is due; False if the lease is lost."""
         if self.holding.lost.is_set():
             return False
-        if self._handled is not None and now >= self._checkpoint_due:
+        if (to := self._cursor.unstored) is not None and now >= self._checkpoint_due:
             # A waiting heir is given the lease and the position by one write.
-            if not self.holding.checkpoint(self._handled, unless_parting=True):
+            if not self.holding.checkpoint(to, unless_parting=True):
                 return False
+            if not self.holding.parting:
+                self._cursor.checkpoint_stored(to)
             self._checkpoint_due = now + self._handling.checkpoint_seconds
         return True
 
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:
+        # What the handler checkpointed by itself before it raised is finished with, and not delivered again.
+        if (checkpoint := self.holding.lease.checkpoint).order <= self._cursor.delivered.order:
+            self._cursor.consumer_acknowledged(checkpoint)
         if isinstance(error, Ending):
             return self._release(now)
         match self._attempts.failed(piece, error):
@@ -247,16 +278,6 @@ class ShardReading:
 
     # Ending
 
-    def _finish(self) -> float:
-        member = self._member
-        if not end(self.holding, self._children or (), member.store, member.source, member.config):
-            return self._leave("lease-lost")
-        member.hurry()
-        return self._leave("shard-ended")
-
-    def _part(self, now: float) -> float:
-        return self._leave("stopped") if self.holding.part(self._handled) else now
-
     def _stop(self, now: float, why: str) -> float:
         seconds = self._handling.bench_seconds
         log.error("shard %s stops here: %s; released, not taken again for %g s", self.holding.key, why, seconds)
@@ -270,22 +291,19 @@ class ShardReading:
         return now
 
     def _leave(self, happening: Happening) -> float:
-        if happening == "lease-lost" and self._handling.late_checkpoints and self._handled is not None:
-            self._checkpoint_late(self._handled)
+        if happening == "lease-lost" and self._handling.late_checkpoints:
+            self._checkpoint_late()
         self._slot.clear()
-        self._close()
+        self._pull.close()
         self._observe(happening)
         return math.inf
 
     def _observe(self, happening: Happening) -> None:
         self._handovers.tell("observer", partial(self._handling.observer, happening, self.holding))
 
-    def _close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _checkpoint_late(self, position: Position) -> None:
+    def _checkpoint_late(self) -> None:
+        if (position := self._cursor.unstored) is None:
+            return
         try:
             self.holding.checkpoint_late(position)
         except StoreError as fault:

@@ -18,7 +18,7 @@ from threading import Condition
 
 from attrs import Factory, define
 
-from leasehold.adapters.reading.cursor import Checkpoint, Cursor, End, Open, Read, ShardPull
+from leasehold.adapters.reading.cursor import Cursor, EndShard, OpenReader, ReadBatch, ShardPull, StoreCheckpoint
 from leasehold.adapters.reading.handlers.handling import Measure
 from leasehold.adapters.reading.member import FAULT_WAITS, PARENT_WAITS, ReadingWorker
 from leasehold.adapters.reading.shard_end import end
@@ -82,8 +82,9 @@ class ShardPrefetcher:
         self.holding, self.key = holding, holding.key
         self._member, self._shelf, self._left = member, shelf, left
         self._first = ReadingStart(holding, member.source, member.config)
-        self._cursor: Cursor | None = None  # once it is known where the query comes to the shard
-        self._pull: ShardPull | None = None
+        self._cursor = Cursor(holding.lease.checkpoint)
+        self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
+        self.opened = False  # whether it is known where the query goes on
         self._buffer = shelf.pace.buffer(shelf.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
@@ -97,7 +98,7 @@ class ShardPrefetcher:
     @property
     def held(self) -> Held | None:
         """As a batch may take part in it; None if it may not."""
-        if self._cursor is None or self.holding.lost.is_set() or self.holding.parting or self.holding.expired:
+        if not self.opened or self.holding.lost.is_set() or self.holding.parting or self.holding.expired:
             return None
         if self._held is None or self._held.begins is not self._cursor.delivered:
             self._held = Held(self.holding.epoch, self._cursor.delivered)
@@ -115,22 +116,17 @@ class ShardPrefetcher:
 
     @property
     def _ended(self) -> bool:
-        return self._cursor is not None and self._cursor.over
+        return self._cursor.over
 
     @property
     def _writable(self) -> Position | None:
         """The position that Spark has committed and the lease does not say, once it may be written (rule 4)."""
-        return self._done if self._ended or self.key in self._shelf.read else None
-
-    @property
-    def opened(self) -> bool:
-        """Whether reading has begun."""
-        return self._cursor is not None
+        return self._done if self.opened and (self._ended or self.key in self._shelf.read) else None
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """The next rows, at most so many."""
         chunk = self._buffer.take(rows, size)
-        if chunk is not None and self._cursor is not None:
+        if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
             self._given = True
         return chunk
@@ -153,48 +149,39 @@ class ShardPrefetcher:
         return due
 
     def _step(self, now: float) -> float:
-        holding, cursor, pull = self.holding, self._cursor, self._pull
+        holding, cursor = self.holding, self._cursor
         if holding.lost.is_set():
             return self._leave()
-        if cursor is not None and pull is not None:
-            return self._go_on(cursor, pull, now)
-        if holding.parting:
-            return self._leave() if holding.part() else now
-        # Expired, it may be another's.
-        return now + ROOM_SECONDS if holding.expired or self._blocked(now) else self._open(now)
-
-    def _go_on(self, cursor: Cursor, pull: ShardPull, now: float) -> float:
-        holding = self.holding
         if (done := self._writable) is not None:
             cursor.consumer_acknowledged(done)
-            self._written(cursor)  # the lease may say so already
+            self._written()  # the lease may say so already
         # What an earlier run was given and did not commit is not waited for: this one may never plan a batch of it.
         waits = self._given and cursor.out and not self._shelf.ending
         if holding.parting and not (waits or cursor.acknowledged.ended):
             return self._leave() if holding.part(cursor.storable) else now
         if self._buffer.gone:
-            self._set_back(cursor, pull)
+            self._set_back()
         match cursor.order(expired=holding.expired, free=False):
-            case Checkpoint(to):
+            case StoreCheckpoint(to):
                 if not holding.checkpoint(to):
                     return self._leave()
                 cursor.checkpoint_stored(to)
-                self._written(cursor)
-                return self._go_on(cursor, pull, now)
-            case End(children):
+                self._written()
+                return self._step(now)
+            case EndShard(children):
                 member = self._member
                 if end(holding, children, member.store, member.source, member.config):
                     member.hurry()
                 return self._leave()
-            case Open() | Read() if not holding.parting and not self._blocked(now):
-                return self._read(cursor, pull, now)
+            case OpenReader() | ReadBatch() if not holding.parting and not self._blocked(now):
+                return self._read(now) if self.opened else self._open(now)
             case _:
                 return now + (COMMIT_SECONDS if holding.parting else ROOM_SECONDS)
 
-    def _written(self, cursor: Cursor) -> None:
+    def _written(self) -> None:
         """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""
         with self._shelf.changed:
-            if self._done is not None and self._done.order <= cursor.committed.order:
+            if self._done is not None and self._done.order <= self._cursor.committed.order:
                 self._done = None
             self._shelf.changed.notify_all()
 
@@ -206,17 +193,15 @@ class ShardPrefetcher:
             return now + wait
         if (start := self._start()) is None:
             return self._leave()
-        checkpoint = self.holding.lease.checkpoint
-        cursor = Cursor(start, acknowledged=checkpoint if checkpoint.order < start.order else start)
-        pull = ShardPull(cursor, lambda at: member.source.open(self.holding.claimed, at))
-        if not start.ended:
-            pull.open()
         with self._shelf.changed:
-            self._cursor, self._pull, self._heard = cursor, pull, now
+            self._cursor.begun_at(start)
+            self.opened, self._heard = True, now
             # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
             done = self._shelf.committed(self.key)
             self._done = None if done is None or done.order > start.order else done
             self._shelf.changed.notify_all()
+        if not start.ended:
+            self._pull.open()
         return now
 
     def _start(self) -> Position | None:
@@ -229,10 +214,10 @@ class ShardPrefetcher:
         log.info("shard %s: its lease says %s, going on behind %s", self.key, checkpoint.sequence, known.sequence)
         return known
 
-    def _read(self, cursor: Cursor, pull: ShardPull, now: float) -> float:
+    def _read(self, now: float) -> float:
         if self._shelf.only_now and self._target is None:
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
-            self._reached(cursor, now, behind=None)
+            self._reached(now, behind=None)
         if self._at_tip:
             return now + ROOM_SECONDS
 
@@ -242,20 +227,20 @@ class ShardPrefetcher:
                 if chunk is not None:
                     self._buffer.put(chunk)
                     self._heard = now
-                cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
+                self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 if chunk is not None or batch.behind_seconds is not None:
                     self._shelf.answers += 1
                     self._shelf.read.add(self.key)
-                self._reached(cursor, now, behind=batch.behind_seconds)
+                self._reached(now, behind=batch.behind_seconds)
                 self._shelf.changed.notify_all()
 
-        batch = pull.read(keep)  # kept first: what follows may raise
+        batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
         self._shelf.measure(self.holding, batch)
         # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait.
         return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
-    def _reached(self, cursor: Cursor, now: float, *, behind: float | None) -> None:
+    def _reached(self, now: float, *, behind: float | None) -> None:
         """Note whether all that was there at the start is read: up to the last number, where the source gave one."""
         if (target := self._target) is None or self._at_tip:
             return
@@ -264,9 +249,9 @@ class ShardPrefetcher:
             # Where records never cease, it is enough that reading is well past the time that was asked for.
             past = behind is not None and now - self._asked > behind + PAST_SECONDS
             self._at_tip = target.sub == 0 or behind == 0 or past
-        elif cursor.read.order >= target.order:
+        elif self._cursor.read.order >= target.order:
             self._at_tip = True
-            self._shelf.read |= {self.key} if cursor.read.order == target.order else set()  # rule 4: that stream
+            self._shelf.read |= {self.key} if self._cursor.read.order == target.order else set()  # rule 4: that stream
         elif now - self._heard > SILENT_SECONDS:
             log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
             self._at_tip = True
@@ -279,12 +264,12 @@ class ShardPrefetcher:
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True
 
-    def _set_back(self, cursor: Cursor, pull: ShardPull) -> None:
+    def _set_back(self) -> None:
         """Have read again what Spark was not given yet: the process that had it is gone."""
-        pull.close()
+        self._pull.close()
         with self._shelf.changed:
             self._buffer = self._shelf.pace.buffer(self._shelf.pace.columns)
-            cursor.rows_dropped()
+            self._cursor.rows_dropped()
             self._at_tip = False
 
     def _exclude(self, now: float, fault: SourceError) -> float:
@@ -295,8 +280,7 @@ class ShardPrefetcher:
         return now
 
     def _leave(self) -> float:
-        if self._pull is not None:
-            self._pull.close()
+        self._pull.close()
         with self._shelf.changed:
             self._left(self)
             self._shelf.changed.notify_all()

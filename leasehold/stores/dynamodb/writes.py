@@ -110,7 +110,7 @@ def _move(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], Attribu
     return tuple(f"{name} = :{name}" for name in fields), stale, fields
 
 
-def request_of(write: writes.Write) -> Request | None:  # noqa: C901, PLR0911, PLR0912  one line per write is the point
+def request_of(write: writes.Write) -> Request | None:
     """The request of this write; None where the lease as seen rules its condition out."""
     match write:
         case writes.CreateLease(lease):

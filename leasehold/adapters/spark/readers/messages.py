@@ -182,7 +182,7 @@ def from_planner(line: bytes) -> FromPlanner:
 # As JSON
 
 
-def _said(message: FromReader | FromPlanner) -> Any:  # noqa: ANN401, PLR0911  what JSON takes; one for each kind
+def _said(message: FromReader | FromPlanner) -> Any:  # noqa: ANN401  what JSON takes; one for each kind
     match message:
         case Hello(host, port, token):
             return [host, port, token.hex()]

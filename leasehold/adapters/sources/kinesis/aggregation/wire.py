@@ -135,7 +135,7 @@ def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]
     return at
 
 
-def _common_records(body: bytes, at: int, end: int, message: Message) -> int:  # noqa: C901  calls were most of its time
+def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
     """Read on through user records of the form that producers write; where the first other thing begins.
 
     What it reads `_fields` would read alike, in several times the time. A record that is cut off by the
