@@ -268,8 +268,8 @@ def test_who_may_not_ask_is_not_told_that_a_bucket_is_missing(
         objects.missing()
 
 
-def test_objects_of_any_content_are_kept_under_no_condition(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A letter that is written again would be refused; and these may be tried again."""
+def test_objects_of_any_content_are_made_once(objects: S3Objects, bucket: S3Bucket) -> None:
+    """A letter that is written again would be refused, or take the place of what lies there."""
     objects.put_body("l/1", b"one")
     objects.put_body("l/1", b"two")
     objects.put_body("l/2", b"")
@@ -277,15 +277,33 @@ def test_objects_of_any_content_are_kept_under_no_condition(objects: S3Objects, 
     objects.put_body("m/1", b"")
     assert objects.names("absent/") == ()
     assert objects.names("l/") == ("l/1", "l/2", "l/3")
-    assert (objects.body("l/1"), objects.body("absent")) == (b"two", None)
+    assert (objects.body("l/1"), objects.body("absent")) == (b"one", None)
     objects.remove("l/1")
     objects.remove("l/1")
     assert objects.body("l/1") is None
     assert {attempts for attempts, _, _ in bucket.asked} == {READS}
-    assert bucket.asked[0][2] == {"Key": "l/1", "Body": b"one", "ContentType": "application/json"}
+    assert bucket.asked[0][2] == {
+        "Key": "l/1",
+        "Body": b"one",
+        "ContentType": "application/json",
+        "IfNoneMatch": "*",
+    }
     bucket.faults = {"get_object": [refusal("AccessDenied", 403)]}
     with pytest.raises(StoreError, match="AccessDenied"):
         objects.body("l/2")
+
+
+@pytest.mark.parametrize("code", ["NotImplemented", "501"])
+def test_a_service_without_conditions_keeps_objects_of_any_content_too(
+    objects: S3Objects, bucket: S3Bucket, code: str
+) -> None:
+    """Whoever keeps letters there would find every shard with a poisoned record stopped."""
+    bucket.faults = {"put_object": [refusal(code, 501)]}
+    objects.put_body("l/1", b"one")
+    assert objects.body("l/1") == b"one"
+    bucket.faults = {"put_object": [refusal("AccessDenied", 403)]}
+    with pytest.raises(StoreError, match="AccessDenied"):
+        objects.put_body("l/2", b"")
 
 
 def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

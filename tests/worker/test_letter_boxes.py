@@ -30,12 +30,12 @@ def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.Monkey
     monkeypatch.setattr(f"{LETTERS}.boxes.time", SimpleNamespace(time=lambda: 0.008))
     put, closed = list[object](), list[bool]()
     box: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
-    letters = DeadLetters(box, stream="orders", table="t")
+    letters = DeadLetters(box, stream="orders", table="t", source="kinesis://orders")
     letters(batch(""), ValueError("poison"))
     DeadLetters(box)(batch(""), ValueError("poison"))
     letters.close()
-    once = evolve(FULL, attempts=3)
-    assert (put, closed) == ([once, evolve(once, stream="", table="")], [True])
+    once = evolve(FULL, attempts=3, source="kinesis://orders")
+    assert (put, closed) == ([once, evolve(once, stream="", table="", source="")], [True])
 
 
 def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +125,8 @@ class Bucket:
         return self.absent
 
     def put_body(self, name: str, body: bytes) -> None:
-        """Keep it."""
-        self.there[name] = body
+        """Keep it, unless one of its name is there."""
+        self.there.setdefault(name, body)
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """Those that begin so."""

@@ -1,25 +1,32 @@
 """Dead letters: what they say, that none is lost or doubled, and that a replay removes those alone that are done."""
 
+import errno
 import json
 from asyncio import CancelledError
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from test_letter_boxes import Bucket
 from test_reading import Bench
 from typer.testing import CliRunner
 
+from leasehold.adapters.cli.consume import _dead_letter
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
 from leasehold.adapters.reading.handlers.answers import fault_from
 from leasehold.adapters.reading.handlers.handling import Delivery
-from leasehold.adapters.reading.letters.boxes import dead_letters, open_letters
-from leasehold.adapters.reading.letters.letter import TEXT_MOST, BadLetter, Letter, letter_of
-from leasehold.adapters.reading.letters.replaying import HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.reading.letters.boxes import FolderBox, dead_letters, open_letters
+from leasehold.adapters.reading.letters.letter import TEXT_MOST, BadLetter, Letter, letter_of, place_of
+from leasehold.adapters.reading.letters.objects import ObjectBox
+from leasehold.adapters.reading.letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
@@ -49,6 +56,7 @@ LETTERS = st.builds(
     attempts=st.integers(0, 99),
     worker=TEXTS,
     time_ms=st.integers(0, 10**13),
+    source=TEXTS,
 )
 
 
@@ -112,6 +120,7 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
     assert isinstance(told.pop("time_ms"), int)
     assert told == {
         "table": "memory://orders-app",
+        "source": "",
         "stream": "orders",
         "shard": "s-0",
         "lease": "s-0",
@@ -300,8 +309,140 @@ def test_a_dead_letter_that_cannot_be_is_refused_at_the_start(letters: str, says
     assert SECRET not in done.stderr
 
 
-def test_letters_of_one_record_differ_by_what_they_say_alone() -> None:
-    """Without it a letter would have another name at the next burial."""
-    first = letter("1")
-    assert evolve(first, attempts=9, worker="w-2", time_ms=9, text="other").name == first.name
-    assert evolve(first, table="other").name != first.name
+ALIKE = st.builds(
+    Letter,
+    table=st.sampled_from(["dynamodb://app", "dynamodb://app?region=eu-west-1"]),
+    stream=st.sampled_from(["orders", "ns/orders/$Default"]),
+    shard=st.sampled_from(["shardId-000000000000", "shardId-000000000001"]),
+    lease=st.just("shardId-000000000000"),
+    record=st.builds(
+        Record,
+        st.sampled_from([b"", b"poison", b"poison\n"]),
+        st.just("1"),
+        st.sampled_from([0, 1]),
+        partition_key=st.sampled_from([None, "", "k"]),
+        explicit_hash_key=st.sampled_from([None, "7"]),
+        arrived=st.sampled_from([None, 1.5, 1.501]),
+        token=st.sampled_from(["", "12"]),
+        aggregated=st.just(False),
+        event=st.none(),
+    ),
+    error=TEXTS,
+    text=TEXTS,
+    attempts=st.integers(0, 9),
+    worker=st.sampled_from(["w-1", "w-2"]),
+    time_ms=st.integers(0, 9),
+    source=st.sampled_from(["kinesis://orders?region=eu-west-1", "kinesis://orders?region=us-east-1"]),
+)
+"""Letters of several groups, streams and shards whose ids and numbers are mostly the same."""
+
+
+def of_record(letter: Letter) -> Letter:
+    """All that two burials of one record say alike."""
+    return evolve(letter, error="", text="", attempts=0, worker="", time_ms=0)
+
+
+def lying_in_a_folder(letters: list[Letter]) -> list[Letter]:
+    """Those that a folder has once all of them were buried there."""
+    with TemporaryDirectory() as folder:
+        return lying(FolderBox(Path(folder)), letters)
+
+
+def lying_in_a_folder_without_links(letters: list[Letter]) -> list[Letter]:
+    """The same, where the file system has no hard links."""
+    refused = OSError(errno.EPERM, "no links")
+    with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=refused):
+        return lying(FolderBox(Path(folder)), letters)
+
+
+def lying_in_a_bucket(letters: list[Letter]) -> list[Letter]:
+    """Those that a bucket has."""
+    bucket: Any = Bucket()
+    return lying(ObjectBox(bucket, "dead/"), letters)
+
+
+def lying(box: FolderBox | ObjectBox, letters: list[Letter]) -> list[Letter]:
+    """Bury all, each a second time by another worker, and read what is there."""
+    for each in (*letters, *(evolve(each, worker="w-3", attempts=11, text="again") for each in letters)):
+        box.put(each)
+    assert all(place_of(name) for name in box.names())
+    return [letter_of(box.get(name) or b"") for name in box.names()]
+
+
+@pytest.mark.parametrize("found", [lying_in_a_folder, lying_in_a_folder_without_links, lying_in_a_bucket])
+@given(letters=st.lists(ALIKE, max_size=12))
+def test_every_distinct_letter_is_there_once_whoever_buries_into_the_box(
+    found: Callable[[list[Letter]], list[Letter]], letters: list[Letter]
+) -> None:
+    """A group's letter would replace another's: the record would be nowhere, behind its checkpoint."""
+    there = [of_record(each) for each in found(letters)]
+    assert sorted(there, key=repr) == sorted({of_record(each) for each in letters}, key=repr)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("kinesis://o?region=eu-west-1", "dynamodb://t"), ("kinesis://o?region=us-east-1", "dynamodb://t")),
+        (("kinesis://o?endpoint=http://a:1", "dynamodb://t"), ("kinesis://o?endpoint=http://b:1", "dynamodb://t")),
+        (("eventhubs://n/h?group=a", "memory://t"), ("eventhubs://n/h?group=b", "memory://t")),
+        (("kinesis://o", "dynamodb://t?region=eu-west-1"), ("kinesis://o", "dynamodb://t?region=us-east-1")),
+        (("kinesis://o", "azblob://a/c?prefix=p"), ("kinesis://o", "azblob://a/c?prefix=q")),
+        (("kinesis://o", "azblob://a/c?eventhub=n/h&group=a"), ("kinesis://o", "azblob://a/c?eventhub=n/h&group=b")),
+    ],
+)
+def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own(
+    one: tuple[str, str], other: tuple[str, str], tmp_path: Path
+) -> None:
+    """The letters of one group would count as those of the other, and be removed with them."""
+    for source, store in (one, one, other):
+        _dead_letter(url(tmp_path), source, store)(delivery(), ValueError("poison"))
+    found = [letter_of(file.read_bytes()) for file in tmp_path.iterdir()]
+    assert sorted((each.source, each.table) for each in found) == sorted([one, other])
+
+
+def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker started with another consumer would bury a record of the same group a second time."""
+    monkeypatch.chdir(tmp_path)
+    for source, store in (
+        ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),
+        ("kinesis://o?endpoint=http://a:1&consumer=c&region=eu-west-1", f"sqlite://{tmp_path}/leases.db"),
+    ):
+        _dead_letter("file://dead", source, store)(delivery(), ValueError("poison"))
+    (file,) = (tmp_path / "dead").iterdir()
+    told = letter_of(file.read_bytes())
+    assert told.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
+    assert told.table == f"sqlite://{tmp_path}/leases.db"
+
+
+def delivery() -> Delivery:
+    """A batch of one record."""
+    record = letter("7").record
+    return Delivery((record,), record.position, None, LetterHolding.of(letter("7")), None, 3)
+
+
+def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
+    """Those that lie there at an upgrade would be called no letters."""
+    told = json.loads(letter("7").line)
+    del told["source"]
+    name = "7-0-s-0-0123456789ab.json"
+    (tmp_path / name).write_text(json.dumps(told) + "\n")
+    got = list[Letter]()
+    assert replay(FolderBox(tmp_path), got.append, lambda *_: None) == ReplayVerdict(done=1)
+    assert (got, list(tmp_path.iterdir())) == ([letter("7")], [])
+
+
+def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> None:
+    """One damaged file would keep all letters behind it from ever being handed over."""
+    box = FolderBox(tmp_path)
+    for number in ("1", "3", "5"):
+        box.put(letter(number))
+    unreadable = tmp_path / "2-0-s-0-0123456789ab.json", tmp_path / "4-0-s-0-0123456789ab.json"
+    unreadable[0].mkdir()
+    unreadable[1].write_bytes(b"\xff")
+    done = CliRunner().invoke(app, ["replay", url(tmp_path), "--handler", "builtins:print", "--json"])
+    assert json.loads(done.stdout.splitlines()[-1]) == {"done": 3, "failed": 0, "strange": 2}
+    assert done.exit_code == 1
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a letter could not be read: ")
+    assert second == f"leasehold replay: {unreadable[1].name} stays: it is no letter: it is not JSON"
+    assert sorted(tmp_path.iterdir())[:2] == sorted(unreadable)

@@ -6,7 +6,10 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
+from urllib.parse import urlencode
 
 import typer
 from attrs import evolve
@@ -204,11 +207,24 @@ def _handling(handler: str | None, me: str, concurrency: int | None, *, events: 
     return handling if concurrency is None else Handling(by_key(loaded, concurrency))
 
 
+_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+
+
 def _dead_letter(text: str, source: str, store: str) -> DeadLetter:
     if "://" not in text:
         return load(text)
-    scheme, place, _ = source_address(source)
-    table_scheme, table, _ = store_address(store)
+    scheme, place, options = source_address(source)
     if text.partition("?")[0] == f"{scheme}://{place}":
         raise ValueError("--dead-letter: it is the stream that is read: its letters would be read again, for ever")
-    return dead_letters(text, stream=place, table=f"{table_scheme}://{table}")
+    table = _identity(*store_address(store))
+    return dead_letters(text, stream=place, table=table, source=_identity(scheme, place, options))
+
+
+def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
+    """The URL with the options that say which place it is, in one order; no URL holds a secret.
+
+    A file is named with its whole path: two groups may each call theirs `leases.db`.
+    """
+    place = str(Path(place).absolute()) if scheme == "sqlite" else place
+    told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{told}" if told else "")

@@ -38,9 +38,9 @@ LETTERS is where `leasehold consume --dead-letter` has put them: `file://folder`
 
 The letters are handed over one at a time, in the order of their sequence numbers: to a handler, as batches of one
 record, or back into a stream, with the keys that they had. A letter is removed only once its handler is done, or the
-stream has acknowledged it; one whose handler fails again stays, is said, and the next one follows. A stream that takes
-a record no more ends the replay, for the sake of order. Where this is killed, running it again does the rest: the
-letter at work then comes once more. Run one at a time.
+stream has acknowledged it; one whose handler fails again, or that cannot be read, stays, is said by its name, and the
+next one follows. A stream that takes a record no more ends the replay, for the sake of order. Where this is killed,
+running it again does the rest: the letter at work then comes once more. Run one at a time.
 
 Letters in a stream cannot be removed. `--store` names a lease table of the replay's own, whose checkpoints say what is
 done: the next replay with that table begins behind it, the first one at `--from`. One whose handler fails again is put
@@ -50,7 +50,7 @@ shard's letters come in the order in which they were put. It ends by itself when
 A handler finds in its batch the lease, shard and stream of the record, `attempts` counted on, `epoch` None, and
 `lost` False; `checkpoint()` does nothing.
 
-Exit status: 0 if every letter is done, 1 if any stays or they cannot be read, 2 on bad usage.
+Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
 """
 
 FOLDER = "handed over and removed", "stay"
@@ -134,4 +134,4 @@ def _said(verdict: ReplayVerdict, words: tuple[str, str]) -> str:
     count = verdict.done + verdict.failed + verdict.strange
     letters = "1 letter" if count == 1 else f"{count} letters"
     text = f"{letters}: {verdict.done} {words[0]}, {verdict.failed} failed again and {words[1]}"
-    return text + (f", {verdict.strange} are no letters" if verdict.strange else "")
+    return text + (f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else "")

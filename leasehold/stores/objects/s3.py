@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from types_boto3_s3.type_defs import GetObjectOutputTypeDef
 
 _REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
+_THERE = frozenset({"PreconditionFailed", "412"})
+_NO_CONDITIONS = frozenset({"NotImplemented", "501"})
 _ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
 _OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
 _BUSY = frozenset({408, 429})
@@ -151,7 +153,7 @@ class S3Objects:
                 return True
         return self.get(name) is None
 
-    # Objects of any content, under no condition
+    # Objects of any content, each under a name that says its content
 
     def missing(self) -> bool:
         """Whether the service answers and has no such bucket; False for who may not ask."""
@@ -176,9 +178,16 @@ class S3Objects:
         return None if found is None else found[1]
 
     def put_body(self, name: str, body: bytes) -> None:
-        """Store the object, in place of one of this name; tried again, since twice is as good as once."""
+        """Store the object, unless one of this name is there; tried again, since twice is as good as once."""
+        told: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
         with self._asking():
-            self._reads.put_object(Bucket=self.bucket, Key=name, Body=body, ContentType="application/json")
+            try:
+                self._reads.put_object(**told, IfNoneMatch="*")
+            except ClientError as refused:
+                if _code(refused) in _NO_CONDITIONS:
+                    self._reads.put_object(**told)  # the name says the content, so that the same is stored twice
+                elif _code(refused) not in _THERE:
+                    raise
 
     def remove(self, name: str) -> None:
         """Remove the object, if it is there."""

@@ -5,6 +5,7 @@ s3://bucket/prefix?region=…&endpoint=…   an object for each letter
 kinesis://stream?region=…&endpoint=…     a record for each letter
 """
 
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -21,11 +22,15 @@ if TYPE_CHECKING:  # it imports what an extra brings
     from leasehold.adapters.reading.letters.stream import StreamBox
 
 
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""The answers of file systems without hard links."""
+
+
 class LetterBox(Protocol):
     """A place that letters are put into, by many threads at a time."""
 
     def put(self, letter: Letter) -> None:
-        """Store the letter; once this returns it lies there. Raises LetterError."""
+        """Store the letter, unless one of its name is there; once this returns it lies there. Raises LetterError."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -49,14 +54,15 @@ class DeadLetters:
 
     stream  what the stream is called where leases do not say (a single Kinesis stream)
     table   what the group's lease table is called: two groups that read one stream have letters of their own
+    source  where the stream is: two streams of one name have letters of their own
     """
 
-    def __init__(self, box: LetterBox, *, stream: str = "", table: str = "") -> None:
-        self._box, self._stream, self._table = box, stream, table
+    def __init__(self, box: LetterBox, *, stream: str = "", table: str = "", source: str = "") -> None:
+        self._box, self._names = box, {"stream": stream, "table": table, "source": source}
 
     def __call__(self, delivery: Delivery, error: Exception) -> None:
         """Put the record into the box. Raises LetterError if it could not be written."""
-        self._box.put(letter_for(delivery, error, stream=self._stream, table=self._table, now=time.time()))
+        self._box.put(letter_for(delivery, error, **self._names, now=time.time()))
 
     def close(self) -> None:
         """Close all connections."""
@@ -71,13 +77,22 @@ class FolderBox:
 
     def put(self, letter: Letter) -> None:
         """Write the file, and have the disk keep it."""
-        unfinished = self._folder / f".{uuid4().hex}.unfinished"
+        unfinished, file = self._folder / f".{uuid4().hex}.unfinished", self._folder / letter.name
         try:
-            with unfinished.open("wb") as file:
-                file.write(letter.line)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self._folder / letter.name)
+            with unfinished.open("wb") as writing:
+                writing.write(letter.line)
+                writing.flush()
+                os.fsync(writing.fileno())
+            try:
+                file.hardlink_to(unfinished)
+            except FileExistsError:
+                if not file.is_file():
+                    raise
+            except OSError as fault:
+                if fault.errno not in _NO_LINKS:
+                    raise
+                unfinished.replace(file)  # a letter of this name is one of the same record
+            unfinished.unlink(missing_ok=True)
             self._keep()
         except OSError as fault:
             unfinished.unlink(missing_ok=True)
@@ -149,13 +164,13 @@ def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> Folder
     return FolderBox(Path(place))
 
 
-def dead_letters(url: str, *, stream: str = "", table: str = "") -> DeadLetters:
+def dead_letters(url: str, *, stream: str = "", table: str = "", source: str = "") -> DeadLetters:
     """The dead letter, for `Handling`, that keeps records at this URL: file://, s3:// or kinesis://.
 
-    stream, table  as of `DeadLetters`
+    stream, table, source  as of `DeadLetters`
     Raises ValueError, naming what is wrong and never repeating the URL, and LetterError if there is no such place.
     """
-    return DeadLetters(_opened(url, "dead letter", create=True), stream=stream, table=table)
+    return DeadLetters(_opened(url, "dead letter", create=True), stream=stream, table=table, source=source)
 
 
 def open_letters(url: str) -> LetterFolder:

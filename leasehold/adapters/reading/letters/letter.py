@@ -33,7 +33,7 @@ class LetterError(Exception):
 class Letter:
     """A record that no attempt could handle.
 
-    table      the store of the leases, without options; "" where nobody said
+    table      the store of the leases, with the options that say which one it is; "" where nobody said
     stream, shard, lease
                what the record was read from, and the key of the lease
     record     the record itself
@@ -41,6 +41,7 @@ class Letter:
                the type and the text of what its handler raised, the text cut after `TEXT_MOST` characters
     attempts   how often it had been handed over
     worker     the worker that buried it, at `time_ms`, milliseconds since 1970
+    source     where the stream is: its URL with the options that say which one it is; "" where nobody said
     """
 
     table: str
@@ -53,22 +54,38 @@ class Letter:
     attempts: int
     worker: str
     time_ms: int
+    source: str = ""
 
     @property
     def name(self) -> str:
-        """A name that no other record's letter has: a record that is buried twice has one letter."""
+        """A name that no other record's letter has: a record that is buried twice has one letter.
+
+        The digest is of the record's content too. Groups and streams that nobody has told apart may have shards and
+        numbers in common: in emulators, and where a stream was made anew.
+        """
         record = self.record
-        place = json.dumps([self.table, self.stream, self.lease])
-        digest = hashlib.sha256(place.encode()).hexdigest()[:12]
+        digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
         return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
 
     @property
     def line(self) -> bytes:
         """The letter as a line of JSON."""
+        told = self._of_record() | {
+            "error": self.error,
+            "text": self.text,
+            "attempts": self.attempts,
+            "worker": self.worker,
+            "time_ms": self.time_ms,
+        }
+        return json.dumps(told).encode() + b"\n"
+
+    def _of_record(self) -> dict[str, str | int | None]:
+        """The fields that every burial of the record says alike."""
         record = self.record
-        told = {
+        return {
             "table": self.table,
+            "source": self.source,
             "stream": self.stream,
             "shard": self.shard,
             "lease": self.lease,
@@ -78,14 +95,8 @@ class Letter:
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
             "arrived_ms": None if record.arrived is None else round(record.arrived * 1000),
-            "error": self.error,
-            "text": self.text,
-            "attempts": self.attempts,
-            "worker": self.worker,
-            "time_ms": self.time_ms,
             "data": base64.b64encode(record.data).decode(),
         }
-        return json.dumps(told).encode() + b"\n"
 
 
 def place_of(name: str) -> tuple[int, int, str] | None:
@@ -94,7 +105,9 @@ def place_of(name: str) -> tuple[int, int, str] | None:
     return None if found is None else (int(found[1]), int(found[2]), name)
 
 
-def letter_for(delivery: Delivery, error: Exception, *, stream: str, table: str, now: float) -> Letter:
+def letter_for(
+    delivery: Delivery, error: Exception, *, stream: str, table: str, source: str = "", now: float
+) -> Letter:
     """The letter of the one record of a batch.
 
     stream  what it is called where the lease does not say
@@ -112,6 +125,7 @@ def letter_for(delivery: Delivery, error: Exception, *, stream: str, table: str,
         attempts=delivery.attempts,
         worker=delivery.worker,
         time_ms=round(now * 1000),
+        source=source,
     )
 
 
@@ -148,7 +162,7 @@ def letter_of(line: bytes) -> Letter:
         arrived=None if arrived is None else arrived / 1000,
         token=_field(told, "offset", str, ""),
     )
-    texts = {name: _field(told, name, str, "") for name in ("table", "stream", "error", "text", "worker")}
+    texts = {name: _field(told, name, str, "") for name in ("table", "source", "stream", "error", "text", "worker")}
     return Letter(
         shard=_field(told, "shard", str),
         lease=_field(told, "lease", str),

@@ -1,7 +1,7 @@
 """Hands dead letters over again, one after the other in the order of their records.
 
 Rule 1: a letter is removed only after its handler is done with it, so that whoever is killed loses none. Rule 2: a
-letter whose handler fails again stays as it is, and the next one follows.
+letter whose handler fails again stays as it is, and the next one follows; so does one that cannot be read.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from attrs import Factory, evolve, frozen
 from leasehold.adapters.reading.handlers.answers import fault_of
 from leasehold.adapters.reading.handlers.handling import Delivery, Handler
 from leasehold.adapters.reading.letters.boxes import LetterFolder
-from leasehold.adapters.reading.letters.letter import BadLetter, Letter, letter_of, place_of
+from leasehold.adapters.reading.letters.letter import BadLetter, Letter, LetterError, letter_of, place_of
 from leasehold.balancer.model import Lease, Position
 
 Deliver = Callable[[Letter], Exception | None]
@@ -40,7 +40,11 @@ class ReplayVerdict:
 
 
 def replay(letters: LetterFolder, deliver: Deliver, tell: Tell) -> ReplayVerdict:
-    """Hand all letters over. Raises LetterError; those handed over by then are removed."""
+    """Hand all letters over, and tell of each that stays.
+
+    Raises LetterError where they cannot be listed, one cannot be removed, or `deliver` raises it; those handed over by
+    then are removed.
+    """
     names = letters.names()
     places = sorted(place for place in map(place_of, names) if place is not None)
     verdict = ReplayVerdict()
@@ -53,13 +57,13 @@ def replay(letters: LetterFolder, deliver: Deliver, tell: Tell) -> ReplayVerdict
 
 
 def _handed(letters: LetterFolder, name: str, deliver: Deliver, tell: Tell, verdict: ReplayVerdict) -> ReplayVerdict:
-    line = letters.get(name)
-    if line is None:  # somebody else has removed it meanwhile
-        return verdict
     try:
+        line = letters.get(name)
+        if line is None:  # somebody else has removed it meanwhile
+            return verdict
         letter = letter_of(line)
-    except BadLetter as bad:
-        tell(name, f"it is no letter: {bad}")
+    except (BadLetter, LetterError) as bad:
+        tell(name, f"it is no letter: {bad}" if isinstance(bad, BadLetter) else str(bad))
         return evolve(verdict, strange=verdict.strange + 1)
     if (fault := deliver(letter)) is not None:
         tell(name, f"{type(fault).__name__}: {fault}")
