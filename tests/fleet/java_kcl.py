@@ -23,15 +23,20 @@ def missing() -> str:
 
 def built(version: str) -> Path:
     """The folder with this KCL's jars and our program; the first call fetches and compiles."""
-    source, pom = PROGRAM / "KclWorker.java", PROGRAM / "pom.xml"
+    return compiled(PROGRAM / "KclWorker.java", f"kcl-{version}", f"-Dkcl.version={version}")
+
+
+def compiled(source: Path, name: str, *properties: str) -> Path:
+    """The folder, by this name, with this program's classes and, in `jars`, those that the pom beside it names."""
+    pom = source.with_name("pom.xml")
     digest = hashlib.sha256(source.read_bytes() + pom.read_bytes()).hexdigest()[:12]
 
     def fill(folder: Path) -> None:
-        fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-Dkcl.version={version}")
+        fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", *properties)
         _run(*fetch, f"-DoutputDirectory={folder / 'jars'}")
         _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{folder / 'jars'}/*", str(source))
 
-    return filled(f"java/kcl-{version}-{digest}", fill)
+    return filled(f"java/{name}-{digest}", fill)
 
 
 def java_worker(

@@ -71,7 +71,7 @@ def _options(text: str) -> None:
 def _record(line: str) -> None:
     out = io.StringIO()
     with redirect_stdout(out):
-        deaggregate._print(1, line, None, strict=False)
+        deaggregate._print(1, line, None, "keep", strict=False)
     assert [json.loads(row) for row in out.getvalue().encode().splitlines()] or True
 
 

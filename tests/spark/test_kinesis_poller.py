@@ -2,6 +2,7 @@
 
 import hashlib
 from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import cbor2
@@ -9,6 +10,7 @@ import pytest
 from attrs import frozen
 
 from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
+from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.wire.views import viewed
@@ -73,19 +75,22 @@ CUT_SHORT = kinesis_record(13, cut_short(aggregate("f", "g")))
 @pytest.mark.parametrize(
     "start", [TRIM_HORIZON, Position("10"), Position("10", 1), Position("10", 2), Position("12", 1)]
 )
-@pytest.mark.parametrize("hash_range", [HASH_KEYS, (0, 2**124), None])
+@pytest.mark.parametrize(
+    "filtering",
+    [(HASH_KEYS, "keep"), *product([(0, 2**124), (2**126, 2**127 + 2**125)], ["keep", "drop"]), (None, "drop")],
+)
 def test_rows_are_what_records_are(
     records: list[dict[str, Any]],
     start: Position,
-    hash_range: HashRange | None,
+    filtering: tuple[HashRange | None, Misplaced],
     measured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it Spark would see other records, or checkpoint other positions, than a plain worker."""
     monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)  # as compiled, or not
-    client = cast("KinesisClient", Answers(records))
-    plain = Poller(client, "s", "shard-0", start, hash_range).read()
-    arrow = ArrowPoller(client, "s", "shard-0", start, hash_range).read()
+    client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
+    plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
+    arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     assert isinstance(arrow, ArrowBatch)
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
     assert arrow.count == plain.count  # as metrics tell it

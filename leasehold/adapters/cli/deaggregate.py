@@ -11,7 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.sources.kinesis.aggregation.decode import MalformedAggregate, UserRecords, deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import (
+    MalformedAggregate,
+    Misplaced,
+    UserRecords,
+    deaggregate,
+)
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
 from leasehold.balancer.model import HASH_KEYS, HashRange
 from leasehold.stores.fields import decimal, encodable
@@ -24,16 +29,20 @@ One JSON object a line, in and out. In: `data` (base64) and, if you have them, `
 `sub_sequence_number`, `aggregated`. What was dropped, and why, is said on stderr at the end:
 
 `plain` and `bad-md5`, `bad-proto`: passed on as they came · `bad-index`, `bad-hash-key`: kept up to the
-broken user record · `out-of-range`: dropped whole, as KCL does · `empty`: there was nothing in it.
+broken user record · `out-of-range`: the user records outside the hash range are dropped, with `--misplaced drop`
+all of them, as KCL does · `empty`: there was nothing in it.
 
 Exit status: 0, or 2 on bad usage, on a line that cannot be read, and with `--strict` on a malformed aggregate.
 """
 
 
-@app.command(help="Take Kinesis records apart into their user records, as KCL does.", epilog=MORE)
+@app.command(help="Take Kinesis records apart into their user records, as a worker does.", epilog=MORE)
 def command(
     file: Annotated[Path | None, typer.Argument(help="JSON lines; without it, standard input.")] = None,
     hash_range: Annotated[tuple[str, str] | None, typer.Option(help="The shard's first and last hash key.")] = None,
+    misplaced: Annotated[
+        Misplaced, typer.Option(help="What is done with the user records inside the hash range where others are not.")
+    ] = "keep",
     strict: Annotated[bool, typer.Option("--strict", help="A malformed aggregate is an error.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Say the summary as JSON too.")] = False,
 ) -> None:
@@ -43,7 +52,7 @@ def command(
         within = _range(hash_range)
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
-                answer = _print(number, line, within, strict=strict)
+                answer = _print(number, line, within, misplaced, strict=strict)
                 records[answer.reason] += 1
                 dropped[answer.reason] += answer.dropped
     print(_summary(records, +dropped, as_json=json_), file=sys.stderr)
@@ -60,10 +69,11 @@ def _range(given: tuple[str, str] | None) -> HashRange | None:
     return first, last
 
 
-def _print(number: int, line: str, within: HashRange | None, *, strict: bool) -> UserRecords:
+def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
     row = _row(number, line)
+    keys = row.get("partition_key"), row.get("explicit_hash_key")
     try:
-        answer = deaggregate(row["data"], row.get("partition_key"), row.get("explicit_hash_key"), within, strict=strict)
+        answer = deaggregate(row["data"], *keys, within, misplaced=misplaced, strict=strict)
     except MalformedAggregate as error:
         raise ValueError(f"line {number}: {error}") from None
     for out in _rows(answer, row.get("sequence_number")):

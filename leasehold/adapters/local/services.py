@@ -20,6 +20,10 @@ KINESIS_FILE = "streams.json"
 """Where kinesis-local keeps its streams, in the folder that was named. Ended while it writes, it leaves it cut off."""
 
 
+CERTIFICATE = "server.json"
+"""kinesis-local's own key and certificate, in the folder of its package."""
+
+
 @contextmanager
 def dynalite(folder: Path | None = None) -> Iterator[Service]:
     """DynamoDB's tables, conditional writes included; no transactions. They are kept in `folder`, if one is named."""
@@ -35,10 +39,11 @@ def dynalite(folder: Path | None = None) -> Iterator[Service]:
 
 
 @contextmanager
-def kinesis_local(folder: Path | None = None) -> Iterator[Service]:
+def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> Iterator[Service]:
     """Kinesis with shard ends, child shards and shard filters; no throttling, no fan-out by boto3.
 
-    Streams are kept in `folder`, if one is named: as of a second ago, should it be killed.
+    Streams are kept in `folder`, if one is named: as of a second ago, should it be killed. It answers by TLS, too, on
+    `tls_port`, if one is named.
     """
     package = installed("aws") / "kinesis-local"
     verbs = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
@@ -48,8 +53,8 @@ def kinesis_local(folder: Path | None = None) -> Iterator[Service]:
         env = {
             "KINESIS_MOCK_PLAIN_PORT": str(port),
             # It insists on serving TLS beside plain HTTP, and reads the certificate from this file.
-            "KINESIS_MOCK_TLS_PORT": str(free_port()),
-            "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),
+            "KINESIS_MOCK_TLS_PORT": str(tls_port or free_port()),
+            "KINESIS_MOCK_CERT_PATH": str(package / CERTIFICATE),
             "SHARD_LIMIT": "4000",
             "LOG_LEVEL": "ERROR",
             **{f"{verb}_DURATION": "20ms" for verb in (*verbs, *consumers)},

@@ -3,6 +3,7 @@
 kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, several as `a,b`;
                                         `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
                                         `consumer=NAME` reads by enhanced fan-out;
+                                        `misplaced=drop` drops aggregates on a wrong shard whole, as KCL does;
                                         `wire=json` asks for records in JSON, not in CBOR;
                                         `poll_seconds=1` leaves a shard alone for so long between two requests
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
@@ -28,7 +29,7 @@ class _SourceModule(Protocol):
 _SCHEMES = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
-        frozenset({"region", "endpoint", "if_trimmed", "consumer", "wire", "poll_seconds"}),
+        frozenset({"region", "endpoint", "if_trimmed", "misplaced", "consumer", "wire", "poll_seconds"}),
         "aws",
     ),
     "eventhubs": Scheme(

@@ -56,7 +56,7 @@ def lying(found: Iterable[Stored]) -> Content:
     """What lies in the stream, less the aggregates that landed on a wrong shard."""
     content: Content = {}
     for each in found:
-        for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
+        for user in deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop"):
             place = int(each.sequence_number), user.sub_sequence_number
             digest = hashlib.sha1(user.data, usedforsecurity=False).hexdigest()
             content.setdefault(each.shard, {})[place] = user.partition_key or "", digest
@@ -64,8 +64,8 @@ def lying(found: Iterable[Stored]) -> Content:
 
 
 def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
-    """What a worker of ours hands over until it has handed over so many user records."""
-    source = f"kinesis://{stream}?region=eu-west-1&endpoint={at.kinesis}"
+    """What a worker of ours, told to decide as KCL does, hands over until it has handed over so many user records."""
+    source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={at.kinesis}"
     words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
     return _handed_over(Child("ours", (*words, *settings), folder), count)

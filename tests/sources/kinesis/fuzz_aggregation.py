@@ -75,8 +75,8 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
 
 
 def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
-    """What we make of a case: its reason, and what is kept."""
-    answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+    """What we make of a case, where we decide as KCL does: its reason, and what is kept."""
+    answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept = tuple(
         (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, answer.aggregated) for u in answer
     )

@@ -127,7 +127,7 @@ def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, w
     seen: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0
     for each in found:
-        answer = deaggregate(each.data, each.partition_key, None, each.hash_range)
+        answer = deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop")
         dropped += answer.reason is Reason.OUT_OF_RANGE
         seen += [
             (u.partition_key or "", u.data, (each.shard, each.sequence_number, u.sub_sequence_number)) for u in answer

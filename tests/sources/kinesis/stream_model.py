@@ -61,7 +61,7 @@ class Stream:
         """As KCL reads it, parents first: shard, sequence number, sub-sequence number, key, data."""
         for shard in self.shards:
             for sequence, data, key in self.logs.get(shard.id, []):
-                for user in deaggregate(data, key, None, shard.hash_range):
+                for user in deaggregate(data, key, None, shard.hash_range, misplaced="drop"):
                     yield shard.id, sequence, user.sub_sequence_number, user.partition_key or "", user.data
 
 

@@ -103,7 +103,8 @@ def test_without_a_range_nothing_is_out_of_it() -> None:
     """Whoever switches the filter off would lose records to it all the same."""
     aggregate, _ = packed([("a", "-5", b"1"), ("b", "x", b"2")])
     assert deaggregate(aggregate.sealed()).reason is Reason.AGGREGATED
-    assert deaggregate(aggregate.sealed(), hash_range=HASH_KEYS).reason is Reason.OUT_OF_RANGE
+    assert deaggregate(aggregate.sealed(), hash_range=HASH_KEYS).reason is Reason.BAD_HASH_KEY
+    assert deaggregate(aggregate.sealed(), hash_range=HASH_KEYS, misplaced="drop").reason is Reason.OUT_OF_RANGE
 
 
 def test_mutated_records_are_read_without_a_crash() -> None:

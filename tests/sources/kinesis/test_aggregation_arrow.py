@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from crafted import Case, cases
@@ -12,11 +13,12 @@ from test_aggregation import KEYS, Rows, packed
 
 from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
-from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced, deaggregate
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 COMMON = st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=300)), min_size=1, max_size=40)
 RANGES = st.none() | st.just(HASH_KEYS) | st.tuples(st.integers(0, 2**126), st.integers(2**127, HASH_KEYS[1]))
+SETTINGS = st.sampled_from(get_args(Misplaced))
 Row = tuple[int, int, str | None, str | None, bytes]
 
 
@@ -28,39 +30,49 @@ def measuring() -> Iterator[None]:
         yield
 
 
-def one_by_one(records: list[bytes], keys: list[str], hash_range: HashRange | None) -> list[Row]:
+def one_by_one(
+    records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
+) -> list[Row]:
     """The rows as `deaggregate` gives them."""
-    answers = [deaggregate(data, key, None, hash_range).rows for data, key in zip(records, keys, strict=True)]
-    return [(place, sub, *row) for place, rows in enumerate(answers) for sub, row in enumerate(rows)]
+    return [
+        (place, user.sub_sequence_number, user.partition_key, user.explicit_hash_key, user.data)
+        for place, (data, key) in enumerate(zip(records, keys, strict=True))
+        for user in deaggregate(data, key, None, hash_range, misplaced=misplaced)
+    ]
 
 
-def together(records: list[bytes], keys: list[str], hash_range: HashRange | None) -> list[Row]:
+def together(
+    records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
+) -> list[Row]:
     """The rows of the batch."""
-    batch = user_record_batch(records, keys, hash_range)
+    batch = user_record_batch(records, keys, hash_range, misplaced=misplaced)
     batch.validate(full=True)
     return [tuple(row.values()) for row in batch.to_pylist()]
 
 
 @settings(deadline=None)
-@given(st.lists(COMMON, max_size=4), RANGES)
+@given(st.lists(COMMON, max_size=4), RANGES, SETTINGS)
 def test_the_columns_hold_the_same_rows(
-    aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None
+    aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None, misplaced: Misplaced
 ) -> None:
     """Spark would see other records than a plain worker."""
     records = [packed(list(rows))[0].sealed() for rows in aggregates]
     keys = [f"outer-{place}" for place in range(len(records))]
-    assert together(records, keys, hash_range) == one_by_one(records, keys, hash_range)
+    assert together(records, keys, hash_range, misplaced) == one_by_one(records, keys, hash_range, misplaced)
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_odd_records_among_common_ones_are_not_lost_or_moved(measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("misplaced", ["keep", "drop"])
+def test_odd_records_among_common_ones_are_not_lost_or_moved(
+    measured: bool, misplaced: Misplaced, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One odd record, or a machine without the measuring code, would change a whole batch."""
     monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)
     common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].sealed()
     odd = [case for case in cases() if len(case.data) < 10_000]
     for case in odd:
         records, keys, whole = [common, case.data, common], ["a", "b", "c"], (case.first, case.last)
-        assert together(records, keys, whole) == one_by_one(records, keys, whole), case.name
+        assert together(records, keys, whole, misplaced) == one_by_one(records, keys, whole, misplaced), case.name
     records = [case.data for case in odd]
     assert together(records, records_keys := [case.name for case in odd], None) == one_by_one(
         records, records_keys, None

@@ -11,7 +11,7 @@ TABLE = tuple(conformance.read())
 
 
 def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
-    answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+    answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     return tuple(
         (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, answer.aggregated)
         for user in answer
@@ -27,7 +27,7 @@ def test_we_keep_what_kcl_keeps(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> N
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
 def test_every_case_has_its_reason_and_count(case: Case) -> None:
     """Records would vanish as silently as they do in KCL."""
-    answer = deaggregate(case.data, "outer", None, (case.first, case.last))
+    answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     assert (answer.reason, answer.dropped) == (case.reason, case.dropped)
 
 
@@ -35,7 +35,7 @@ def test_every_case_has_its_reason_and_count(case: Case) -> None:
 def test_strict_mode_refuses_what_is_malformed_and_nothing_else(case: Case) -> None:
     """Strict mode would let a broken producer pass, or refuse a sound one."""
     try:
-        deaggregate(case.data, "outer", None, (case.first, case.last), strict=True)
+        deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop", strict=True)
         refused = False
     except MalformedAggregate as error:
         refused = str(error).startswith(case.reason)

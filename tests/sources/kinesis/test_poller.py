@@ -431,7 +431,7 @@ def test_a_page_that_cannot_be_unpacked_is_asked_for_again(stub: Stubber, monkey
     assert told(reader.read().records) == [("5", 0, b"a")]
 
 
-def _too_much(*_given: object) -> Never:
+def _too_much(*_given: object, **_more: object) -> Never:
     raise MemoryError
 
 

@@ -167,9 +167,14 @@ def test_records_are_taken_apart_line_by_line() -> None:
 def test_what_the_range_drops_is_counted() -> None:
     """Records would be missing without a word."""
     given = _line(AGGREGATE)
-    status, out, err = _leasehold("deaggregate", "--hash-range", "0", "9", "--json", given=given)
+    asked = ("deaggregate", "--hash-range", "0", "9", "--json")
+    status, out, err = _leasehold(*asked, "--misplaced", "drop", given=given)
     assert (status, out) == (0, "")
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 2}, "compiled": False}
+    status, out, err = _leasehold(*asked, given=given)
+    (row,) = map(json.loads, out.splitlines())
+    assert (status, row["data"], row["sub_sequence_number"]) == (0, "Mg==", 1)
+    assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 1}, "compiled": False}
 
 
 @pytest.mark.parametrize(

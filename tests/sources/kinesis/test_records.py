@@ -16,7 +16,7 @@ from test_aggregation import KEYS, packed
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
-from leasehold.adapters.sources.kinesis.unpacking import Unpacking
+from leasehold.adapters.sources.kinesis.unpacking import Dropped, Unpacking
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
@@ -42,7 +42,7 @@ def row(number: int, data: bytes) -> dict[str, object]:
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
     """The records of an answer of these rows."""
-    unpacking = Unpacking("s-0", None, done)
+    unpacking = Unpacking(None, done, misplaced="keep", dropped=Dropped("s-0"))
     unpacking.take(cast("list[RecordTypeDef]", list(rows)))
     return unpacking.records
 
@@ -132,8 +132,9 @@ def test_reading_makes_no_object_for_a_record() -> None:
 
 
 def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """The records of an aggregate that `deaggregate` keeps whole; None of all else."""
-    found = deaggregate(data, "outer", None, hash_range)
+    """The records of an aggregate that `deaggregate` keeps whole, by either setting; None of all else."""
+    found, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
+    assert (found == dropping) or found.reason != "aggregated"
     if found.reason != "aggregated":
         return None
     told = enumerate(zip(found.keys, found.hash_keys, found.datas, strict=True))

@@ -18,10 +18,11 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.backoff import Backoff
 from leasehold.adapters.sources.clock import datetime_of
+from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.faults import THROTTLED, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.pace import PollPace
 from leasehold.adapters.sources.kinesis.shards import children
-from leasehold.adapters.sources.kinesis.unpacking import Unpacking, columns_of
+from leasehold.adapters.sources.kinesis.unpacking import Dropped, Unpacking, columns_of
 from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.stores.printable import escaped
@@ -49,7 +50,8 @@ class Poller:
     stream      its name
     shard       the shard's id
     start       where to start: just after a number, or at a sentinel or a time
-    hash_range  the shard's own: aggregates with a record outside are dropped, as KCL does; None: all are kept
+    hash_range  the shard's own; None: no aggregate is misplaced
+    misplaced   what becomes of aggregates with records outside of it
     rewind      whether to begin with the oldest record if the start was trimmed
     pace        how often it asks; as it is by default, if left out
     """
@@ -65,11 +67,13 @@ class Poller:
         start: Position,
         hash_range: HashRange | None,
         *,
+        misplaced: Misplaced = "keep",
         rewind: bool = False,
         pace: PollPace | None = None,
     ) -> None:
         self._client, self._stream, self._shard = client, stream, shard
         self._start, self._hash_range, self._rewind = start, hash_range, rewind
+        self._misplaced, self._dropped = misplaced, Dropped(shard)
         self._done = start.order if start.numbered else None
         self._iterator: str | None = None
         self._read: str | None = None
@@ -100,7 +104,8 @@ class Poller:
         return batch
 
     def close(self) -> None:
-        """Nothing to close: the client is the source's."""
+        """Say what was dropped; the client is the source's."""
+        self._dropped.close()
 
     def _next(self) -> Batch | None:
         """The next answer's batch, or None. Of an answer that cannot be read nothing counts, and it is asked again."""
@@ -172,7 +177,7 @@ class Poller:
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         rows, behind = columns_of(answer["Records"]), answer.get("MillisBehindLatest") or 0
         first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
-        unpacked = Unpacking(self._shard, self._hash_range, self._done)
+        unpacked = Unpacking(self._hash_range, self._done, misplaced=self._misplaced, dropped=self._dropped)
         unpacked.take(rows)
         self._done = unpacked.done
         if first is not None:

@@ -4,11 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import POLL_SECONDS, SUBSCRIPTION_SECONDS, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
@@ -35,6 +36,7 @@ class KinesisSource:
     client    speaks to the service; it is shared by all threads
     name      the stream's
     rewind    whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
+    misplaced  what becomes of aggregates that landed on a shard which is not all of their records' own
     consumer  the name or ARN of a registered consumer: shards are read by enhanced fan-out; None: they are polled
     poll      seconds between two requests for a shard; None: as `pace` says
     clock     seconds that never go back; the service's own answers say what time that is
@@ -51,6 +53,7 @@ class KinesisSource:
         name: str,
         *,
         rewind: bool = False,
+        misplaced: Misplaced = "keep",
         consumer: str | None = None,
         poll: float | None = None,
         clock: Callable[[], float] = seconds,
@@ -58,7 +61,7 @@ class KinesisSource:
         if consumer is not None:
             self.reader = partial(FanOut, consumer=StreamConsumer(client, name, consumer))
         self._client, self.name, self._rewind, self._clock = client, name, rewind, clock
-        self._poll = poll
+        self._misplaced, self._poll = misplaced, poll
         self._since_1970: float | None = None
         self._keys_decide: bool | None = None
 
@@ -120,6 +123,7 @@ class KinesisSource:
             lease.shard,
             start,
             lease.hash_range if self._keys_decide else None,
+            misplaced=self._misplaced,
             rewind=self._rewind,
             pace=PollPace(self._poll),
         )
@@ -153,9 +157,20 @@ def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
         raise ValueError("source URL: option 'wire' wants cbor or json; without it records are asked for in CBOR")
+    if (misplaced := options.get("misplaced", "keep")) not in get_args(Misplaced):
+        raise ValueError(
+            "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"
+        )
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     with said_plainly(name):
         seconds = SUBSCRIPTION_SECONDS if "consumer" in options else POLL_SECONDS
         form = cast("WireForm", wire)
         client = reading_client(options.get("region"), options.get("endpoint"), form, read_seconds=seconds)
-    return KinesisSource(client, name, rewind="if_trimmed" in options, consumer=options.get("consumer"), poll=poll)
+    return KinesisSource(
+        client,
+        name,
+        rewind="if_trimmed" in options,
+        misplaced=cast("Misplaced", misplaced),
+        consumer=options.get("consumer"),
+        poll=poll,
+    )

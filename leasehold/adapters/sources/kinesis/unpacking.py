@@ -1,12 +1,21 @@
 """User records made of the rows of an answer, aggregates taken apart."""
 
 import logging
+from bisect import bisect
+from collections import Counter
 from itertools import groupby
 from operator import itemgetter
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, UserRecords, deaggregate, kept_whole
+from leasehold.adapters.sources.kinesis.aggregation.decode import (
+    MAGIC,
+    Misplaced,
+    Reason,
+    UserRecords,
+    deaggregate,
+    kept_whole,
+)
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, seconds_of
 from leasehold.adapters.sources.kinesis.records import KinesisRecords, RecordColumns, RecordsPart
 from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
@@ -23,17 +32,53 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
+class Dropped:
+    """The user records of one shard that were left out: each cause is said at the first, and counted until the end."""
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+        self._counts, self._said = Counter[Reason](), Counter[Reason]()
+
+    def add(self, number: str, users: UserRecords) -> None:
+        """Count those of this Kinesis record."""
+        if not users.dropped:
+            return
+        self._counts[users.reason] += users.dropped
+        if users.reason not in self._said:
+            self._said[users.reason] = users.dropped
+            text = "shard %s: %d user records of %s dropped: %s%s; more are counted until its reading ends"
+            log.warning(text, self._shard, users.dropped, number, users.reason, _WHY.get(users.reason, ""))
+
+    def close(self) -> None:
+        """Say how many there were, where not all were said."""
+        for reason, count in (self._counts - self._said).items():
+            log.warning("shard %s: %d more user records dropped: %s", self._shard, count, reason)
+        self._said = self._counts.copy()
+
+
+_WHY = {Reason.OUT_OF_RANGE: ", their aggregate came to another shard than theirs"}
+
+
 class Unpacking:
     """The user records of an answer.
 
+    misplaced  what becomes of aggregates with records outside the hash range
+    dropped    counts what is left out
     done     the order of a position: records up to it are left out; None: from here on all of them come later
     records  all others, in order
     size     payload bytes of the rows
     subs     user records of the last row, those left out included
     """
 
-    def __init__(self, shard: str, hash_range: HashRange | None, done: tuple[int, int, int] | None) -> None:
-        self._shard, self._hash_range = shard, hash_range
+    def __init__(
+        self,
+        hash_range: HashRange | None,
+        done: tuple[int, int, int] | None,
+        *,
+        misplaced: Misplaced,
+        dropped: Dropped,
+    ) -> None:
+        self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
         self.done = done
         self._parts: list[RecordsPart] = []
         self.size = self.subs = 0
@@ -80,10 +125,8 @@ class Unpacking:
             self._parts.append(whole)
             self.subs = len(whole)
             return
-        users = deaggregate(data, rows.keys[at], None, self._hash_range)
-        if users.dropped:
-            text = "shard %s: %d user records of %s dropped: %s"
-            log.warning(text, self._shard, users.dropped, number, users.reason)
+        users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
+        self._dropped.add(number, users)
         self._add(number, arrived, users, self._first(number, users))
         self.subs = len(users) + users.dropped
 
@@ -91,7 +134,7 @@ class Unpacking:
         records, count = self._columns(), len(users) - first
         records.datas += users.datas[first:] if first else users.datas
         records.numbers += [number] * count
-        records.subs += range(first, len(users))
+        records.subs += users.subs[first:]
         records.keys += users.keys[first:] if first else users.keys
         records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
         records.arrived += [arrived] * count
@@ -108,7 +151,7 @@ class Unpacking:
         if self.done is None:
             return 0
         number = int(sequence)
-        first = next((sub for sub in range(len(users)) if (1, number, sub) > self.done), len(users))
+        first = bisect(users.subs, self.done, key=lambda sub: (1, number, sub))
         self.done = None if first < len(users) else self.done
         return first
 

@@ -45,6 +45,7 @@ class KinesisOptions:
     """The stream that a query reads, and how fast.
 
     wire              the form in which records are asked for
+    misplaced         what becomes of aggregates that landed on a shard which is not all of their records' own
     interval_seconds  least time between two requests for one shard
     shard_rows        most rows of one shard in one batch
     lease             its store is "" where none is named, as for a batch
@@ -54,6 +55,7 @@ class KinesisOptions:
     region: str
     endpoint: str
     wire: str
+    misplaced: str
     interval_seconds: float
     shard_rows: int
     lease: LeaseOptions
@@ -62,7 +64,7 @@ class KinesisOptions:
     @property
     def place(self) -> dict[str, str]:
         """Where the stream is, as a source's own options have it; "" is for the environment to say."""
-        return {"region": self.region, "endpoint": self.endpoint, "wire": self.wire}
+        return {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
 
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
@@ -73,6 +75,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
     _polling(given)
     wire = given.choice("kinesis.wire", "cbor", "json")
+    misplaced = given.choice("kinesis.misplaced", "keep", "drop")
     given.ignore(WITHOUT_EFFECT)
     interval = given.number("kinesis.getRecords.fetchIntervalMs", 250, least=LEAST_MS) or 0
     rows = given.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
@@ -80,7 +83,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
     lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
-    return KinesisOptions(stream, region, endpoint, wire, interval / 1000, rows, lease, bounds)
+    return KinesisOptions(stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds)
 
 
 def _polling(given: Given) -> None:

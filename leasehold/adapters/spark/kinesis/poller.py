@@ -1,14 +1,13 @@
 """Reads one shard of Kinesis straight into columns, mostly without a Python object for each user record."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
-from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import seconds_of
 from leasehold.adapters.sources.kinesis.poller import Poller
@@ -70,19 +69,19 @@ class ArrowPoller(Poller):
             arrived=ARRIVED,
         )
 
-    def _end(self, rows: RowColumns, users: pa.RecordBatch, others: Sequence[int]) -> Position:
-        last = len(rows) - 1
-        if last not in others[-1:] and users.num_rows and users["record"][-1].as_py() == last:
+    @staticmethod
+    def _end(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
+        if (found := others.get(len(rows) - 1)) is None:
             return Position(rows.numbers[-1], users["sub_sequence_number"][-1].as_py())
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
-        found = deaggregate(rows.datas[-1], None, None, self._hash_range)
         return Position(rows.numbers[-1], max(len(found) + found.dropped - 1, 0))
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
-        users, others = rows_and_others(rows.datas, rows.keys, self._hash_range)
+        users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
         end = self._end(rows, users, others) if rows.numbers else None
-        self._say_what_was_dropped(rows, users)
+        for at, found in others.items():
+            self._dropped.add(rows.numbers[at], found)
         users = self._undone(rows.numbers, users)
         place = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
@@ -111,14 +110,6 @@ class ArrowPoller(Poller):
         )
         self._done = None if first < users.num_rows else self._done  # all that follows is later
         return users.slice(first)
-
-    def _say_what_was_dropped(self, rows: RowColumns, users: pa.RecordBatch) -> None:
-        kept = np.zeros(len(rows), bool)
-        kept[np.asarray(users["record"])] = True
-        for at in np.flatnonzero(~kept).tolist():
-            found = deaggregate(rows.datas[at], None, None, self._hash_range)
-            text = "shard %s: %d user records of %s dropped: %s"
-            log.warning(text, self._shard, found.dropped, rows.numbers[at], found.reason)
 
 
 class Probe(Poller):

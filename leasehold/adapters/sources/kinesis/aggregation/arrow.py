@@ -8,7 +8,7 @@ of the digests gained nothing that could be measured, and costs a core that a Sp
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from struct import iter_unpack
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
-from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, Misplaced, UserRecords, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.balancer.model import HASH_KEYS, HashRange
@@ -52,27 +52,34 @@ def user_record_batch(
     records: Sequence[bytes],
     partition_keys: Sequence[str | None] | None = None,
     hash_range: HashRange | None = None,
+    *,
+    misplaced: Misplaced = "keep",
 ) -> pa.RecordBatch:
     """The user records of all these Kinesis records, in order, decided as `deaggregate` decides.
 
     `partition_keys` are the Kinesis records' own, for those passed on as they came.
     Raises ValueError above 2 GiB of records or of their keys, which Arrow's offsets cannot tell apart.
     """
-    return rows_and_others(records, partition_keys, hash_range)[0]
+    return rows_and_others(records, partition_keys, hash_range, misplaced)[0]
 
 
 def rows_and_others(
-    records: Sequence[bytes], partition_keys: Sequence[str | None] | None, hash_range: HashRange | None
-) -> tuple[pa.RecordBatch, Sequence[int]]:
-    """The same, and the places of the records that may have been cut short: of all others each user record is a row."""
+    records: Sequence[bytes],
+    partition_keys: Sequence[str | None] | None,
+    hash_range: HashRange | None,
+    misplaced: Misplaced,
+) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
+    """The same, and by their places the records that may be cut short: of all others each user record is a row."""
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
-    measured, others = _measured(records, hash_range)
+    measured, places = _measured(records, hash_range)
+    keys: Sequence[str | None] = partition_keys or [None] * len(records)
+    others = {at: deaggregate(records[at], keys[at], None, hash_range, misplaced=misplaced) for at in places}
     if measured is None:
-        return _unpacked(records, partition_keys, hash_range, others), others
+        return _rows(others), others
     if not others:
         return measured, others
-    both = pa.concat_batches([measured, _unpacked(records, partition_keys, hash_range, others)])
+    both = pa.concat_batches([measured, _rows(others)])
     return both.take(pa.array(np.argsort(both["record"].to_numpy(), kind="stable"))), others
 
 
@@ -133,20 +140,13 @@ def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, *buffers])
 
 
-def _unpacked(
-    records: Sequence[bytes],
-    partition_keys: Sequence[str | None] | None,
-    hash_range: HashRange | None,
-    places: Sequence[int],
-) -> pa.RecordBatch:
+def _rows(taken_apart: Mapping[int, UserRecords]) -> pa.RecordBatch:
     """The rows of some of the records, one by one."""
-    keys: Sequence[str | None] = partition_keys or [None] * len(records)
-    answers = [deaggregate(records[place], keys[place], None, hash_range).rows for place in places]
-    counts = [len(rows) for rows in answers]
-    rows = list(chain.from_iterable(answers))
-    subs = [np.arange(count, dtype=np.int32) for count in counts]
+    answers = taken_apart.values()
+    rows = list(chain.from_iterable(users.rows for users in answers))
+    subs = [np.asarray(users.subs, np.int32) for users in answers]
     columns = [
-        pa.array(np.repeat(np.array(places, np.int32), counts)),
+        pa.array(np.repeat(np.array([*taken_apart], np.int32), [*map(len, answers)])),
         pa.array(np.concatenate([np.zeros(0, np.int32), *subs])),
         *(pa.array([row[column] for row in rows], SCHEMA.field(2 + column).type) for column in range(3)),
     ]

@@ -2,12 +2,17 @@
 
 A Kinesis record is either passed on as it came (`aggregated` is False) or taken apart. KCL says
 nothing about what it drops; here every answer carries a reason and a count.
+
+In one thing we decide otherwise, unless we are told not to. While a shard splits or merges, an aggregate may land on a
+shard that is not all of its records' own. KCL drops it whole. But the KPL acknowledges those of its user records that
+the shard is right for, and sends only the others again: these we keep.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cache, partial
+from typing import Literal
 
 from attrs import frozen
 
@@ -30,6 +35,14 @@ WireRecord = tuple[str | None, str | None, bytes]
 """Partition key, explicit hash key or None, data; only a record passed on as it came lacks a key."""
 
 
+Misplaced = Literal["keep", "drop"]
+"""What becomes of an aggregate with user records outside the shard's hash range.
+
+keep  those inside are kept: none is lost that a producer takes for delivered, and what it sends again whole comes twice
+drop  none of it is kept, as KCL does
+"""
+
+
 class Reason(StrEnum):
     """The result of taking a Kinesis record apart."""
 
@@ -40,7 +53,7 @@ class Reason(StrEnum):
     EMPTY = "empty"  # a message without user records: nothing is left
     BAD_INDEX = "bad-index"  # kept up to a user record whose key index is in no table
     BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is no number
-    OUT_OF_RANGE = "out-of-range"  # dropped whole: a user record lies outside the shard's hash range
+    OUT_OF_RANGE = "out-of-range"  # some lie outside the shard's hash range: these are dropped, or all are
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
@@ -58,7 +71,7 @@ class UserRecord:
     data                 the bytes the producer was given
     partition_key        None where the stream has none
     explicit_hash_key    as the producer wrote it, or None
-    sub_sequence_number  its place in the aggregate, from 0; 0 where there is no aggregate
+    sub_sequence_number  its place in the aggregate, those left out counted, from 0; 0 where there is no aggregate
     """
 
     data: bytes
@@ -73,7 +86,8 @@ class UserRecords:
 
     keys        the partition keys; None only for a record passed on that had none
     hash_keys   the explicit hash keys, or None
-    datas       the data; the place is the sub-sequence number
+    datas       the data
+    subs        the sub-sequence numbers: places in the aggregate, with gaps where it was misplaced
     reason      what became of the record, see `Reason`
     dropped     how many of its user records were left out
     """
@@ -81,6 +95,7 @@ class UserRecords:
     keys: Sequence[str | None]
     hash_keys: Sequence[str | None]
     datas: Sequence[bytes]
+    subs: Sequence[int]
     reason: Reason
     dropped: int = 0
 
@@ -98,10 +113,10 @@ class UserRecords:
         return len(self.datas)
 
     def __getitem__(self, index: int) -> UserRecord:
-        return UserRecord(self.datas[index], self.keys[index], self.hash_keys[index], index % len(self))
+        return UserRecord(self.datas[index], self.keys[index], self.hash_keys[index], self.subs[index])
 
     def __iter__(self) -> Iterator[UserRecord]:
-        return (UserRecord(data, key, hash_key, sub) for sub, (key, hash_key, data) in enumerate(self.rows))
+        return map(UserRecord, self.datas, self.keys, self.hash_keys, self.subs)
 
 
 _PASSED_ON = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
@@ -113,21 +128,21 @@ def deaggregate(
     explicit_hash_key: str | None = None,
     hash_range: HashRange | None = None,
     *,
+    misplaced: Misplaced = "keep",
     strict: bool = False,
 ) -> UserRecords:
-    """The user records of one Kinesis record, as KCL 3.5.1 would hand them over.
+    """The user records of one Kinesis record; with `misplaced="drop"` as KCL 3.5.1 would hand them over.
 
     The partition key and explicit hash key are the Kinesis record's own, for when it is passed on.
-    `hash_range` is the shard's: one user record outside drops the whole aggregate, which is how
-    records that landed on a wrong shard, and were sent again, are not seen twice. None: keep them
-    (for readers without a shard, and for streams whose service spreads records itself).
-    Raises MalformedAggregate in strict mode, for the reasons in `MALFORMED`.
+    `hash_range` is the shard's: user records outside of it are of another shard, whose reader gets them once they
+    were sent again. None: keep them (for readers without a shard, and for streams whose service spreads records
+    itself). Raises MalformedAggregate in strict mode, for the reasons in `MALFORMED`.
     """
     message = _message(data)
     if isinstance(message, Message):
-        answer = _kept(message, hash_range)
+        answer = _kept(message, hash_range, misplaced)
     else:
-        answer = UserRecords((partition_key,), (explicit_hash_key,), (data,), message)
+        answer = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
     if strict and answer.reason in MALFORMED:
         raise MalformedAggregate(f"{answer.reason}: begins like an aggregated record, but is not a sound one")
     return answer
@@ -166,18 +181,19 @@ def _is_sound(data: bytes) -> bool:
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
-def _kept(message: Message, hash_range: HashRange | None) -> UserRecords:
-    """The rows up to the first that KCL stops at; none if it lies outside the range."""
-    end, reason = len(message.datas), Reason.AGGREGATED
-    if end < message.total:
+def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
+    """The rows up to the first that KCL stops at, without those outside the range."""
+    rows, reason = len(message.datas), Reason.AGGREGATED
+    subs: Sequence[int] = range(rows)
+    if rows < message.total:
         reason = Reason.BAD_INDEX
-    elif not end:
+    elif not rows:
         reason = Reason.EMPTY
     if hash_range is not None and not _surely_inside(message, hash_range):
-        end, found = _first_stop(message, hash_range)
-        reason = found or reason
-    message.keep(end)
-    return UserRecords(message.row_keys, message.row_hash_keys, message.datas, reason, message.total - end)
+        subs, reason = _inside(message, hash_range, misplaced, reason)
+        message.keep(subs)
+    columns = message.row_keys, message.row_hash_keys, message.datas
+    return UserRecords(*columns, subs, reason, message.total - len(subs))
 
 
 def _surely_inside(message: Message, hash_range: HashRange) -> bool:
@@ -196,17 +212,24 @@ def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     return all(first <= digest_of(key.encode()) <= last for key in keys)
 
 
-def _first_stop(message: Message, hash_range: HashRange) -> tuple[int, Reason | None]:
-    """How many rows KCL keeps, and why no more; None if it keeps them all."""
+def _inside(
+    message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
+) -> tuple[Sequence[int], Reason]:
+    """The places of the rows that are kept, and why no more are: by the form of the message, or by the range."""
     # Asked once per pair of keys: an aggregate may use one endless hash key a million times.
     stop = cache(partial(_stop, hash_range=hash_range))
+    kept: list[int] = []
     for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
         match stop(*keys):
-            case Reason.OUT_OF_RANGE as reason:
-                return 0, reason
-            case Reason.BAD_HASH_KEY as reason:
-                return sub, reason
-    return len(message.datas), None
+            case Reason.BAD_HASH_KEY as malformed:
+                return kept, malformed
+            case None:
+                kept.append(sub)
+            case outside if misplaced == "drop":
+                return (), outside
+            case outside if reason is Reason.AGGREGATED:
+                reason = outside
+    return kept, reason
 
 
 def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:

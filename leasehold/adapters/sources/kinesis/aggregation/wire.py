@@ -7,6 +7,7 @@ of another wire type is unknown, and the last of several wins.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 COMPILED: Final = not __file__.endswith(".py")
@@ -65,11 +66,11 @@ class Message:
         self.datas: list[bytes] = []
         self.total = 0
 
-    def keep(self, first: int) -> None:
-        """Leave out all user records but the first so many; `total` stays."""
-        del self.row_keys[first:]
-        del self.row_hash_keys[first:]
-        del self.datas[first:]
+    def keep(self, places: Sequence[int]) -> None:
+        """Leave out all user records but those at these places; `total` stays."""
+        self.row_keys = [self.row_keys[at] for at in places]
+        self.row_hash_keys = [self.row_hash_keys[at] for at in places]
+        self.datas = [self.datas[at] for at in places]
 
 
 def read(body: bytes, begin: int, end: int) -> Message:
@@ -82,7 +83,7 @@ def read(body: bytes, begin: int, end: int) -> Message:
         _fields(body, begin, end, message, growing=True)
         if len(message.datas) < message.total:
             # An index ahead of its table, or in none: only complete tables can tell.
-            message.keep(0)
+            message.keep(())
             _fields(body, begin, end, message, growing=False)
     except IndexError:  # cut off by the end of everything
         raise MalformedMessage from None

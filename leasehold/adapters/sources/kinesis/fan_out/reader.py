@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.fan_out.consumer import NotActiveYet, StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.subscription import SubscriptionReceiver
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
@@ -59,11 +60,12 @@ class FanOut(Poller):
         hash_range: HashRange | None,
         *,
         consumer: StreamConsumer,
+        misplaced: Misplaced = "keep",
         rewind: bool = False,
         pace: PollPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(client, stream, shard, start, hash_range, rewind=rewind, pace=pace)
+        super().__init__(client, stream, shard, start, hash_range, misplaced=misplaced, rewind=rewind, pace=pace)
         self._consumer, self._clock = consumer, clock
         self._arn: str | None = None
         self._feed: SubscriptionReceiver | None = None
@@ -74,6 +76,7 @@ class FanOut(Poller):
 
     def close(self) -> None:
         """Give the subscription up."""
+        super().close()
         if self._feed is not None:
             self._feed.close()
 

@@ -1,0 +1,227 @@
+"""Aggregates on a shard that is not all of their records' own: which of their user records a reader is given."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast, get_args
+
+import conformance
+import pytest
+from attrs import define, field
+from crafted import Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_model import Stream
+from test_aggregation import KEYS, ROWS, Rows, packed
+
+from leasehold.adapters.sources.kinesis.aggregation import decode
+from leasehold.adapters.sources.kinesis.aggregation.decode import (
+    Misplaced,
+    Reason,
+    UserRecord,
+    deaggregate,
+    kept_whole,
+)
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of, number
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Position, Shard
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+TABLE = [case for case, _ in conformance.read()]
+RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).map(lambda ends: (min(ends), max(ends)))
+
+
+def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
+    """The user records inside the range, up to the first whose hash key is no number, one by one."""
+    whole = deaggregate(data, "outer", None, None)
+    if not whole.aggregated:
+        return list(whole)
+    kept = list[UserRecord]()
+    for user in whole:
+        place = hash_of(user.partition_key or "") if user.explicit_hash_key is None else number(user.explicit_hash_key)
+        if place is None:
+            break
+        kept += [user] if hash_range[0] <= place <= hash_range[1] else []
+    return kept
+
+
+def check(data: bytes, hash_range: HashRange) -> None:
+    """Compare both settings with each other, and with what is there."""
+    kept, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
+    assert list(kept) == by_hand(data, hash_range)
+    assert len(kept) + kept.dropped == len(dropping) + dropping.dropped
+    if dropping.reason is Reason.OUT_OF_RANGE:
+        assert (list(dropping), kept.dropped > 0) == ([], True)
+    else:
+        assert (list(kept), kept.reason) == (list(dropping), dropping.reason)
+
+
+@pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
+def test_of_a_misplaced_aggregate_we_keep_what_is_the_shards_own(case: Case) -> None:
+    """A record that its producer takes for delivered would be nowhere; or one be read on two shards."""
+    check(case.data, (case.first, case.last))
+
+
+@settings(deadline=None)
+@given(ROWS, RANGES)
+def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash_range: HashRange) -> None:
+    """What holds for crafted records might not hold for others."""
+    check(packed(rows)[0].sealed(), hash_range)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=30)), min_size=2, max_size=20), RANGES)
+def test_none_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
+    """A compiled wheel would hand over records of other shards, under numbers that have no gaps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_PLACING", True)
+        data = packed(rows)[0].sealed()
+        whole = kept_whole(data, "7", None, hash_range)
+        assert whole is None or len(whole) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)
+
+
+@define
+class Kpl:
+    """A producer that knows the shards as they were; it takes for delivered what fits the shard that it came to.
+
+    So does the KPL since 0.15.11, by `succeed_if_correct_shard` of its `retrier.cc`.
+    """
+
+    stream: Stream
+    delivered: set[bytes] = field(factory=set)
+    known: list[Shard] = field(factory=list)
+
+    def put(self, rows: list[tuple[str, bytes]]) -> None:
+        """Write until all are delivered, by a new map after each aggregate that was misplaced."""
+        waiting = list(rows)
+        while waiting:
+            self.known = self.known or list(self.stream.open)
+            waiting = [row for shard in self.known for row in self._aggregate(shard, waiting)]
+            self.known = [] if waiting else self.known
+
+    def _aggregate(self, shard: Shard, rows: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """Write those that this shard was known for, as one record; those that must be sent again."""
+        mine = [row for row in rows if inside(shard, row[0])]
+        if not mine:
+            return []
+        aggregate, taken = packed([(key, None, data) for key, data in mine])
+        assert len(taken) == len(mine)
+        placed = self.stream.write(Unit(shard.id, (), aggregate.sealed(), aggregate.partition_key, hash_of(mine[0][0])))
+        came_to = next(each for each in self.stream.open if each.id == placed.shard)
+        self.delivered |= {data for key, data in mine if inside(came_to, key)}
+        return [row for row in mine if not inside(came_to, row[0])]
+
+
+def inside(shard: Shard, key: str) -> bool:
+    """Whether the key falls into the shard's range."""
+    first, last = shard.hash_range or HASH_KEYS
+    return first <= hash_of(key) <= last
+
+
+def read(stream: Stream, misplaced: Misplaced) -> Iterator[tuple[str, bytes]]:
+    """As a worker reads it, parents first: the shard and the data."""
+    for shard in stream.shards:
+        for _, data, key in stream.logs.get(shard.id, []):
+            for user in deaggregate(data, key, None, shard.hash_range, misplaced=misplaced):
+                yield shard.id, user.data
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "split", "merge"]), st.integers(0, 9)), max_size=20)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_what_a_kpl_takes_for_delivered_is_read_through_splits_and_merges(steps: list[tuple[str, int]]) -> None:
+    """Each split would cost records of the KPL's stale aggregates, though it was told that they are safe."""
+    stream = Stream()
+    kpl, count = Kpl(stream), 0
+    for what, place in [*steps, ("put", 9)]:
+        match what:
+            case "split":
+                stream.split(place)
+            case "merge":
+                stream.merge(place)
+            case _:
+                rows = [(f"key-{place}-{at}", b"%d" % (count + at)) for at in range(8)]
+                kpl.put(rows)
+                count += len(rows)
+    assert kpl.delivered == {b"%d" % at for at in range(count)}
+    assert {data for _, data in read(stream, "keep")} == kpl.delivered
+    assert {data for _, data in read(stream, "drop")} <= kpl.delivered
+
+
+AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].sealed()
+LOWER: HashRange = (0, 2**127 - 1)
+"""The shard of a and c; b and d are of the upper one."""
+
+
+@define
+class Canned:
+    """A client whose shard has misplaced aggregates."""
+
+    count: int
+
+    def get_shard_iterator(self, **_place: object) -> dict[str, str]:
+        """One for all places."""
+        return {"ShardIterator": "it"}
+
+    def get_records(self, **_asked: object) -> dict[str, object]:
+        """All at once, and no more to come."""
+        rows = [{"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(at)} for at in range(1, self.count + 1)]
+        return {"Records": rows, "MillisBehindLatest": 0, "NextShardIterator": "it"}
+
+
+def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> Poller:
+    """A reader of the lower shard."""
+    return Poller(cast("KinesisClient", Canned(count)), "orders", "s-0", start, LOWER, misplaced=misplaced)
+
+
+@pytest.mark.parametrize(
+    ("start", "left"),
+    [(TRIM_HORIZON, [0, 2]), (Position("1", 0), [2]), (Position("1", 1), [2]), (Position("1", 2), []),
+     (Position("1", 3), [])],
+)  # fmt: skip
+def test_records_keep_their_numbers_within_the_aggregate(start: Position, left: list[int]) -> None:
+    """A checkpoint inside a misplaced aggregate would be another record's for KCL, or for ours after a restart."""
+    batch = poller(1, start).read()
+    assert [(each.sub_sequence_number, each.data) for each in batch.records] == [(sub, b"%d" % sub) for sub in left]
+    assert batch.read_to == Position("1", 3)
+
+
+def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
+    """Whoever wants what Java's workers drop to be dropped could not have it; or all others would lose records."""
+    assert [len(poller(1, misplaced=each).read().records) for each in get_args(Misplaced)] == [2, 0]
+    assert list(deaggregate(AGGREGATE, "a", None, LOWER)) == [
+        UserRecord(b"0", "a", None, 0),
+        UserRecord(b"2", "c", None, 2),
+    ]
+    url = "kinesis://orders?region=eu-west-1"
+    for options, wanted in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
+        assert vars(open_source(url + options))["_misplaced"] == wanted
+    for options in ("&misplaced=Drop", "&misplaced=yes"):
+        with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' wants keep or drop; "):
+            open_source(url + options)
+
+
+@pytest.mark.parametrize(("misplaced", "dropped"), [("keep", 2), ("drop", 4)])
+def test_what_is_dropped_is_said_once_and_counted(
+    misplaced: Misplaced, dropped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream of a KPL would fill the log with a line for each aggregate after a split."""
+    reader = poller(1000, misplaced=misplaced)
+    for _ in range(3):
+        reader.read()
+    why = "out-of-range, their aggregate came to another shard than theirs"
+    first = f"shard s-0: {dropped} user records of 1 dropped: {why}; more are counted until its reading ends"
+    assert caplog.messages == [first]
+    reader.close()
+    reader.close()
+    rest = f"shard s-0: {dropped * 2999} more user records dropped: out-of-range"
+    assert caplog.messages == [first, rest]
+    caplog.clear()
+    single = poller(1, misplaced=misplaced)
+    single.read()
+    single.close()
+    assert caplog.messages == [first]
