@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("j
 STREAM = "kpl"
 COUNT = 3000
 TEN_MS = 40
+WAIT = 60.0
 WRITER = Path(__file__).parents[1] / "java" / "kpl" / "KplWriter.java"
 IDENTITY = b"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>
 <Arn>arn:aws:iam::000000000000:user/kpl</Arn><UserId>kpl</UserId><Account>000000000000</Account>
@@ -99,6 +100,7 @@ def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) 
                     split(client)
                 elif len(puts) == COUNT // 2:
                     merge(client)
+            writer.wait(WAIT)
         finally:
             writer.kill()
         log.seek(0)
