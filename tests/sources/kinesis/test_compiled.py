@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hatch_build
+from leasehold.balancer.model import HASH_KEYS, HashRange
 
 pytestmark = pytest.mark.more
 Forms = dict[str, dict[str, ModuleType]]
@@ -43,7 +44,7 @@ def test_the_codec_compiles_where_nothing_else_is_installed(
 
 
 def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
-    return answer.rows, str(answer.reason), answer.dropped
+    return answer.rows, list(answer.subs), str(answer.reason), answer.dropped
 
 
 def test_each_form_says_which_it_is(forms: Forms) -> None:
@@ -54,11 +55,12 @@ def test_each_form_says_which_it_is(forms: Forms) -> None:
     }
 
 
-def test_both_forms_read_alike(forms: Forms) -> None:
+@pytest.mark.parametrize("misplaced", ["keep", "drop"])
+def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
     """Records would be read differently by those who installed a wheel."""
     for case in (*cases(), *mutated(5000, seed=9)):
         plain, compiled = (
-            _said(forms[form]["decode"].deaggregate(case.data, "k", None, (case.first, case.last)))
+            _said(forms[form]["decode"].deaggregate(case.data, "k", None, (case.first, case.last), misplaced=misplaced))
             for form in ("plain", "compiled")
         )
         assert compiled == plain, case.name
@@ -88,10 +90,15 @@ def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
         assert told[0] == told[1], case.name
 
 
-def test_both_forms_measure_alike(forms: Forms) -> None:
+@pytest.mark.parametrize("hash_range", [None, HASH_KEYS, (0, 2**127), (2**127, HASH_KEYS[1])])
+@pytest.mark.parametrize("misplaced", ["keep", "drop"])
+def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, misplaced: str) -> None:
     """Spark would see other rows on machines with a compiled wheel."""
     records = [case.data for case in (*cases(), *mutated(2000, seed=10)) if len(case.data) < 10_000]
-    batches = [forms[form]["arrow"].user_record_batch(records) for form in ("plain", "compiled")]
+    batches = [
+        forms[form]["arrow"].user_record_batch(records, None, hash_range, misplaced=misplaced)
+        for form in ("plain", "compiled")
+    ]
     assert batches[0].equals(batches[1])
 
 
