@@ -46,13 +46,14 @@ class Kinesis:
     @property
     def url(self) -> str:
         """For a plain worker."""
-        return self.stream.url
+        return f"{self.stream.url}&misplaced=drop"  # our producer sends a misplaced aggregate again whole
 
     @property
     def options(self) -> tuple[str, ...]:
         """For Spark."""
         return (
             f"kinesis.streamName={self.stream.name}",
+            "kinesis.misplaced=drop",
             f"kinesis.endpointUrl={self.endpoint}",
             f"kinesis.region={ENVIRONMENT['AWS_DEFAULT_REGION']}",
             "kinesis.startingPosition=TRIM_HORIZON",
