@@ -1,10 +1,11 @@
 """Aggregates on a shard that is not all of their records' own: which of their user records a reader is given."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast, get_args
 
 import conformance
 import pytest
+from aggregates import keys, record, sealed
 from attrs import define, field
 from crafted import Case
 from hypothesis import given, settings
@@ -20,14 +21,19 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     deaggregate,
     kept_whole,
 )
+from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of, number
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.urls import open_source
-from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Position, Shard
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position, Shard
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
+
+    from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
 
 TABLE = [case for case, _ in conformance.read()]
 RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).map(lambda ends: (min(ends), max(ends)))
@@ -167,6 +173,10 @@ class Canned:
         """One for all places."""
         return {"ShardIterator": "it"}
 
+    def describe_stream_summary(self, **_asked: object) -> dict[str, dict[str, str]]:
+        """Keys decide."""
+        return {"StreamDescriptionSummary": {}}
+
     def get_records(self, **_asked: object) -> dict[str, object]:
         """All at once, and no more to come."""
         rows = [{"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(at)} for at in range(1, self.count + 1)]
@@ -205,12 +215,50 @@ def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
             open_source(url + options)
 
 
+class NoRoom:
+    """A consumer for which the stream has no room: its shards are polled."""
+
+    def arn(self) -> None:
+        """None."""
+
+
+def subscribed(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> FanOut:
+    """The same reader, by fan-out."""
+    client, consumer = cast("KinesisClient", Canned(count)), cast("StreamConsumer", NoRoom())
+    return FanOut(client, "orders", "s-0", start, LOWER, consumer=consumer, misplaced=misplaced)
+
+
+def in_columns(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> ArrowPoller:
+    """The same reader, for Spark."""
+    return ArrowPoller(cast("KinesisClient", Canned(count)), "orders", "s-0", start, LOWER, misplaced=misplaced)
+
+
+@pytest.mark.parametrize("misplaced", get_args(Misplaced))
+def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Misplaced) -> None:
+    """The option of the URL would be taken, and have no effect."""
+    source = KinesisSource(cast("KinesisClient", Canned(1)), "orders", misplaced=misplaced)
+    for opened in (
+        source.open(Lease("s-0", hash_range=LOWER), TRIM_HORIZON),
+        subscribed(1, misplaced=misplaced),
+        in_columns(1, misplaced=misplaced),
+    ):
+        assert opened.read().count == (2 if misplaced == "keep" else 0)
+
+
+def test_what_is_malformed_is_told_so_although_it_is_misplaced_too() -> None:
+    """Strict mode would let a broken producer pass."""
+    broken = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
+    found = deaggregate(broken, "a", None, LOWER)
+    assert (list(found), found.reason, found.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
+
+
+@pytest.mark.parametrize("opened", [poller, subscribed, in_columns])
 @pytest.mark.parametrize(("misplaced", "dropped"), [("keep", 2), ("drop", 4)])
 def test_what_is_dropped_is_said_once_and_counted(
-    misplaced: Misplaced, dropped: int, caplog: pytest.LogCaptureFixture
+    opened: Callable[..., Poller], misplaced: Misplaced, dropped: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream of a KPL would fill the log with a line for each aggregate after a split."""
-    reader = poller(1000, misplaced=misplaced)
+    reader = opened(1000, misplaced=misplaced)
     for _ in range(3):
         reader.read()
     why = "out-of-range, their aggregate came to another shard than theirs"
@@ -221,7 +269,7 @@ def test_what_is_dropped_is_said_once_and_counted(
     rest = f"shard s-0: {dropped * 2999} more user records dropped: out-of-range"
     assert caplog.messages == [first, rest]
     caplog.clear()
-    single = poller(1, misplaced=misplaced)
+    single = opened(1, misplaced=misplaced)
     single.read()
     single.close()
     assert caplog.messages == [first]
