@@ -23,6 +23,9 @@ A holding begins when a claim, a theft or a take-back is answered Done, and ends
    us; it expires, and the next owner starts at the stored checkpoint.
 6. If the reply to a gift is lost, the refusal of the next write names the heir; `given` keeps it until it claims.
 7. `drop` takes a lock of its own: a store that does not answer must not delay the moment when reading stops.
+8. A row that was deleted under its owner, with the whole table or alone, is made anew by that owner, for nobody else
+   knows how far it was: at the checkpoint and counter last written, only where there is no row, and then claimed. A row
+   that another made meanwhile has a counter that ours has passed; it is taken over unless its checkpoint is further.
 It ends, and `why` says how: given to its heir, released, finished (SHARD_END), taken by another worker or by a
 second process under our own id, or dropped, since by our own clock others may have it.
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent, and no answer comes. If the
@@ -49,9 +52,12 @@ from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
     CheckpointLease,
+    ClaimLease,
+    CreateLease,
     GiveLease,
     ReleaseLease,
     RenewLease,
+    StealLease,
     Write,
 )
 
@@ -74,6 +80,7 @@ class Holding:
     lease_seconds  how long others wait before they take a lease that stands still
     replaced       the process of this worker whose note this one wrote over when it re-adopted the lease
     noticed        called once the lease is lost, given or released
+    remade         called with what became of a row that was gone
     lock           makes what serialises its writes
 
     `fence` is the number that handlers are given: it never falls while the lease exists, and is None where the
@@ -91,6 +98,7 @@ class Holding:
         lease_seconds: float,
         replaced: str | None = None,
         noticed: Callable[["Holding"], None] = lambda _holding: None,
+        remade: Callable[[str], None] = lambda _what: None,
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self.key, self.worker = lease.key, identity.worker
@@ -105,7 +113,7 @@ class Holding:
         self.reach = ReachMeter(lease, identity.worker)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
-        self._replaced, self._noticed = replaced, noticed
+        self._replaced, self._noticed, self._remade = replaced, noticed, remade
         self._lock, self._losing = lock(), Lock()
         self._release_asked = self._ended = False
         self._release_to: str | None = None
@@ -250,6 +258,8 @@ class Holding:
 
     def _settle(self, stored: Lease | None) -> None:
         """Decide by the stored lease, which came with a refusal, whether the lease is still ours."""
+        if not self._lease.ended and (stored is None or self._of_another_row(stored)):
+            stored = self._restored(stored)
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
@@ -263,6 +273,32 @@ class Holding:
             self._lease = stored
         else:
             self._resolve_conflict(stored)
+
+    def _of_another_row(self, stored: Lease) -> bool:
+        """Whether the row was deleted and made anew: with each owner the counter of one row grows."""
+        if self.fence is None:
+            return False
+        return stored.epoch < self._lease.epoch or (stored.owner is None and stored.epoch == self._lease.epoch)
+
+    def _restored(self, stored: Lease | None) -> Lease | None:
+        """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
+        ours = self._lease
+        if stored is None:
+            stored = self._store.write(CreateLease(ours)).lease
+            self._remade(f"{self.key} at {ours.checkpoint.sequence}")
+        if stored is None or self.expired:
+            return stored
+        if stored.checkpoint.order > ours.checkpoint.order:
+            between = f"{ours.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
+            self._remade(f"{self.key}, whose row was made anew by another: what is between {between} may be unread")
+            return stored
+        if stored.checkpoint.order < ours.checkpoint.order:
+            self._store.write(CheckpointLate(stored, ours.checkpoint))
+        begun, take = self._clock(), StealLease if stored.owner else ClaimLease
+        outcome = self._store.write(take(stored, self._me, self._identity.notes))
+        if isinstance(outcome, Done):
+            self.confirmed = begun
+        return outcome.lease
 
     def _resolve_conflict(self, stored: Lease) -> None:
         """Settle with another process that writes under our worker id: the elder process keeps the lease.

@@ -35,6 +35,7 @@ class Holdings:
     began  called for each lease that becomes ours
     gave   called with each lease given to its heir, as stored, and the time
     gone   called for each lease that is lost, given or released
+    remade called with what became of a row that was deleted under us
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class Holdings:
         began: Callable[[Holding], None],
         gave: Callable[[Lease, float], None],
         gone: Callable[[Holding], None],
+        remade: Callable[[str], None] = lambda _what: None,
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self._store, self._identity = store, identity
         self._clock, self._lease_seconds = clock, lease_seconds
         self._began, self._gave, self._gone, self._lock_of_one = began, gave, gone, lock
+        self._remade = remade
         self._held: dict[str, Holding] = {}
         self._lock = Lock()
         self._duplicate_process = False
@@ -94,6 +97,7 @@ class Holdings:
             lease_seconds=self._lease_seconds,
             replaced=replaced,
             noticed=self._let_go,
+            remade=self._remade,
             lock=self._lock_of_one,
         )
         with self._lock:

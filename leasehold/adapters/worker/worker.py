@@ -9,6 +9,7 @@ import logging
 import math
 import random
 import uuid
+from collections import deque
 from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ if TYPE_CHECKING:  # an extra
 log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
+TOLD_MOST = 10
+"""Rows that one line of the log names."""
 
 
 class Worker:
@@ -100,6 +103,7 @@ class Worker:
             began=self._began,
             gave=self._gave,
             gone=outbox.part if consumer is None else _nobody,
+            remade=self._remade,
             lock=self.scheduler.lock,
         )
         self._handoffs = Handoffs(
@@ -114,6 +118,7 @@ class Worker:
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
         self._hurry, self._turns, self._closing = Event(), 0, False
+        self.rows_remade, self._gone_rows = 0, deque[str]()
         self._bench = Bench()
         self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
@@ -141,6 +146,7 @@ class Worker:
         and WorkerError if another living process uses this worker's id.
         """
         attend = self._handoffs.check_timeouts(now, each)
+        self._say_remade()
         if self._closing:
             return attend
         list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
@@ -171,6 +177,16 @@ class Worker:
         """Take no more leases; the consumer hands over those that are held."""
         self._closing = True
         self._handoffs.withdraw()
+
+    def _say_remade(self) -> None:
+        told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
+        if told:
+            more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
+            log.warning(
+                "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
+                "; ".join(told[:TOLD_MOST]),
+                more,
+            )
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         try:
@@ -248,6 +264,8 @@ class Worker:
                 held.ask_release(action.heir)
             self.consumer.part(held)
             return
+        if isinstance(action, Delete) and held is not None:
+            held.drop("its shard is gone")  # or its next write would make the row anew
         begun = self.clock()
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes)
@@ -278,6 +296,11 @@ class Worker:
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)
         self.consumer.begin(holding)
+
+    def _remade(self, what: str) -> None:
+        self.rows_remade += 1
+        self._gone_rows.append(what)
+        self.hurry()  # other rows may be gone, and some of them nobody's
 
     def _took_back(self, lease: Lease, begun: float) -> None:
         self._holdings.hold(lease, begun)

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.proving.simulator.fleets import balanced
 from leasehold.adapters.proving.simulator.misdeeds import HARMLESS, Misdeed
-from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Reshape, Scenario
+from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import DIALECTS, EventHubs
@@ -70,7 +70,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    scenario = _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario)))
+    scenario = _emptied(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario))))
     return Trial(scenario, limits_of(scenario))
 
 
@@ -192,6 +192,15 @@ def _poisoned(seed: int, scenario: Scenario) -> Scenario:
     poison = tuple(Misdeed(name, "handler", "poison", 0.0, draw.uniform(1.0, CALM)) for name in names)
     letter = Misdeed(draw.choice(names), "dead letter", draw.choice(HARMLESS), draw.uniform(0.0, CALM - 60.0), 20.0)
     return evolve(scenario, misdeeds=(*scenario.misdeeds, *((letter,) if _chance(draw, 0.5) else ()), *poison))
+
+
+def _emptied(seed: int, scenario: Scenario) -> Scenario:
+    """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few."""
+    draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
+    if not _chance(draw, 1 / 3):
+        return scenario
+    places = tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2))))
+    return evolve(scenario, emptyings=(Emptying(draw.uniform(5.0, CALM - 30.0), places),))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:

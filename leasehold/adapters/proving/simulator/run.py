@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from attrs import evolve
 
-from leasehold.adapters.history.events import Incident, Sent
-from leasehold.adapters.proving.simulator.scenario import Member, Reshape, Scenario
+from leasehold.adapters.history.events import Incident, Sent, WriteEvent
+from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
 from leasehold.adapters.proving.simulator.world.process import Process
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records, shard
@@ -16,6 +16,8 @@ from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.proving.simulator.world.world import World
 from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.writes import counted
+
+OPERATOR = "operator"
 
 
 def run(scenario: Scenario) -> SimulatedHistory:
@@ -37,6 +39,8 @@ def run(scenario: Scenario) -> SimulatedHistory:
         join(member)
     for reshape in scenario.reshapes:
         tasks.start(lambda reshape=reshape: _reshape(world, reshape), reshape.at)  # type: ignore[misc]
+    for emptying in scenario.emptyings:
+        tasks.start(lambda emptying=emptying: _empty(world, emptying), emptying.at)  # type: ignore[misc]
     if scenario.reading:
         tasks.start(lambda: _produce(world))
     try:
@@ -86,6 +90,17 @@ def _produce(world: World) -> None:
             if each.open and world.tasks.now < world.scenario.calm:
                 shelf.records += records(1, len(shelf.records))
         world.tasks.sleep(seconds)
+
+
+def _empty(world: World, emptying: Emptying) -> None:
+    """Delete rows behind the back of the fleet."""
+    rows, now = world.table.list().leases, world.tasks.now
+    chosen = {place % len(rows) for place in emptying.places} if rows else set[int]()
+    gone = [row for place, row in enumerate(rows) if not emptying.places or place in chosen]
+    for row in gone:
+        world.table.remove(row.key)
+        world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
+    world.history.incidents.append(Incident(now, "trouble", "", 0.0, f"{len(gone)} of {len(rows)} rows deleted"))
 
 
 def _reshape(world: World, reshape: Reshape) -> None:

@@ -96,6 +96,14 @@ class Reshape:
 
 
 @frozen
+class Emptying:
+    """Rows are deleted under the running fleet: by place among the keys then, or all, as in a table made anew."""
+
+    at: float
+    places: tuple[int, ...] = ()
+
+
+@frozen
 class Scenario:
     """A run to simulate.
 
@@ -124,6 +132,7 @@ class Scenario:
     bench_seconds
               how long a worker leaves a lease to others that it cannot read
     start     the checkpoint of the first rows
+    emptyings when rows are deleted
     """
 
     seed: int
@@ -148,6 +157,7 @@ class Scenario:
     handling_seconds: float = 0.0
     bench_seconds: float = 60.0
     start: Position = TRIM_HORIZON
+    emptyings: tuple[Emptying, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield evolve(scenario, members=without, owners=owners)
     for place in range(len(scenario.reshapes)):
         yield evolve(scenario, reshapes=(*scenario.reshapes[:place], *scenario.reshapes[place + 1 :]))
+    for place in range(len(scenario.emptyings)):
+        yield evolve(scenario, emptyings=(*scenario.emptyings[:place], *scenario.emptyings[place + 1 :]))
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
     for place in range(len(scenario.misdeeds)):
@@ -62,6 +64,7 @@ def described(scenario: Scenario) -> str:
             f"seed {scenario.seed}, {len(scenario.owners)} leases owned by {', '.join(map(str, scenario.owners))}",
             *(f"member {member}" for member in scenario.members),
             *(f"{reshape}" for reshape in scenario.reshapes),
+            *(f"{emptying}" for emptying in scenario.emptyings),
             *(f"{misdeed}" for misdeed in scenario.misdeeds),
             f"network: {', '.join(network) or 'no faults'}; outages {scenario.network.outages or 'none'}",
         )

@@ -40,6 +40,12 @@ class SimulatedTable(MemoryStore):
         """The lease of this key as stored now."""
         return self._table.rows.get(key)
 
+    def remove(self, key: str) -> None:
+        """Delete the row, whoever owns it: no write of a worker does that."""
+        del self._table.rows[key]
+        self._before.pop(key, None)
+        self._listing = None
+
     def unwilling(self, key: str) -> Done:
         """The owner of this lease answers no requests: it stands for another library."""
         before = self._table.rows[key]
