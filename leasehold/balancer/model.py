@@ -249,6 +249,7 @@ class History:
     full_still    seconds since the whole table was last read; 0 right after it was
     full_apart    seconds between the last two readings of the whole table; infinite before the second
     hearing       of bulletins; None where everybody lists the table (C14)
+    gone          leases that earlier readings showed and the last ones do not, as last read, in order of key
     led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
                   no lease more (M14)
     """
@@ -262,6 +263,7 @@ class History:
     full_apart: float = math.inf
     hearing: BulletinState | None = None
     led: tuple[tuple[str, float], ...] = ()
+    gone: tuple[Lease, ...] = ()
 
 
 @frozen

@@ -103,7 +103,7 @@ def lifecycle(
         if family.settled or faults(family):  # L2
             continue
         gone = garbage(family, me.worker, expired)
-        actions += creations(family, gone, me.history.holes, config)
+        actions += creations(family, gone, me.history, config)
         actions += deletions(family, gone)
     return _without_twins(actions, leases)
 

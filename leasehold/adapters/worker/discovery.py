@@ -28,7 +28,7 @@ class Discovery:
     """The shard listings of one worker.
 
     A listing is wanted at the start, after a shard end, when the unended leases have left the same
-    hash range uncovered three times, when finished leases wait to be deleted, and every `safety_seconds`.
+    hash range uncovered three times, when the row of an unended lease is gone, when finished leases wait to be deleted, and every `safety_seconds`.
     A whole fleet sees a hole, or that this time has passed: then a few workers list, drawn anew each time.
     `open_shards` counts the open shards of the last listing; `answered` tells whether there was one.
     """
@@ -40,6 +40,7 @@ class Discovery:
         self._next, self._rounds = 0.0, 0
         self._holes: tuple[Hole, ...] = ()
         self._ripe: frozenset[str] = frozenset()
+        self._vanished: frozenset[str] = frozenset()
         self.answered = False
         self._unread: frozenset[str] = frozenset()
         self._said: frozenset[str] = frozenset()
@@ -60,7 +61,7 @@ class Discovery:
         if self._unread - unread:
             self.want()  # a row was mended: leases for the shards left out may be due
         self._unread = unread
-        if self._hole_lasts(me, crowd) or self._ripened(leases, me.worker) or self._overdue(now, me, crowd):
+        if self._row_vanished(me) or self._hole_lasts(me, crowd) or self._ripened(leases, me.worker) or self._overdue(now, me, crowd):
             self.want()
         malformed = [
             f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "
@@ -91,6 +92,11 @@ class Discovery:
         if gone:
             self.want()  # the row may change before it is deleted, and stay: it is asked for once more
         return gone
+
+    def _row_vanished(self, me: Me) -> bool:
+        # At once: while its row is gone, a lease is held by nobody, and only those who have seen it know where it was.
+        before, self._vanished = self._vanished, frozenset(lease.key for lease in me.history.gone if not lease.ended)
+        return not self._vanished <= before
 
     def _hole_lasts(self, me: Me, crowd: frozenset[str]) -> bool:
         # At every third full reading that shows the hole: one that no listing fills is not listed for at every turn.

@@ -61,6 +61,8 @@ class Holdings:
         self._ever: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
         self._replaced: dict[str, Version] = {}
+        self.dropped: dict[str, Lease] = {}
+        """As last written here: leases that could not be confirmed in time, and were not held by us since."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
@@ -103,6 +105,7 @@ class Holdings:
         with self._lock:
             self._held[lease.key] = holding
             self._ever.add(lease.key)
+            self.dropped.pop(lease.key, None)
         if not lease.ended:
             self._began(holding)
 
@@ -188,6 +191,8 @@ class Holdings:
         with self._lock:
             if self._held.get(holding.key) is holding:
                 del self._held[holding.key]
+                if holding.expired:
+                    self.dropped[holding.key] = holding.lease
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)

@@ -10,7 +10,7 @@ import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,11 @@ from leasehold.adapters.worker.slow_peers import SlowPeers
 from leasehold.adapters.worker.threads import ThreadScheduler
 from leasehold.adapters.worker.tidings import HoldingConsumer, Outbox
 from leasehold.adapters.worker.tracing.configured import spans_of
-from leasehold.balancer.actions import Action, Claim, Delete, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.looking.ranks import scaled
 from leasehold.balancer.looking.schedule import LOOK_SECONDS, stalled_keys
-from leasehold.balancer.model import Lease, Me, Shard
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped
@@ -119,6 +119,7 @@ class Worker:
         self._look_due = -math.inf
         self._hurry, self._turns, self._closing = Event(), 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
+        self._absent: dict[str, float] = {}
         self._bench = Bench()
         self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
@@ -228,6 +229,8 @@ class Worker:
         list(each(self._holdings.reconfirm, doubted))
         self._slow_peers.observe(me, self.config)
         shards = self.discovery.shards(now, listing, me, leases) if asked is None else None
+        self.watch = self.watch.recalling(self._holdings.dropped, None if listing.malformed else shards)
+        me = self._asking()
         with self.spans.over("plan"):
             actions = self._bench.without(plan(leases, shards, me, self.config), now)
         if asked is not None:
@@ -235,14 +238,35 @@ class Worker:
             actions = tuple(action for action in actions if action.lease.key in asked)
             late += fresh
         actions += self._handoffs.again(late)
-        list(each(self.spans.acting(self._act), [action for action in actions if self._may(action, shards)]))
+        early = self._early(actions, now) if shards else ()
+        list(each(self.spans.acting(self._act), [action for action in actions if action not in early and self._may(action, shards)]))
         self._look = look_again(actions, leases, me, self.config)
+        if early:
+            self.discovery.want()
+            again = max(SOON_SECONDS, min(self._absent.values()) + self.config.renew_seconds - now)
+            self._look = evolve(self._look, keys=None, seconds=min(self._look.seconds, again))
         self._turns += 1
         told = news(self.holdings, self.me, self._look)
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
+
+    def _early(self, actions: Collection[Action], now: float) -> tuple[Create, ...]:
+        """The leases not to create yet: a living worker may know better where they begin, and make them itself.
+
+        It does at its next renewal, so nobody else creates in the meantime what could skip or repeat much: a lease
+        that begins neither at the beginning nor behind a finished parent, one of a closed shard, one that others held.
+        """
+        guessed = [
+            action
+            for action in actions
+            if isinstance(action, Create)
+            and (action.rule == "L5" or (action.rule in {"L4", "L13"} and action.lease.checkpoint != TRIM_HORIZON))
+            and action.lease.key not in self._holdings.dropped
+        ]
+        self._absent = {action.lease.key: self._absent.get(action.lease.key, now) for action in guessed}
+        return tuple(each for each in guessed if now < self._absent[each.lease.key] + self.config.renew_seconds)
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:
@@ -285,6 +309,8 @@ class Worker:
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
+            case Create(rule="L13"), Done(lease):
+                self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
                 self._handoffs.asked(lease)
             case _, Lost(key):

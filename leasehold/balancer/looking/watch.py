@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 
 from leasehold.balancer.looking.bulletin import BulletinTracker
 from leasehold.balancer.looking.kcl3_leader import NO_REPORTS, Reports, WorkerReports
-from leasehold.balancer.model import History, Lease
+from leasehold.balancer.model import History, Lease, Shard
 from leasehold.balancer.shards.holes import holes_after
 
 
@@ -107,8 +107,26 @@ class Watch:
             full_apart=self.history.full_apart if asked is not None else max(0.0, began - self.full_at),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
+            gone=self._gone(sightings),
         )
         return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll), leases
+
+    def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
+        """The same, with what this process itself last wrote of leases that are gone, and without unlisted shards."""
+        if not self.history.gone:
+            return self
+        latest = (max(lease, own.get(lease.key, lease), key=lambda each: each.epoch) for lease in self.history.gone)
+        listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
+        kept = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
+        return evolve(self, history=evolve(self.history, gone=kept))
+
+    def _gone(self, now: Mapping[str, Sighting]) -> tuple[Lease, ...]:
+        """The leases that were known and have no row any more: nobody else may know how far they were."""
+        if not self.history.gone and self.sightings.keys() <= now.keys():
+            return ()
+        known = {lease.key: lease for lease in self.history.gone}
+        known |= {key: sighting.lease for key, sighting in self.sightings.items()}
+        return tuple(known[key] for key in sorted(known.keys() - now.keys()))
 
     def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""

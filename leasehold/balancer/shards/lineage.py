@@ -12,23 +12,28 @@ A shard that descends from no lease starts where the fleet was told to start; AT
 from collections.abc import Collection, Iterable, Mapping
 from graphlib import TopologicalSorter
 
+from attrs import evolve
+
 from leasehold.balancer.actions import Create
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Position, Shard
 from leasehold.balancer.shards.ancestry import Family
+from leasehold.balancer.shards.cleanup import NOT_STARTED
 
 
 def creations(
-    family: Family, garbage: Collection[Lease], holes: Collection[Hole], config: Config
+    family: Family, garbage: Collection[Lease], history: History, config: Config
 ) -> tuple[Create, ...]:
     """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
+    gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
     created = {
-        **_behind_holes(family, holes, config),
-        **_orphans(family, config.initial_position),
+        **_behind_holes(family, history.holes, config),
+        **_orphans(family, gone, config),
         **_partitions(family),
         # Last, for these know best: LATEST would skip a child's first records.
         **_orphaned_children(family, garbage, config),
         **_missing_children(family, config),
+        **_remembered(family, gone),
     }
     return tuple(created[name] for name in sorted(created))
 
@@ -71,6 +76,37 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease, rule=rule)
 
 
+def _remembered(family: Family, gone: Mapping[str, Lease]) -> dict[str, Create]:
+    """L13: leases whose row was deleted behind the fleet's back begin where they were last seen.
+
+    A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
+    listed (L10). So nothing is made of a closed shard below which anything has begun.
+    """
+    return {
+        key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
+        for key, lease in gone.items()
+        if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
+    }
+
+
+def _begun_below(shard: str, family: Family) -> bool:
+    """Whether a descendant of this shard has been read."""
+    todo, met = list(family.children.get(shard, ())), set[str]()
+    while todo:
+        if (child := todo.pop()) in met:
+            continue
+        met.add(child)
+        lease = family.leases.get(child)
+        if lease is not None and lease.checkpoint.sequence not in NOT_STARTED:
+            return True
+        todo += family.children.get(child, ())
+    return False
+
+
+EPOCHS_UNSEEN = 1_000_000
+"""A row made anew from a reading goes on above every number that its writers may have given since (L13)."""
+
+
 def _missing_children(family: Family, config: Config) -> dict[str, Create]:
     """L3: children whose parents are all done with, and one of them by us."""
     return {
@@ -109,7 +145,7 @@ def _partitions(family: Family) -> dict[str, Create]:
     }
 
 
-def _orphans(family: Family, position: Position) -> dict[str, Create]:
+def _orphans(family: Family, gone: Mapping[str, Lease], config: Config) -> dict[str, Create]:
     """L4 and L5: walk up from each open shard without a lease to where its line is leased, or begins.
 
     Parents come before children, so that each shard can ask what was decided of its parents:
@@ -117,12 +153,13 @@ def _orphans(family: Family, position: Position) -> dict[str, Create]:
         begins    no parent of it counts, and the initial position is not LATEST: its line begins here
     A parent counts if it descends or begins a line. Of a shard with such a parent, those parents without a lease are
     created that begin a line or do not count, or their hash keys would not be read from where the past begins.
+    A lease whose row is gone counts as leased here (L13); the children of one that was finished begin at their beginning.
     """
-    created: dict[str, Create] = {}
+    created, position = dict[str, Create](), config.initial_position
     descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
     begins: set[str] = set()
     for name in _lines_above_the_open(family):
-        if name in family.leases:
+        if name in family.leases or name in gone:
             descends[name] = True
             continue
         shard, parents = family.shards[name], family.parents(family.shards[name])
@@ -131,8 +168,10 @@ def _orphans(family: Family, position: Position) -> dict[str, Create]:
         if not counted and position != LATEST:
             begins.add(name)
         for parent in parents if counted else ():
-            if parent not in family.leases and (parent in begins or not descends[parent]):  # L5
+            if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
                 created[parent] = _create(family.shards[parent], position, "L5")
+        if any(parent in gone and gone[parent].ended for parent in shard.parents):  # L13
+            created[name] = _create(shard, child_position(config), "L13")
         if shard.open and not counted:  # L4
             created[name] = _create(shard, position, "L4")
     return created
