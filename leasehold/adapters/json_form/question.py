@@ -245,6 +245,7 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
         **dict.fromkeys(("gaps", "paces"), _by_name(_seconds)),
         "led": _by_name(_seconds_or_infinite),
         "holes": _each(_hole),
+        "gone": _each(lease_of),
         "full_apart": _seconds_or_infinite,
         "hearing": _or(None, _object(BulletinState)),
     },

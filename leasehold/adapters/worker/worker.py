@@ -256,15 +256,17 @@ class Worker:
         """The leases not to create yet: a living worker may know better where they begin, and make them itself.
 
         It does at its next renewal, so nobody else creates in the meantime what could skip or repeat much: a lease
-        that begins neither at the beginning nor behind a finished parent, one of a closed shard, one that others held.
+        at LATEST, one of a closed shard, or one that another worker held when its row was last seen.
         """
-        guessed = [
-            action
-            for action in actions
-            if isinstance(action, Create)
-            and (action.rule == "L5" or (action.rule in {"L4", "L13"} and action.lease.checkpoint != TRIM_HORIZON))
-            and action.lease.key not in self._holdings.dropped
-        ]
+
+        def guesses(create: Create) -> bool:
+            lease = create.lease
+            if create.rule == "L13":
+                theirs = lease.owner not in {None, self.me} and lease.idle <= self.config.lease_seconds
+                return theirs and lease.key not in self._holdings.dropped
+            return create.rule == "L5" or (create.rule == "L4" and lease.checkpoint != TRIM_HORIZON)
+
+        guessed = [action for action in actions if isinstance(action, Create) and guesses(action)]
         self._absent = {action.lease.key: self._absent.get(action.lease.key, now) for action in guessed}
         return tuple(each for each in guessed if now < self._absent[each.lease.key] + self.config.renew_seconds)
 

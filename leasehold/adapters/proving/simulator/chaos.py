@@ -28,6 +28,9 @@ IMPATIENT, ONE_BY_ONE = 240.0, 30.0
 
 LEASE_SECONDS = 10.0
 
+REMEMBERED = 20.0
+"""Seconds within which a worker has read the table, through an outage too, and makes rows anew."""
+
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
 PEERS = (*NAMED, *(each() for each in RULE_SETS if each not in {Minimal, *map(type, NAMED)}))
 """A rule set that is not named here is tried with its defaults."""
@@ -195,12 +198,22 @@ def _poisoned(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _emptied(seed: int, scenario: Scenario) -> Scenario:
-    """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few."""
+    """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few.
+
+    Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position.
+    """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
         return scenario
-    places = tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2))))
-    return evolve(scenario, emptyings=(Emptying(draw.uniform(5.0, CALM - 30.0), places),))
+    at, places = draw.uniform(25.0, CALM - 30.0), tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2))))
+    forgetful = {each.worker for each in scenario.misdeeds if each.what in {"exit", "interrupt", "broken pipe"}}
+    witnessed = any(
+        member.starts + REMEMBERED <= at < min(member.ends, member.plans) - REMEMBERED
+        and all(nap.at > at + REMEMBERED or nap.at + nap.seconds < at - REMEMBERED for nap in member.naps)
+        and member.worker not in forgetful
+        for member in scenario.members
+    )
+    return evolve(scenario, emptyings=(Emptying(at, places),) if witnessed else ())
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:
