@@ -61,7 +61,12 @@ class Discovery:
         if self._unread - unread:
             self.want()  # a row was mended: leases for the shards left out may be due
         self._unread = unread
-        if self._row_vanished(me) or self._hole_lasts(me, crowd) or self._ripened(leases, me.worker) or self._overdue(now, me, crowd):
+        if (
+            self._row_vanished(me)
+            or self._hole_lasts(me, crowd)
+            or self._ripened(leases, me.worker)
+            or self._overdue(now, me, crowd)
+        ):
             self.want()
         malformed = [
             f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "

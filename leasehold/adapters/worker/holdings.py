@@ -61,8 +61,10 @@ class Holdings:
         self._ever: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
         self._replaced: dict[str, Version] = {}
-        self.dropped: dict[str, Lease] = {}
-        """As last written here: leases that could not be confirmed in time, and were not held by us since."""
+        self.parted: dict[str, Lease] = {}
+        """Every lease held once and not now, as last written here."""
+        self.dropped: set[str] = set()
+        """Those of them that nobody took from us: they could not be confirmed in time."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
@@ -105,7 +107,7 @@ class Holdings:
         with self._lock:
             self._held[lease.key] = holding
             self._ever.add(lease.key)
-            self.dropped.pop(lease.key, None)
+            self.dropped.discard(lease.key)
         if not lease.ended:
             self._began(holding)
 
@@ -191,8 +193,9 @@ class Holdings:
         with self._lock:
             if self._held.get(holding.key) is holding:
                 del self._held[holding.key]
+                self.parted[holding.key] = holding.lease
                 if holding.expired:
-                    self.dropped[holding.key] = holding.lease
+                    self.dropped.add(holding.key)
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)

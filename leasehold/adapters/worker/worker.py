@@ -229,7 +229,7 @@ class Worker:
         list(each(self._holdings.reconfirm, doubted))
         self._slow_peers.observe(me, self.config)
         shards = self.discovery.shards(now, listing, me, leases) if asked is None else None
-        self.watch = self.watch.recalling(self._holdings.dropped, None if listing.malformed else shards)
+        self.watch = self.watch.recalling(self._holdings.parted, None if listing.malformed else shards)
         me = self._asking()
         with self.spans.over("plan"):
             actions = self._bench.without(plan(leases, shards, me, self.config), now)
@@ -238,13 +238,18 @@ class Worker:
             actions = tuple(action for action in actions if action.lease.key in asked)
             late += fresh
         actions += self._handoffs.again(late)
-        early = self._early(actions, now) if shards else ()
-        list(each(self.spans.acting(self._act), [action for action in actions if action not in early and self._may(action, shards)]))
+        early = self._early(actions, leases, now) if shards else {}
+        list(
+            each(
+                self.spans.acting(self._act),
+                [action for action in actions if action not in early and self._may(action, shards)],
+            )
+        )
         self._look = look_again(actions, leases, me, self.config)
         if early:
             self.discovery.want()
-            again = max(SOON_SECONDS, min(self._absent.values()) + self.config.renew_seconds - now)
-            self._look = evolve(self._look, keys=None, seconds=min(self._look.seconds, again))
+            soon = max(SOON_SECONDS, min(early.values()))
+            self._look = evolve(self._look, keys=None, seconds=min(self._look.seconds, soon))
         self._turns += 1
         told = news(self.holdings, self.me, self._look)
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
@@ -252,23 +257,27 @@ class Worker:
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
 
-    def _early(self, actions: Collection[Action], now: float) -> tuple[Create, ...]:
-        """The leases not to create yet: a living worker may know better where they begin, and make them itself.
+    def _early(self, actions: Collection[Action], leases: Collection[Lease], now: float) -> dict[Action, float]:
+        """The leases not to create yet, and for how long: a living worker may know better where they begin.
 
-        It does at its next renewal, so nobody else creates in the meantime what could skip or repeat much: a lease
-        at LATEST, one of a closed shard, or one that another worker held when its row was last seen.
+        An owner makes a deleted row anew at its next renewal, and any other worker that has seen the row once it has
+        waited for that. So what was held by others waits for a renewal. What nobody here has seen, and would begin at
+        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too;
+        not where the stream has no lease at all, or each new group would wait as long.
         """
-
-        def guesses(create: Create) -> bool:
-            lease = create.lease
-            if create.rule == "L13":
-                theirs = lease.owner not in {None, self.me} and lease.idle <= self.config.lease_seconds
-                return theirs and lease.key not in self._holdings.dropped
-            return create.rule == "L5" or (create.rule == "L4" and lease.checkpoint != TRIM_HORIZON)
-
-        guessed = [action for action in actions if isinstance(action, Create) and guesses(action)]
-        self._absent = {action.lease.key: self._absent.get(action.lease.key, now) for action in guessed}
-        return tuple(each for each in guessed if now < self._absent[each.lease.key] + self.config.renew_seconds)
+        config, streams = self.config, {lease.stream for lease in leases}
+        waits = dict[Action, float]()
+        for action in actions:
+            match action:
+                case Create(lease, rule="L13") if lease.key not in self._holdings.dropped:
+                    waits[action] = config.renew_seconds
+                case Create(lease, rule="L4" | "L5" as rule) if rule == "L5" or lease.checkpoint != TRIM_HORIZON:
+                    waits[action] = config.renew_seconds + (config.cycle_seconds if lease.stream in streams else 0.0)
+                case _:
+                    pass
+        self._absent = {each.lease.key: self._absent.get(each.lease.key, now) for each in waits}
+        left = {each: self._absent[each.lease.key] + seconds - now for each, seconds in waits.items()}
+        return {each: seconds for each, seconds in left.items() if seconds > 0}
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:

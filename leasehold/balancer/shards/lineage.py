@@ -21,9 +21,7 @@ from leasehold.balancer.shards.ancestry import Family
 from leasehold.balancer.shards.cleanup import NOT_STARTED
 
 
-def creations(
-    family: Family, garbage: Collection[Lease], history: History, config: Config
-) -> tuple[Create, ...]:
+def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
     """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
     gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
     created = {

@@ -200,7 +200,8 @@ def _poisoned(seed: int, scenario: Scenario) -> Scenario:
 def _emptied(seed: int, scenario: Scenario) -> Scenario:
     """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few.
 
-    Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position.
+    Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position. And whoever
+    reads the table once a cycle, as other libraries do, cannot look again in time.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
@@ -213,7 +214,8 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
         and member.worker not in forgetful
         for member in scenario.members
     )
-    return evolve(scenario, emptyings=(Emptying(at, places),) if witnessed else ())
+    fair = witnessed and not scenario.scan_per_cycle
+    return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:
