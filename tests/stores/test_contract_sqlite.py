@@ -13,7 +13,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import FULL, KEY, done, owned
 from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
-from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Listing, Lost, Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
 
 
@@ -278,3 +278,73 @@ def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
     assert str(caught.value).endswith("; create it first")
+
+
+# A file that is removed or replaced
+
+
+def beside(path: str) -> list[str]:
+    return [f"{path}{end}" for end in ("", "-wal", "-shm")]
+
+
+def test_a_file_that_was_removed_is_made_anew_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
+    """Workers would go on in a file that no newcomer can open, and everything would be read twice."""
+    seen = done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann")))
+    for name in beside(path):
+        Path(name).unlink(missing_ok=True)
+    assert store.write(RenewLease(seen)) == Lost(KEY, None)
+    newcomer = SqliteStore(path)
+    made = done(newcomer.write(CreateLease(seen)))
+    assert store.get([KEY]) == (made,)
+    newcomer.close()
+
+
+def test_a_file_that_was_replaced_is_read_instead(path: str, store: SqliteStore, tmp_path: Path) -> None:
+    """A restored copy would be seen by newcomers alone."""
+    done(store.write(CreateLease(FULL)))
+    other = SqliteStore(str(tmp_path / "other.db"))
+    done(other.write(CreateLease(Lease("other"))))
+    other.close()
+    for name in beside(path):
+        Path(name).unlink(missing_ok=True)
+    (tmp_path / "other.db").rename(path)
+    assert [lease.key for lease in store.list().leases] == ["other"]
+
+
+@pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
+def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
+    """Those who have the old log open would write where a newcomer does not read."""
+    seen = done(store.write(CreateLease(FULL)))
+    for end in ends:
+        Path(f"{path}{end}").unlink()
+    mine = store.get([KEY])
+    newcomer = SqliteStore(path)
+    assert mine in ((), (seen,))
+    claimed = store.write(ClaimLease(seen, "ann"))
+    assert newcomer.get([KEY]) == ((claimed.lease,) if claimed.lease else ())
+    newcomer.close()
+
+
+def test_what_was_written_while_the_file_was_replaced_may_not_count(path: str, store: SqliteStore) -> None:
+    """A claim in a file that is gone would be believed."""
+    seen = done(store.write(CreateLease(FULL)))
+    with pytest.raises(OutcomeUnknown, match="removed or replaced meanwhile"), store._transaction() as connection:  # noqa: SLF001  the moment between
+        connection.execute("UPDATE leases SET owner = 'ann'")
+        for name in beside(path):
+            Path(name).unlink(missing_ok=True)
+    assert store.get([seen.key]) == ()
+
+
+def test_a_removed_file_is_not_made_by_who_may_not_make_it(path: str, store: SqliteStore) -> None:
+    """A tool that only looks would make a table without leases."""
+    reader = SqliteStore(path, create=False)
+    store.close()
+    for name in beside(path):
+        Path(name).unlink(missing_ok=True)
+    with pytest.raises(StoreError, match="was removed, and it may not be created here"):
+        reader.list()
+    assert not Path(path).exists()
+    again = SqliteStore(path)
+    assert reader.list() == Listing(())
+    again.close()
+    reader.close()

@@ -3,8 +3,11 @@
 Rule 1: every write is one BEGIN IMMEDIATE transaction that reads, decides and replaces.
 Rule 2: only our own columns are written, so that columns others add survive.
 Rule 3: a row keeps no time; how long a lease has stood still is for its watchers.
+Rule 4: the open file is the one that the path names, or it is opened anew: a file that was removed or replaced lives
+on for those who have it open, and two fleets would read everything.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,8 +19,11 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.applied import applied
 from leasehold.stores.embedded.rows import COLUMNS, SCHEMA, to_lease, to_row
 from leasehold.stores.fields import insist
+from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
 from leasehold.stores.writes import DeleteLease, Write
+
+log = escaped(logging.getLogger("leasehold.sqlite"))
 
 BUSY_SECONDS = 10.0
 """How long a write waits for another process's; a write takes milliseconds, so this means trouble."""
@@ -25,6 +31,10 @@ BUSY_SECONDS = 10.0
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM leases"  # noqa: S608  our own column names
 _INSERT = f"INSERT INTO leases ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"  # noqa: S608
 _UPDATE = f"UPDATE leases SET {', '.join(f'{name} = :{name}' for name in COLUMNS)} WHERE key = :key"  # noqa: S608
+
+
+_Inode = tuple[int, int]
+"""The device, and the number of a file on it."""
 
 
 class SqliteStore:
@@ -35,29 +45,59 @@ class SqliteStore:
         if not create and not Path(path).exists():
             raise StoreError(f"there is no file {path}, and it may not be created here; create it first")
         self._lock = Lock()
-        self._path = path
-        if create and path != ":memory:":
-            _make_private(path)
-        with self._translated():
-            self._connection = sqlite3.connect(
-                path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
-            )
-            self._connection.row_factory = sqlite3.Row
-            self._connection.text_factory = _text
-            if create:
-                self._prepare()
-            self._connection.execute(f"{_SELECT} LIMIT 0")
+        self._path, self._create, self._busy_seconds = path, create, busy_seconds
+        self._connection = self._open()
 
-    def _prepare(self) -> None:
+    def _open(self) -> sqlite3.Connection:
+        if self._create and self._path != ":memory:":
+            _make_private(self._path)
+        with self._translated():
+            named = _inode(self._path)
+            connection = sqlite3.connect(
+                self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+            )
+            connection.row_factory = sqlite3.Row
+            connection.text_factory = _text
+            if self._create:
+                self._prepare(connection)
+            connection.execute(f"{_SELECT} LIMIT 0")
+        self._files = (named, *_files(self._path)[1:])
+        return connection
+
+    @contextmanager
+    def _current(self) -> Iterator[sqlite3.Connection]:
+        """The connection to the file that the path names now (rule 4).
+
+        The path is asked before and after: what was done in a file that is no longer the one may not count.
+        """
+        with self._lock, self._translated():
+            if self._replaced():
+                self._reopen()
+            yield self._connection
+            if self._replaced():
+                raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
+
+    def _replaced(self) -> bool:
+        # A log that was not there yet may have been made since; one that was there stays as long as we have it open.
+        return any(was not in (None, now) for was, now in zip(self._files, _files(self._path), strict=True))
+
+    def _reopen(self) -> None:
+        if not self._create and _inode(self._path) is None:
+            raise StoreError(f"{self._path}: the file was removed, and it may not be created here; create it")
+        log.error("%s was removed or replaced under this process, which opens it anew", self._path)
+        self._connection.close()
+        self._connection = self._open()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         # WAL: readers and the writer do not wait for each other. synchronous=FULL is SQLite's
         # default: a checkpoint answered with Done survives a loss of power.
-        (mode,) = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            self._connection.close()
+            connection.close()
             raise StoreError(
                 f"{self._path}: SQLite keeps no write-ahead log here (it answers {mode!r}); name a file on a local disk"
             )
-        self._connection.execute(SCHEMA)
+        connection.execute(SCHEMA)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -76,14 +116,14 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._translated():
-            self._connection.execute("BEGIN IMMEDIATE")
+        with self._current() as connection:
+            connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection
-                self._connection.execute("COMMIT")
+                yield connection
+                connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
 
     def _stored(self, key: str) -> Lease | None:
@@ -97,15 +137,15 @@ class SqliteStore:
 
     def list(self) -> Listing:
         """Every lease, sorted by key, as of one moment."""
-        with self._lock, self._translated():
-            rows = self._connection.execute(f"{_SELECT} ORDER BY key").fetchall()
+        with self._current() as connection:
+            rows = connection.execute(f"{_SELECT} ORDER BY key").fetchall()
         read = tuple(to_lease(row) for row in rows)
         leases = tuple(lease for lease in read if isinstance(lease, Lease))
         return Listing(leases, tuple(row for row in read if isinstance(row, Malformed)))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Read these leases, in the order asked; those not there are left out."""
-        with self._lock, self._translated():
+        with self._current():
             found = tuple(self._stored(key) for key in keys)
         return tuple(lease for lease in found if lease)
 
@@ -127,6 +167,19 @@ class SqliteStore:
         """Close the file."""
         with self._lock:
             self._connection.close()
+
+
+def _files(path: str) -> tuple[_Inode | None, ...]:
+    """The file and the two of its log, as the path names them now."""
+    return tuple(_inode(f"{path}{end}") for end in ("", "-wal", "-shm"))
+
+
+def _inode(path: str) -> _Inode | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  before and after every request
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _make_private(path: str) -> None:
