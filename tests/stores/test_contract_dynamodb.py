@@ -7,8 +7,12 @@ import pytest
 from boto3 import Session
 from process_race import assert_one_winner_each
 
+from leasehold.balancer.model import Lease
 from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done
 from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.protocol import Listing, StoreError
+from leasehold.stores.writes import CreateLease, RenewLease
 
 _numbers = count()
 
@@ -58,3 +62,23 @@ def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
 def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str) -> None:
     """Likewise, on Amazon's own implementation."""
     assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynamodb_local_url}")
+
+
+@pytest.mark.services
+def test_a_table_that_was_deleted_is_made_anew_by_who_may(dynalite_url: str, session: Session) -> None:
+    """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
+    table = f"leases-{next(_numbers)}"
+    worker = DynamoStore(table, endpoint=dynalite_url, session=session)
+    tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)
+    client = session.client("dynamodb", endpoint_url=dynalite_url)
+    seen = done(worker.write(CreateLease(Lease("s-0"))))
+    client.delete_table(TableName=table)
+    client.get_waiter("table_not_exists").wait(TableName=table, WaiterConfig={"Delay": 1})
+    with pytest.raises(StoreError, match="there is no such table here"):
+        worker.write(RenewLease(seen))
+    with pytest.raises(StoreError, match="there is no such table here"):
+        tool.list()
+    assert worker.list() == Listing(())
+    assert tool.list() == Listing(())
+    for each in (worker, tool, client):
+        each.close()

@@ -328,10 +328,15 @@ def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: Sqlite
 def test_what_was_written_while_the_file_was_replaced_may_not_count(path: str, store: SqliteStore) -> None:
     """A claim in a file that is gone would be believed."""
     seen = done(store.write(CreateLease(FULL)))
-    with pytest.raises(OutcomeUnknown, match="removed or replaced meanwhile"), store._transaction() as connection:  # noqa: SLF001  the moment between
-        connection.execute("UPDATE leases SET owner = 'ann'")
-        for name in beside(path):
-            Path(name).unlink(missing_ok=True)
+
+    def robbed() -> None:
+        with store._transaction() as connection:  # noqa: SLF001  the moment between
+            connection.execute("UPDATE leases SET owner = 'ann'")
+            for name in beside(path):
+                Path(name).unlink(missing_ok=True)
+
+    with pytest.raises(OutcomeUnknown, match="removed or replaced meanwhile"):
+        robbed()
     assert store.get([seen.key]) == ()
 
 

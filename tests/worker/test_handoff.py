@@ -6,11 +6,11 @@ from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member,
 from leasehold.adapters.proving.simulator.world.stream import ListSource
 from leasehold.adapters.worker.identity import Identity
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import Lease, Position
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Promises
 from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease, WithdrawRequest, Write
 
-MINIMAL = Config(lease_seconds=10.0)
+MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 class Listed(FaultyStore):

@@ -12,11 +12,11 @@ from leasehold.balancer.actions import Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.looking.bulletin import bulletin_of, note_of
 from leasehold.balancer.looking.ranks import bulletin_row, lookout_ranks
-from leasehold.balancer.model import Bulletin, Lease, Position, Version
+from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
 from leasehold.stores.protocol import Listing, Promises
 from leasehold.stores.writes import ClaimLease, RequestLease, StealLease, merged
 
-CONFIG = Config()
+CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 class Listened(FaultyStore):

@@ -72,7 +72,9 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
 def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     """Nobody could scale by lag, or be woken by it: each worker knows its own leases alone."""
     clock, store = Clock(), FaultyStore()
-    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours = member(
+        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
+    )
     ours.run(60)
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
@@ -91,7 +93,9 @@ def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
 def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
     """Without it a fleet of one worker, or a hung lookout, would never say that nobody reads a lease."""
     clock, store = Clock(), FaultyStore()
-    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours = member(
+        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
+    )
     ours.run(60)
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
@@ -106,7 +110,9 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
 def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     """Without it a lease that passes from worker to worker looks like any other."""
     clock, store = Clock(), FaultyStore()
-    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours = member(
+        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
+    )
     ours.run(1)
     note = Reach(time.time(), "b-1").note
     ours.worker.holdings[0].drop("it is another's now")
@@ -123,7 +129,9 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
 def test_an_old_reading_of_the_table_is_not_told() -> None:
     """Most workers read the table seldom: their old view would set off alarms, and keep others silent."""
     clock, store = Clock(), FaultyStore()
-    ours = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    ours = member(
+        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
+    )
     ours.run(60)
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
@@ -200,7 +208,10 @@ def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyP
 def test_two_workers_of_one_program_are_both_told() -> None:
     """Without it the second one's gauges would be missing, for OpenTelemetry keeps the first of a name."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
-    fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
+    fleet = [
+        member(store, source, clock, me, me, Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
+        for me in ("a-1", "b-1")
+    ]
     together(fleet, 60)
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")

@@ -8,7 +8,7 @@ from virtual_fleet import Clock, FaultyStore
 
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.identity import Identity
-from leasehold.balancer.model import SHARD_END, Lease, Position, Version
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown
 from leasehold.stores.writes import (
     CheckpointLease,
@@ -21,6 +21,7 @@ from leasehold.stores.writes import (
     StealLease,
     WithdrawRequest,
     Write,
+    counted,
 )
 
 SIGNED = (("process", "p-1/ann"),)
@@ -269,12 +270,52 @@ def test_a_thief_is_named() -> None:
     assert (one.end, one.holding.given, one.holding.duplicate_process) == ((True, "now owned by bob"), None, False)
 
 
-def test_a_row_that_is_gone_ends_the_holding() -> None:
-    """A worker would go on to read what an operator has deleted."""
+def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
+    """Whoever made it first would begin at the initial position, and what lies between would be skipped."""
     one = Held()
+    assert one.holding.checkpoint(Position("40"))
+    before = one.holding.lease
+    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    assert one.holding.checkpoint(Position("50"))
+    after = one.store.row("s-0")
+    assert (after.owner, after.checkpoint, after.epoch) == ("ann", Position("50"), before.epoch + 2)
+    assert one.end == (False, "")
+
+
+def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> None:
+    """A newcomer would read from the initial position what its owner still has in hand."""
+    for owner in (None, "bob"):
+        one = Held()
+        for number in range(40, 50):
+            assert one.holding.checkpoint(Position(str(number)))
+        one.store._table.rows["s-0"] = counted(evolve(one.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+        assert one.holding.checkpoint(Position("50"))
+        after = one.store.row("s-0")
+        assert (after.owner, after.checkpoint) == ("ann", Position("50"))
+    one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
+    assert one.holding.renew() is False
+    assert one.store.row("s-0").checkpoint == Position("70")
+    assert one.end == (True, "now owned by bob")
+
+
+def test_a_lease_that_expired_makes_its_row_and_does_not_take_it() -> None:
+    """A worker that slept would speak for a lease that others may have had since."""
+    one = Held()
+    assert one.holding.checkpoint(Position("40"))
+    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.clock.now += 60
+    assert one.holding.renew() is False
+    after = one.store.row("s-0")
+    assert (after.owner, after.checkpoint) == (None, Position("40"))
+
+
+def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:
+    """A parent would be read again while its children are."""
+    one = Held()
+    assert one.holding.checkpoint(SHARD_END, keep_owner=True)
     one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
     assert one.holding.renew() is False
-    assert one.end == (True, "its row is gone")
+    assert (one.end, one.store.list().leases) == ((True, "its row is gone"), ())
 
 
 def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:

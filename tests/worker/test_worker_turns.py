@@ -10,7 +10,7 @@ from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Release, RequestHandoff
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import HASH_KEYS, SHARD_END, Lease, Position, Version
+from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
 from leasehold.stores.protocol import Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 
@@ -98,14 +98,46 @@ def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
     assert (victim.lost.is_set(), victim.why, one.held) == (True, "now owned by b-1", ALL[1:])
 
 
-def test_a_lease_whose_row_was_deleted_is_lost() -> None:
-    """Without it a reader would go on without anything to checkpoint to."""
+def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a shard would begin at the initial position although its owner knows how far it is."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
+    assert victim.checkpoint(Position("17"))
     store.write(DeleteLease(store.row("s-0")))
     one.run(KCL.renew_seconds + 0.1)
-    assert (victim.lost.is_set(), victim.why) == (True, "its row is gone")
+    assert (victim.lost.is_set(), store.row("s-0").owner, store.row("s-0").checkpoint) == (False, "a-1", Position("17"))
+    assert one.worker.rows_remade == 1
+    one.run(1)
+    said = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
+    assert [record.message for record in caplog.records if "deleted" in record.message] == [said]
+
+
+def test_what_nobody_holds_begins_where_it_was_last_seen() -> None:
+    """Without it the shard of a worker that died would skip what came since, once the table was emptied."""
+    clock, store = Clock(), FaultyStore()
+    config = evolve(KCL, initial_position=LATEST)
+    store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
+    one = member(store, ListSource(four_shards()[:1]), clock, config=config)
+    one.worker.exclude("s-0", 1000.0)
+    one.run(1)
+    store.write(DeleteLease(store.row("s-0")))
+    one.worker.hurry()
+    one.turn_due = clock.now
+    one.run(KCL.renew_seconds - 0.5)
+    assert store.list().leases == ()
+    one.run(1.5)
+    assert [(row.key, row.checkpoint) for row in store.list().leases] == [("s-0", Position("17"))]
+
+
+def test_who_has_seen_nothing_leaves_a_deleted_row_to_its_owner_for_a_renewal() -> None:
+    """Without it a worker that joins would begin at LATEST what its owner remembers."""
+    clock, store = Clock(), FaultyStore()
+    one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
+    one.run(KCL.renew_seconds - 1.0)
+    assert store.list().leases == ()
+    one.run(2.0)
+    assert [row.key for row in store.list().leases] == ALL
 
 
 def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
@@ -261,7 +293,9 @@ def test_an_outage_of_the_source_stops_no_sharing() -> None:
 def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> None:
     """Without it the table would be listed without a pause, and the bulletin would call nobody to what is open."""
     clock, store = Clock(), FaultyStore()
-    one = member(store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0))
+    one = member(
+        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
+    )
     one.run(10)
     assert one.held == ALL
     one.worker.exclude("s-0", 60.0)

@@ -9,13 +9,13 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewals import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing, Outcome, OutcomeUnknown
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
-KCL = Config(Kcl(max_steals=10), lease_seconds=10.0)
+KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 @define

@@ -276,9 +276,7 @@ class Holding:
 
     def _of_another_row(self, stored: Lease) -> bool:
         """Whether the row was deleted and made anew: with each owner the counter of one row grows."""
-        if self.fence is None:
-            return False
-        return stored.epoch < self._lease.epoch or (stored.owner is None and stored.epoch == self._lease.epoch)
+        return self.fence is not None and stored.epoch < self._lease.epoch
 
     def _restored(self, stored: Lease | None) -> Lease | None:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""

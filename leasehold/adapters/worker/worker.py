@@ -299,8 +299,6 @@ class Worker:
                 held.ask_release(action.heir)
             self.consumer.part(held)
             return
-        if isinstance(action, Delete) and held is not None:
-            held.drop("its shard is gone")  # or its next write would make the row anew
         begun = self.clock()
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes)
@@ -320,6 +318,8 @@ class Worker:
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
+            case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
+                held.drop("its shard is gone")  # or its next write would make the row anew
             case Create(rule="L13"), Done(lease):
                 self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):

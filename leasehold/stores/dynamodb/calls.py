@@ -124,6 +124,11 @@ def code_of(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def is_missing(fault: StoreError) -> bool:
+    """Whether the service says that there is no such table."""
+    return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+
+
 def _throttled(error: BaseException) -> bool:
     return isinstance(error, ClientError) and code_of(error) in THROTTLED
 

@@ -4,6 +4,7 @@ What a refused write means is for the caller: the lease as stored comes with the
 the service sends it, and by a consistent reading where it does not.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,14 +14,25 @@ from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.dynamodb.calls import ATTEMPTS, PATIENCE, code_of, connect, translated, unless_throttled
+from leasehold.stores.dynamodb.calls import (
+    ATTEMPTS,
+    PATIENCE,
+    code_of,
+    connect,
+    is_missing,
+    translated,
+    unless_throttled,
+)
 from leasehold.stores.dynamodb.rows import KEY, Item, text, to_lease, to_reports
 from leasehold.stores.dynamodb.table import prepare, prove
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.endpoints import endpoint_of
 from leasehold.stores.fields import insist
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
+
+log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 BATCH = 100
 """Most keys of one BatchGetItem."""
@@ -40,7 +52,7 @@ class DynamoStore:
         request_seconds: float | None = None,
     ) -> None:
         """Find the table, or make it; credentials come from the session, or as boto3 finds them."""
-        self._table = table
+        self._table, self._create = table, create
         self._clients = connect(session or Session(), region, endpoint, PATIENCE.within(request_seconds))
         prepare(self._clients.reads, table, create=create)
 
@@ -50,7 +62,14 @@ class DynamoStore:
         return Promises()
 
     def list(self) -> Listing:
-        """Every lease, page by page; a page that fails fails the listing."""
+        """Every lease, page by page; a page that fails fails the listing. A table that is gone is made anew."""
+        try:
+            return self.scan()
+        except StoreError as fault:
+            if not (self._create and is_missing(fault)):
+                raise
+        log.error("table %s was deleted under this process, which makes it anew", self._table)
+        prepare(self._clients.reads, self._table, create=True)
         return self.scan()
 
     def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
