@@ -108,6 +108,7 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     one.run(KCL.renew_seconds + 0.1)
     assert (victim.lost.is_set(), store.row("s-0").owner, store.row("s-0").checkpoint) == (False, "a-1", Position("17"))
     assert one.worker.rows_remade == 1
+    one.turn_due = clock.now
     one.run(1)
     said = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
     assert [record.message for record in caplog.records if "deleted" in record.message] == [said]

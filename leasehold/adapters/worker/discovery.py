@@ -28,7 +28,8 @@ class Discovery:
     """The shard listings of one worker.
 
     A listing is wanted at the start, after a shard end, when the unended leases have left the same
-    hash range uncovered three times, when the row of an unended lease is gone, when finished leases wait to be deleted, and every `safety_seconds`.
+    hash range uncovered three times, when the row of an unended lease is gone, when finished leases wait to be
+    deleted, and every `safety_seconds`.
     A whole fleet sees a hole, or that this time has passed: then a few workers list, drawn anew each time.
     `open_shards` counts the open shards of the last listing; `answered` tells whether there was one.
     """

@@ -282,13 +282,15 @@ class Holding:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
         ours = self._lease
         if stored is None:
-            stored = self._store.write(CreateLease(ours)).lease
-            self._remade(f"{self.key} at {ours.checkpoint.sequence}")
+            made = self._store.write(CreateLease(ours))
+            stored = made.lease
+            if isinstance(made, Done):
+                self._remade(f"{self.key} at {ours.checkpoint.sequence}")
         if stored is None or self.expired:
             return stored
         if stored.checkpoint.order > ours.checkpoint.order:
             between = f"{ours.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
-            self._remade(f"{self.key}, whose row was made anew by another: what is between {between} may be unread")
+            self._remade(f"{self.key}, by another: what is between {between}, may be unread")
             return stored
         if stored.checkpoint.order < ours.checkpoint.order:
             self._store.write(CheckpointLate(stored, ours.checkpoint))

@@ -151,7 +151,7 @@ def _orphans(family: Family, gone: Mapping[str, Lease], config: Config) -> dict[
         begins    no parent of it counts, and the initial position is not LATEST: its line begins here
     A parent counts if it descends or begins a line. Of a shard with such a parent, those parents without a lease are
     created that begin a line or do not count, or their hash keys would not be read from where the past begins.
-    A lease whose row is gone counts as leased here (L13); the children of one that was finished begin at their beginning.
+    A lease whose row is gone counts as leased here (L13); children of a finished one begin at their beginning.
     """
     created, position = dict[str, Create](), config.initial_position
     descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line

@@ -7,6 +7,7 @@ from attrs import evolve
 
 from leasehold.adapters.proving.simulator.scenario import Scenario
 
+EVENTS = ("reshapes", "emptyings", "misdeeds")
 FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
@@ -34,14 +35,13 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         gone = {member.worker} - {other.worker for other in without}
         owners = tuple(None if owner in gone else owner for owner in scenario.owners)
         yield evolve(scenario, members=without, owners=owners)
-    for place in range(len(scenario.reshapes)):
-        yield evolve(scenario, reshapes=(*scenario.reshapes[:place], *scenario.reshapes[place + 1 :]))
-    for place in range(len(scenario.emptyings)):
-        yield evolve(scenario, emptyings=(*scenario.emptyings[:place], *scenario.emptyings[place + 1 :]))
+    for what in EVENTS:
+        events = getattr(scenario, what)
+        for place in range(len(events)):
+            without_one: dict[str, Any] = {what: (*events[:place], *events[place + 1 :])}
+            yield evolve(scenario, **without_one)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
-    for place in range(len(scenario.misdeeds)):
-        yield evolve(scenario, misdeeds=(*scenario.misdeeds[:place], *scenario.misdeeds[place + 1 :]))
     if network.outages:
         yield evolve(scenario, network=evolve(network, outages=()))
     for fault in FAULTS:
