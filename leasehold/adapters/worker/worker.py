@@ -238,7 +238,7 @@ class Worker:
             actions = tuple(action for action in actions if action.lease.key in asked)
             late += fresh
         actions += self._handoffs.again(late)
-        early = self._early(actions, leases, now) if shards else {}
+        early = self._early(actions, leases, now) if asked is None else {}
         list(
             each(
                 self.spans.acting(self._act),
