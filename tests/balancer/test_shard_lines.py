@@ -198,6 +198,55 @@ def test_the_child_of_a_finished_shard_that_is_gone_waits_for_its_other_parent()
     assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
 
 
+# Rows that were deleted (L13)
+
+
+def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Position = LATEST) -> dict[str, Position]:
+    """Where a worker that has seen these leases begins what it creates."""
+    me = Me("w", history=History(gone=tuple(gone)))
+    actions = plan(leases, shards, me, Config(initial_position=start))
+    return {action.lease.key: action.lease.checkpoint for action in actions if isinstance(action, Create)}
+
+
+def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
+    """What lies between that place and the tip would be skipped."""
+    gone = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
+    assert begun(gone, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
+    (made,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(gone))), Config())
+    assert (made.rule, made.lease.epoch) == ("L13", 1_000_007)
+    assert begun(gone, [shard("0")], [Lease("0")]) == {}
+    assert begun([evolve(gone[0], stream="other")], [shard("0")], []) == {"0": LATEST}
+
+
+@pytest.mark.parametrize("start", [LATEST, TRIM_HORIZON])
+def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) -> None:
+    """A parent would be read again beside its children, or a child skip its first records under LATEST."""
+    line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    ended = Lease("0", checkpoint=SHARD_END)
+    assert begun([ended], line, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
+    assert begun([ended, Lease("1", checkpoint=READ, parents=("0",))], line, [], start) == {
+        "1": READ,
+        "2": TRIM_HORIZON,
+    }
+    assert begun([ended], line, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start) == {}
+
+
+def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> None:
+    """The rest of a parent would be skipped, or its children read before it."""
+    line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    parent = Lease("0", checkpoint=READ)
+    assert begun([parent], line, []) == {"0": READ}
+    assert begun([parent], line, [Lease("1"), Lease("2")]) == {"0": READ}
+
+
+def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> None:
+    """A worker that reads the table seldom would read again what others have long finished (L8)."""
+    line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
+    parent = Lease("0", checkpoint=READ)
+    assert begun([parent], line[:1] + [shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
+    assert begun([parent], line, [Lease("2", checkpoint=READ, parents=("1",))]) == {}
+
+
 # Leases of shards that are gone (L10), and what a listing shows to be wrong (L2)
 
 

@@ -7,7 +7,7 @@ from attrs import evolve, fields
 
 from leasehold.balancer.looking.kcl3_leader import Reports
 from leasehold.balancer.looking.watch import Watch
-from leasehold.balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Version
+from leasehold.balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Shard, Version
 
 ROW = Lease("s-1", owner="a", version=Version("1"))
 
@@ -266,3 +266,19 @@ def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
     none, _ = watch.look([given], 40, 41)
     assert led == [((), ()), ((("j", 0),), (("j", 4),)), ((("j", 0),), (("j", 4),)), ((("j", 9),), (("j", 14),))]
     assert none.history.led == ()
+
+
+def test_a_lease_without_a_row_is_remembered_until_it_has_one_again_or_no_shard() -> None:
+    """Nobody would know where the shards of a table that was emptied go on."""
+    first, second = Lease("0", epoch=3), Lease("1", epoch=3)
+    watch, _ = Watch().look([first, second], 0.0, 1.0)
+    watch, _ = watch.look([], 2.0, 3.0)
+    assert [lease.key for lease in watch.history.gone] == ["0", "1"]
+    watch, _ = watch.look([second], 4.0, 5.0)
+    assert [lease.key for lease in watch.history.gone] == ["0"]
+    watch, _ = watch.look([], 6.0, 7.0, asked=["1"])
+    assert [lease.key for lease in watch.history.gone] == ["0", "1"]
+    watch = watch.recalling({"0": evolve(first, epoch=9), "1": evolve(second, epoch=2)}, None)
+    assert [(lease.key, lease.epoch) for lease in watch.history.gone] == [("0", 9), ("1", 3)]
+    watch = watch.recalling({}, [Shard("1")])
+    assert [lease.key for lease in watch.history.gone] == ["1"]

@@ -87,6 +87,10 @@ class WorkerMetrics:
         """The number of unfinished leases that this worker holds."""
         return self._observed(sum(not holding.lease.ended for holding in self._worker.holdings))
 
+    def rows_remade(self) -> Iterable[Observation]:
+        """The number of rows, deleted under the fleet, that this worker has made anew since it started."""
+        return self._observed(self._worker.rows_remade)
+
     def millis_behind_latest(self) -> Iterable[Observation]:
         """The milliseconds behind of the leases held now; other workers report theirs."""
         held = {holding.key: holding.lease for holding in self._worker.holdings}
@@ -146,6 +150,7 @@ class _Instruments:
             (WorkerMetrics.lag_sum, "s", "How far all leases together are behind, of all workers."),
             (WorkerMetrics.unread_leases, "{lease}", "Unfinished leases that nobody reads, of all workers."),
             (WorkerMetrics.worker_leases, "{lease}", "Unfinished leases that this worker holds."),
+            (WorkerMetrics.rows_remade, "{row}", "Rows, deleted under the fleet, that this worker made anew."),
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
         )
         for gauge, unit, meaning in gauges:
