@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,17 +22,20 @@ from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage
 from leasehold.adapters.demo.tail import Tail
 from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Lost, OutcomeUnknown, StoreError
+from leasehold.stores.writes import DeleteLease
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
 SETTINGS = (
     *("--lease-seconds", f"{LEASE_SECONDS:g}", "--set", f"cycle_seconds={CYCLE_SECONDS:g}"),
-    *("--initial-position", "TRIM_HORIZON", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
+    *("--initial-position", "LATEST", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
     *("--attempts", "3", "--verbose"),
 )
+OPERATOR = "operator"
 MISBEHAVING = str(Path(__file__).with_name("misbehaving.py"))
 PAUSE = FaultKind("pause", "store", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "store", (0.0, 0.0), common=True)
+EMPTIED = FaultKind("table anew", "store", (0.0, 0.0), common=True)
 DISK_FULL = FaultKind("disk full", seconds=(3.0, 8.0), common=True)
 HELD = FaultKind("file locked", seconds=(3.0, 8.0), common=True)
 READ_ONLY = FaultKind("disk read-only", seconds=(3.0, 8.0), common=True)
@@ -55,9 +59,9 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
     """The faults of a table and of the lines to it; some of a disk want a libc put before the workers' own."""
     if table.kept is None:
         full = (DISK_FULL,) if table.disk and table.disk.small else ()
-        return (*full, *((READ_ONLY,) if libc else ()), HELD)
+        return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
     lines = tuple(FaultKind(what, "store") for what in HTTP_FAULTS)
-    return (*lines, PAUSE, RESTART)
+    return (*lines, PAUSE, RESTART, EMPTIED)
 
 
 @define(kw_only=True)
@@ -244,6 +248,8 @@ class Fleet(Stage):
             self.merge()
         elif what == "pause" and kept is not None:
             kept.pause()
+        elif fault.kind == EMPTIED:
+            self._empty_table()
         elif of_stream:
             return self.ground.begin(what, worker)
         elif what == "restart" and kept is not None and lines is not None:
@@ -252,6 +258,25 @@ class Fleet(Stage):
         elif lines is not None:
             lines.begin(what, worker)
         return worker
+
+    def _empty_table(self) -> None:
+        """Delete every row, or the file, behind the back of all."""
+        sent = time.time()
+        shards = {lease.shard for lease in self.leases}
+        if self.table.disk is not None:
+            for end in ("", "-wal", "-shm"):
+                Path(f"{self.table.disk.file}{end}").unlink(missing_ok=True)
+        else:
+            until = time.monotonic() + LEASE_SECONDS
+            while time.monotonic() < until:
+                with suppress(OutcomeUnknown):
+                    found = self.store.list().leases
+                    shards |= {lease.shard for lease in found}
+                    if not [row for row in found if isinstance(self.store.write(DeleteLease(row)), Lost)]:
+                        break
+        self.history.answers += [
+            WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
+        ]
 
     def mend(self, fault: Fault) -> None:
         """Mend it; what was caused late, or lasts for a while by itself, is remembered for as long as it lasted."""
