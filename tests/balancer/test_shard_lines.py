@@ -243,7 +243,7 @@ def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> N
     """A worker that reads the table seldom would read again what others have long finished (L8)."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
-    assert begun([parent], line[:1] + [shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
+    assert begun([parent], [line[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
     assert begun([parent], line, [Lease("2", checkpoint=READ, parents=("1",))]) == {}
 
 

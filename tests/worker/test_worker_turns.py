@@ -114,6 +114,19 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     assert [record.message for record in caplog.records if "deleted" in record.message] == [said]
 
 
+def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() -> None:
+    """Without it a table that was emptied would stay empty until the next renewal, and others would fill it."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    before = {row.key: row.epoch for row in store.list().leases}
+    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.worker.hurry()
+    one.worker.turn(clock.now)
+    assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
+        key: ("a-1", before[key] + 2) for key in ALL
+    }
+
+
 def test_what_nobody_holds_begins_where_it_was_last_seen() -> None:
     """Without it the shard of a worker that died would skip what came since, once the table was emptied."""
     clock, store = Clock(), FaultyStore()

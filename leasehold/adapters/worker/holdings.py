@@ -130,7 +130,7 @@ class Holdings:
             self._unconfirmed[lease.key] = lease
 
     def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
-        """The holdings that a new reading shows with another owner, or without a renewal for too long (C9)."""
+        """The holdings that a new reading shows with another owner, without a row, or not renewed for too long (C9)."""
         foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
         with self._lock:
             return tuple(self._held[key] for key in (*foreign, *still) if key in self._held)

@@ -225,7 +225,10 @@ class Worker:
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
         late = tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
-        doubted = self._holdings.doubted(listing.leases, stalled_keys(fresh, me, self.config))
+        there = {row.key for row in (*listing.leases, *listing.malformed)}
+        asked_of = tuple(held.key for held in self.holdings if asked is None or held.key in asked)
+        missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
+        doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
         list(each(self._holdings.reconfirm, doubted))
         self._slow_peers.observe(me, self.config)
         shards = self.discovery.shards(now, listing, me, leases) if asked is None else None
