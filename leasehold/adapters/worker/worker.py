@@ -225,7 +225,7 @@ class Worker:
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
         late = tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
-        there = {row.key for row in (*listing.leases, *listing.malformed)}
+        there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         asked_of = tuple(held.key for held in self.holdings if asked is None or held.key in asked)
         missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
         doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
