@@ -11,6 +11,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
+from leasehold.balancer.shards.lineage import EPOCHS_UNSEEN
 from leasehold.stores.protocol import Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 
@@ -123,7 +124,7 @@ def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() 
     one.worker.hurry()
     one.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
-        key: ("a-1", before[key] + 2) for key in ALL
+        key: ("a-1", before[key] + EPOCHS_UNSEEN + 2) for key in ALL
     }
 
 
@@ -144,13 +145,25 @@ def test_what_nobody_holds_begins_where_it_was_last_seen() -> None:
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [("s-0", Position("17"))]
 
 
-def test_who_has_seen_nothing_leaves_a_deleted_row_to_its_owner_for_a_renewal() -> None:
-    """Without it a worker that joins would begin at LATEST what its owner remembers."""
+def test_a_new_group_begins_at_once() -> None:
+    """Without it whoever starts a consumer at LATEST and then produces would not see the first records."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
-    one.run(KCL.renew_seconds - 1.0)
-    assert store.list().leases == ()
-    one.run(2.0)
+    one.run(1.0)
+    assert [row.key for row in store.list().leases] == ALL
+
+
+def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and_a_look() -> None:
+    """Without it a worker that joins would begin at LATEST what its owner remembers."""
+    clock, store = Clock(), FaultyStore()
+    settled(clock, store)  # and does nothing more
+    del store._table.rows["s-3"]  # noqa: SLF001  behind everybody's back
+    two = member(
+        store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST), me="b-1", process="p-2"
+    )
+    two.run(KCL.renew_seconds + KCL.cycle_seconds - 1.0)
+    assert [row.key for row in store.list().leases] == ALL[:3]
+    two.run(2.0)
     assert [row.key for row in store.list().leases] == ALL
 
 

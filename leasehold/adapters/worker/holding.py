@@ -24,8 +24,9 @@ A holding begins when a claim, a theft or a take-back is answered Done, and ends
 6. If the reply to a gift is lost, the refusal of the next write names the heir; `given` keeps it until it claims.
 7. `drop` takes a lock of its own: a store that does not answer must not delay the moment when reading stops.
 8. A row that was deleted under its owner, with the whole table or alone, is made anew by that owner, for nobody else
-   knows how far it was: at the checkpoint and counter last written, only where there is no row, and then claimed. A row
-   that another made meanwhile has a counter that ours has passed; it is taken over unless its checkpoint is further.
+   knows how far it was: only where there is no row, at the checkpoint last written and far above its counter, and then
+   claimed. A row that another made meanwhile, as for a new group, has a counter that ours has passed: it is taken over
+   unless its checkpoint is further.
 It ends, and `why` says how: given to its heir, released, finished (SHARD_END), taken by another worker or by a
 second process under our own id, or dropped, since by our own clock others may have it.
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent, and no answer comes. If the
@@ -47,6 +48,7 @@ from leasehold.adapters.worker.identity import Identity
 from leasehold.adapters.worker.reach import ReachMeter
 from leasehold.adapters.worker.throughput import Throughput
 from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.shards.lineage import EPOCHS_UNSEEN
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store
 from leasehold.stores.writes import (
     AnnotateLease,
@@ -282,7 +284,8 @@ class Holding:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
         ours = self._lease
         if stored is None:
-            made = self._store.write(CreateLease(ours))
+            # Another may have taken the lease since we last heard of it, under numbers that we never saw.
+            made = self._store.write(CreateLease(evolve(ours, epoch=ours.epoch + EPOCHS_UNSEEN)))
             stored = made.lease
             if isinstance(made, Done):
                 self._remade(f"{self.key} at {ours.checkpoint.sequence}")

@@ -265,8 +265,9 @@ class Worker:
 
         An owner makes a deleted row anew at its next renewal, and any other worker that has seen the row once it has
         waited for that. So what was held by others waits for a renewal. What nobody here has seen, and would begin at
-        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too;
-        not where the stream has no lease at all, or each new group would wait as long.
+        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too. A
+        stream without any lease is taken for a new group's, which begins at once: owners whose rows it is made in the
+        place of move them forward and take them over (`Holding`).
         """
         config, streams = self.config, {lease.stream for lease in leases}
         waits = dict[Action, float]()
@@ -274,8 +275,9 @@ class Worker:
             match action:
                 case Create(lease, rule="L13") if lease.key not in self._holdings.dropped:
                     waits[action] = config.renew_seconds
-                case Create(lease, rule="L4" | "L5" as rule) if rule == "L5" or lease.checkpoint != TRIM_HORIZON:
-                    waits[action] = config.renew_seconds + (config.cycle_seconds if lease.stream in streams else 0.0)
+                case Create(lease, rule="L4" | "L5" as rule) if lease.stream in streams:
+                    if rule == "L5" or lease.checkpoint != TRIM_HORIZON:
+                        waits[action] = config.renew_seconds + config.cycle_seconds
                 case _:
                     pass
         self._absent = {each.lease.key: self._absent.get(each.lease.key, now) for each in waits}
