@@ -322,7 +322,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", NoThread)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(WorkerError, match="can't start new thread"):
         run_to_its_end(runner)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
 

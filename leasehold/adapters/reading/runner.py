@@ -168,8 +168,11 @@ class Runner:
         return over
 
     def _end(self, reason: BaseException) -> None:
-        """End the run as a handler has asked for, or for want of threads to call one."""
-        self._ends.put((reason,))
+        """End the run as a handler has asked for, or for want of what is needed to call one."""
+        if isinstance(reason, SystemExit | KeyboardInterrupt):
+            self._ends.put((reason,))
+        else:
+            self._fail(reason)
 
     def _fail(self, fault: BaseException) -> None:
         """End the run with this reason; the first of several is the one to tell."""

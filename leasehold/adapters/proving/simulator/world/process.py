@@ -112,7 +112,10 @@ class Process:
 
     def begins(self, name: str) -> None:
         """A task is to begin; like a call, this may meet a mishap."""
-        self._exchange.call(f"task.{name}", lambda: None)
+        try:
+            self._exchange.call(f"task.{name}", lambda: None)
+        except MemoryError as fault:
+            raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
         """Stand still, and with its turns for ever once it plans no more: between two turns, where no lock is held."""
