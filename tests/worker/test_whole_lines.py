@@ -3,6 +3,11 @@
 import errno
 import io
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TextIO, cast
 
 import pytest
@@ -72,7 +77,22 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
         while lines.write(b"".join(batch)) is not None:
             pass
     owed = {line for batch in batches for line in batch}
-    assert set(bytes(raw.written).splitlines(keepends=True)) == owed
+    assert set(re.findall(rb"[^\n]*\n", raw.written)) == owed
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_a_full_disk_refuses_is_told_and_not_raised(unbuffered: str) -> None:
+    """In a container, where Python's output is unbuffered as a rule, a full disk would end all processes."""
+    code = "import sys; from leasehold.adapters.reading.events import WholeLines as L; L(sys.stdout).write(b'x').left"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            (sys.executable, "-c", code),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_happens_to_a_shard_while_the_disk_is_full_is_told_afterwards(holding: Holding) -> None:

@@ -40,7 +40,8 @@ class WholeLines:
 
     def write(self, data: bytes) -> NotTaken | None:
         """Write these lines; what the file refused of them, None where it took all. Raises BrokenPipeError."""
-        raw = getattr(getattr(self._out, "buffer", None), "raw", None)
+        binary = getattr(self._out, "buffer", None)
+        raw = getattr(binary, "raw", binary)  # under PYTHONUNBUFFERED the one is the other
         if raw is None:  # in memory
             self._out.write(data.decode())
             self._out.flush()
