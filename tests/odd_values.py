@@ -119,3 +119,31 @@ def token_of(lease: Lease) -> tuple[Lease, str]:
 def unowned(lease: Lease) -> Lease:
     """The lease as a new row says it."""
     return evolve(lease, owner=None, heir=None, yields=False, leaving=False)
+
+
+def _endless(error: BaseException) -> str:
+    return _endless(error)
+
+
+def _raises_exit(error: BaseException) -> str:
+    raise SystemExit(type(error).__name__)
+
+
+def _raises_value(_error: BaseException) -> str:
+    raise ValueError("no text")
+
+
+SHOWN_BY = {
+    "raising": _raises_value,
+    "exiting": _raises_exit,
+    "endless": _endless,
+    "no text": lambda _error: 7,
+    "huge": lambda _error: "x" * 10**7,
+    "half a character": lambda _error: "\ud800\n",
+}
+
+
+def unsayable(by: str, base: type[BaseException] = Exception) -> BaseException:
+    """An exception of a user's own whose `__str__` and `__repr__` are as bad as that of this name."""
+    kind: type[BaseException] = type("Unsayable", (base,), {"__str__": SHOWN_BY[by], "__repr__": SHOWN_BY[by]})
+    return kind()

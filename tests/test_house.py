@@ -206,6 +206,70 @@ def test_public_names_have_one_short_address() -> None:
     assert missing == []
 
 
+def _caught(tree: ast.Module) -> set[str]:
+    """The names by which exceptions go in a module: where they are caught, and as arguments."""
+    caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
+    arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None)
+    return caught | {each.arg for each in arguments if "Exception" in ast.unparse(each.annotation or each)}
+
+
+def _shows(node: ast.AST, faults: set[str]) -> bool:
+    """Whether an exception is shown by its own `__repr__`, or one that may be anybody's by its own `__str__`."""
+    match node:
+        case ast.FormattedValue(value=ast.Name(id=name), conversion=conversion):
+            return name in faults and conversion in {ord("r"), ord("a")}
+        case ast.Call(func=ast.Name(id="repr"), args=[ast.Name(id=name)]):
+            return name in faults
+        case ast.ExceptHandler(type=ast.Name(id="Exception" | "BaseException"), name=str(name)):
+            return any(
+                (isinstance(each, ast.FormattedValue) and isinstance(each.value, ast.Name) and each.value.id == name)
+                or (isinstance(each, ast.Call) and ast.unparse(each) == f"str({name})")
+                for each in ast.walk(node)
+            )
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), args=[ast.Constant(value=str(text)), *given]):
+            ways = re.findall(r"%[\d.]*([a-z])", text)
+            return any(
+                way == "r" and isinstance(each, ast.Name) and each.id in faults
+                for way, each in zip(ways, given, strict=False)
+            )
+        case _:
+            return False
+
+
+def test_exceptions_are_shown_by_said_alone() -> None:
+    """Without it an exception whose `__repr__` raises, or is endless, would end the thread that tells of it."""
+    found = [
+        f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
+        for path in _sources(*PACKAGES)
+        for tree in [_tree(path)]
+        for faults in [_caught(tree)]
+        for node in ast.walk(tree)
+        if _shows(node, faults)
+    ]
+    assert found == []
+
+
+STARTERS = {"Thread", "Timer", "start_new_thread"}
+"""What begins a thread that nobody hears of when it fails."""
+
+THREADS_OF_THEIR_OWN = {
+    "leasehold/adapters/threads.py",  # spawn itself
+    "leasehold/adapters/local/guard.py",  # run as a file by a bare interpreter, which has nothing of the project
+}
+
+
+def test_threads_are_begun_by_spawn_alone() -> None:
+    """Without it a thread could end alone, and what it did be done by nobody, unsaid."""
+    found = {
+        _name(path)
+        for path in _sources(*PACKAGES)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in STARTERS
+    }
+    assert found == THREADS_OF_THEIR_OWN
+
+
 def test_functions_are_short() -> None:
     """Without it a rule could hide in a function that does not fit a screen."""
     found = [

@@ -5,13 +5,14 @@ import logging
 from pathlib import Path
 
 import pytest
+from odd_values import SHOWN_BY, unsayable
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, leases, report, reset
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.printable import escaped, printable, printable_lines
+from leasehold.stores.printable import SAID_MOST, escaped, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
 
 ESCAPE = "\x1b]0;mine\x07\x1b[2J"
@@ -118,3 +119,27 @@ def test_what_cannot_be_seen_is_written_out(text: str, safe: str) -> None:
     """Eight-bit escapes, characters that turn the text around, and halves of characters do harm too."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"
+
+
+@pytest.mark.parametrize("base", [Exception, BaseException])
+@pytest.mark.parametrize("by", SHOWN_BY)
+def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
+    """Telling of a handler's fault would end the thread that tells of it, or fill the log."""
+    told = said(unsayable(by, base))
+    assert told.startswith("Unsayable: ")
+    assert len(told) <= SAID_MOST + 20
+    assert told.isprintable()
+    assert told.encode("utf-8").decode() == told
+
+
+@pytest.mark.parametrize("by", SHOWN_BY)
+def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A filter runs within the call of whoever logs: what it raises would end a worker's thread."""
+    log = escaped(logging.getLogger("leasehold.printable"))
+    fault = unsayable(by)
+    log.error("it failed: %s", fault, exc_info=fault)
+    log.error("it failed: %r", fault)
+    log.error("it failed: %d", "no number")
+    assert len(caplog.messages) == 3
+    assert all(text.startswith("it failed: ") and text.isprintable() for text in caplog.messages)
+    assert len(caplog.messages[0]) <= SAID_MOST + 20

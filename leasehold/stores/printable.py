@@ -6,6 +6,9 @@ through here.
 
 import logging
 
+SAID_MOST = 2000
+"""Characters of an error's text that are said: it may hold a whole batch."""
+
 _FORMATTER = logging.Formatter()
 
 
@@ -19,6 +22,23 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def text_of(error: BaseException, most: int = SAID_MOST) -> str:
+    """The text of an exception, cut after so many characters. It never raises.
+
+    The class may be a user's: its `__str__` may raise whatever it likes, recur for ever, or answer what is no text.
+    """
+    try:
+        return str.__getitem__(str(error), slice(most))
+    except BaseException as fault:  # noqa: BLE001  what only tells of a fault must not be one
+        return f"(its text cannot be had: {type(fault).__name__})"
+
+
+def said(error: BaseException) -> str:
+    """The class and the text of an exception, in one bounded line. It never raises."""
+    text = text_of(error)
+    return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
 def escaped(log: logging.Logger) -> logging.Logger:
     """The logger, with every message made printable for all handlers."""
     log.addFilter(_escape)
@@ -30,8 +50,17 @@ def _shown(character: str) -> str:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    record.msg, record.args = printable(record.getMessage()), ()
+    # Called within the caller's own call: a value that cannot be shown must cost the line, and not the thread.
+    try:
+        if isinstance(record.args, tuple):
+            record.args = tuple(text_of(each) if isinstance(each, BaseException) else each for each in record.args)
+        record.msg, record.args = printable(record.getMessage()), ()
+    except BaseException as fault:  # noqa: BLE001  likewise
+        record.msg, record.args = f"{printable(str(record.msg))} (a value of it cannot be shown: {said(fault)})", ()
     if record.exc_info and not record.exc_text:
-        # The standard formatters take it from here.
-        record.exc_text = printable_lines(_FORMATTER.formatException(record.exc_info))
+        try:
+            # The standard formatters take it from here.
+            record.exc_text = printable_lines(_FORMATTER.formatException(record.exc_info))
+        except BaseException as fault:  # noqa: BLE001  likewise
+            record.exc_text = f"the trace cannot be shown: {said(fault)}"
     return True

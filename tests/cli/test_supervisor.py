@@ -1,6 +1,9 @@
 """A supervisor of real processes: restarts, drains, signals, and what is left when it dies."""
 
+import errno
+import itertools
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -8,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from children import child
@@ -169,3 +172,90 @@ def test_a_signal_that_another_thread_receives_ends_them() -> None:
         signal.signal(signal.SIGUSR1, before)
         over.set()
         other.join()
+
+
+def open_files(pid: int) -> int:
+    """How many files a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  as short
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
+def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None:
+    """The supervisor would end of it, and all others with it, undrained."""
+    with supervised(DRAINS, "a-0", "a-1") as (process, out):
+        assert process.stderr is not None
+        first = begun(out, 2)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        # So few that what the dead process leaves free is not enough for another.
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        os.kill(first["a-1"], signal.SIGKILL)
+        said = [process.stderr.readline() for _ in range(3)]
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert begun(out, 1).keys() == {"a-1"}
+        process.terminate()
+        assert sorted(out) == ["a-0 drained\n", "a-1 drained\n"]
+        assert process.wait(WAIT) == 0
+    pauses = [line.rpartition("in ")[2] for line in said]
+    assert (said[0], pauses) == ("a-1 ended with status 137: it starts again in 1 s\n", ["1 s\n", "2 s\n", "4 s\n"])
+    assert all(line.startswith("a-1 cannot be started: OSError: [Errno 24] Too many open files") for line in said[1:])
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would work on under an id that the next attempt uses too, or its pipes be open for ever."""
+    start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if next(count) == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def keep(*words: Any, **given: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
+        started.append(subprocess.Popen(*words, **given))
+        return started[-1]
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.Popen", keep)
+    others = set(threading.enumerate())
+    command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
+    supervisor = Supervisor({"a-0": command}, 30.0, {2})
+    (child_of_it,) = supervisor.made()
+    supervisor.attempt(child_of_it)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(WAIT)
+    (process,) = started
+    assert (child_of_it.process, process.returncode) == (None, -signal.SIGKILL)
+    assert [pipe.closed for pipe in (process.stdin, process.stdout, process.stderr) if pipe] == [True] * 3
+
+
+class FullFor:
+    """A file that refuses so many writes, taking a few bytes before each refusal."""
+
+    def __init__(self, refusals: int, why: int) -> None:
+        self.left, self.why, self.written = 2 * refusals, why, bytearray()
+        self.raw = self.buffer = self
+
+    def write(self, data: bytes) -> int:
+        """Take three bytes, refuse the next ones, and so on."""
+        self.left -= 1
+        if self.left >= 0 and self.left % 2 == 0:
+            raise OSError(self.why, os.strerror(self.why))
+        size = 3 if self.left >= 0 else len(data)
+        self.written += data[:size]
+        return min(size, len(data))
+
+
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_is_full_for_a_moment_ends_nobody(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All would end with 141, as if nobody read the lines any more; or a line be torn, or missing."""
+    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.REFUSED_SECONDS", (0.0, 0.01))
+    full = FullFor(5, why)
+    monkeypatch.setattr("sys.stdout", full)
+    code = "for number in range(20): print('line', number)"
+    supervisor = Supervisor({"a-0": (sys.executable, "-S", "-c", f"{code}\nraise SystemExit(2)")}, 30.0, {2})
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert supervisor.run([signal.SIGUSR1]) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert full.written.decode() == "".join(f"line {number}\n" for number in range(20))

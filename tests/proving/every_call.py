@@ -24,7 +24,7 @@ from leasehold.adapters.history.judge import judge
 from leasehold.adapters.history.ownership import unowned
 from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator.misdeeds import Misdeed
-from leasehold.adapters.proving.simulator.mishaps import DEATHS, READINGS, CallEvent, Mishap
+from leasehold.adapters.proving.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Mishap
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
@@ -160,6 +160,8 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     Of the exceptions that any library may raise one is raised before the effect and one after; if `whole`, each is.
     """
     kind, _, verb = what.partition(".")
+    if kind == "task":
+        return ("raise runtime", "raise memory", "deny threads", "deny memory")
     known: tuple[str, ...]
     match kind:
         case "store":
@@ -171,7 +173,13 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
         case _:
             known = OF_CALLABLES
     every = [f"{effect}raise {name}" for effect in ("", "do + ") for name in ANY]
-    return (*known, *(every if whole else ("raise memory", "do + raise value")), "do + freeze", *DEATHS)
+    some = every if whole else ("raise memory", "do + raise value")
+    return (*known, *some, "do + freeze", *_denials(what), *DEATHS)
+
+
+def _denials(what: str) -> Iterator[str]:
+    """What may be refused from a call of this name on, which wants it itself."""
+    return (f"deny {name}" for name, (starts, _) in DENIED.items() if what.startswith(starts))
 
 
 def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:

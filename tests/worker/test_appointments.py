@@ -23,6 +23,9 @@ class Process:
     def idle(self) -> None:
         """Go on."""
 
+    def begins(self, name: str) -> None:
+        """Whatever it is."""
+
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Remember it."""
         self.faults.append((where, repr(fault)))
@@ -34,11 +37,11 @@ class Time(VirtualTime):
     broken = 0
     most = 99
 
-    def start(self, name: str, work: Callable[[], None]) -> None:
+    def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Begin a task, if there may be another."""
         if len(self.named) >= self.most:
             raise RuntimeError("can't start new thread")
-        super().start(name, work)
+        super().start(name, work, failed)
 
     def clock(self) -> float:
         """The time."""

@@ -58,7 +58,7 @@ class Hands:
 def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
     """In place of the system's threads."""
     made = Hands()
-    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", made)
+    monkeypatch.setattr("leasehold.adapters.threads.Thread", made)
     yield made
     assert made.waiting == []
 
@@ -260,7 +260,7 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
         both.wait(WAIT)
 
     monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Condition", Told)
-    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", Counted)
+    monkeypatch.setattr("leasehold.adapters.threads.Thread", Counted)
     crew = ThreadExecutor(3)
     for _ in range(2):
         for _ in range(2):

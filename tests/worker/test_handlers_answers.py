@@ -16,6 +16,7 @@ from leasehold.adapters.reading.handlers.answers import (
     raised,
     takes,
 )
+from leasehold.stores.printable import said
 
 
 @define
@@ -139,7 +140,7 @@ def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
 def test_what_is_no_exception_becomes_one_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
     """The policy for failed batches would not see it, or a call that asks for the end would be tried again."""
     fault = fault_from(error)
-    assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {error!r}", error)
+    assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
 
 
 def test_an_exception_stays_as_it_is() -> None:

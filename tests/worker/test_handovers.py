@@ -198,7 +198,7 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
     told.handovers.tell("observer", raising(first))
     told.handovers.tell("observer", raising(second))
     assert told.reasons == [first, second]
-    assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt('one')"]
+    assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
 
 def test_what_ends_a_task_is_no_fault_of_an_onlooker() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from threading import Event, Lock, Thread
+from threading import Event, Lock
+from typing import NoReturn
 
 import pytest
 from attrs import define, field
@@ -20,6 +21,7 @@ from leasehold.adapters.reading.handlers.handling import Delivery, Handling
 from leasehold.adapters.reading.handlers.handovers import Handovers
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import ClaimLease, StealLease
 
@@ -317,12 +319,11 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
     store = FaultyStore()
     runner = Runner(joined(store, ListSource(four_shards(), {"s-0": ShardRecords(records(5))})), lambda _delivery: None)
 
-    class NoThread(Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
+    def no_thread(*_of_what: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.Thread", NoThread)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.spawn", no_thread)
+    with pytest.raises(WorkerError, match="can't start new thread"):
         run_to_its_end(runner)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
 

@@ -120,7 +120,7 @@ def test_what_a_handler_answers_or_raises_is_its_fault() -> None:
 
     assert delivered(raises(error)) is error
     cancelled = delivered(raises(CancelledError("x")))
-    assert (type(cancelled), str(cancelled)) == (RuntimeError, "CancelledError('x')")
+    assert (type(cancelled), str(cancelled)) == (RuntimeError, "CancelledError: x")
     for answers in (awaited, lambda _batch: False):
         fault = delivered(answers)
         assert (type(fault), str(fault).partition(":")[0]) == (Unhandled, "it returned a value (bool)")

@@ -6,9 +6,11 @@ import sys
 from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import child
+from odd_values import SHOWN_BY, unsayable
 from running import run_to_its_end, running
 from test_async_handlers import Seen, joined
 from test_reading import Bench, data
@@ -19,10 +21,12 @@ from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.handlers.answers import Unhandled
 from leasehold.adapters.reading.handlers.callables import load
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold.stores.printable import said
 
 WAIT = 30.0
 
@@ -53,7 +57,30 @@ def test_whatever_a_handler_raises_fails_its_batch(error: BaseException, caplog:
     row = bench.store.row("s-0")
     assert (bench.handed, bench.happened) == ([data(5)] * 2, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
-    assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {error!r}" in caplog.text
+    assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {said(error)}" in caplog.text
+
+
+@pytest.mark.parametrize("base", [Exception, BaseException])
+@pytest.mark.parametrize("by", SHOWN_BY)
+def test_what_cannot_be_shown_is_tried_again_and_buried(by: str, base: type[BaseException], tmp_path: Path) -> None:
+    """Without it the thread that tells of such a fault ends, and its shard is held and never read again."""
+    letters = dead_letters(f"file://{tmp_path}")
+    bench = Bench(does=raising(unsayable(by, base)))
+    bench.steps(bench.reading(attempts=2, dead_letter=letters), 40)
+    assert bench.store.row("s-0").checkpoint == Position("104")
+    assert len(list(tmp_path.glob("*.json"))) == 5
+
+
+@pytest.mark.parametrize("by", SHOWN_BY)
+@pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
+def test_who_looks_on_may_raise_what_cannot_be_shown(by: str, whose: str) -> None:
+    """Without it likewise; a dead letter that fails stops its shard."""
+    stops = whose == "dead_letter"
+    bench = Bench(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
+    policy: dict[str, Any] = {whose: raising(unsayable(by))}
+    bench.steps(bench.reading(attempts=1, **policy), 20 if stops else 4)
+    row = bench.store.row("s-0")
+    assert (row.owner, row.checkpoint) == ((None, TRIM_HORIZON) if stops else ("a-1", Position("104")))
 
 
 def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
@@ -92,8 +119,8 @@ def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
     assert ended.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert letters == [], "what ends the worker is no poison"
-    said = [record for record in caplog.records if record.getMessage() == f"the worker ends: {error!r}"]
-    assert len(said) == 1
+    told = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
+    assert len(told) == 1
 
 
 def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +200,7 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
         said = process.stderr.read()
         assert process.wait(WAIT) == 141
     assert "Traceback" not in said
-    assert "the worker ends: SystemExit(141)" in said
+    assert "the worker ends: SystemExit: 141" in said
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
 
     bench = Bench(ShardRecords(records(1)), does=fails)
     bench.until_over(bench.reading(attempts=1, dead_letter=fails))
-    assert "neither its handler nor the dead letter took record 100.0: OSError('disk full')" in caplog.text
+    assert "neither its handler nor the dead letter took record 100.0: OSError: disk full" in caplog.text
 
 
 def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:

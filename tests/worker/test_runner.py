@@ -18,11 +18,11 @@ from leasehold.adapters.reading.handlers.handling import Delivery, Handling
 from leasehold.adapters.reading.run import run
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.renewals import BackgroundMap
-from leasehold.adapters.worker.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position, Shard

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from leasehold.adapters.sources.clock import seconds
-from leasehold.adapters.worker.threads import ThreadQueue
+from leasehold.adapters.threads import ThreadQueue
 
 
 @contextmanager

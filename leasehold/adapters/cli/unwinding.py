@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from leasehold.adapters.worker.threads import SIGNAL_SECONDS
+from leasehold.adapters.threads import SIGNAL_SECONDS
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 

@@ -1,11 +1,17 @@
 """Sample data for a developer: records of forty keys at a rate, each key in order."""
 
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.sample"))
 
 KEYS = 40
 PUTS_PER_SECOND = 5
@@ -21,8 +27,11 @@ def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterato
         yield
         return
     ending = threading.Event()
-    producing = threading.Thread(target=put_rows, args=(rate, put, ending), name=f"sample-{name}")
-    producing.start()
+    producing = spawn(
+        f"sample-{name}",
+        lambda: put_rows(rate, put, ending),
+        lambda fault: log.error("no more sample data for %s: %s", name, said(fault)),
+    )
     try:
         yield
     finally:

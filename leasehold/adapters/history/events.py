@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores import writes
+from leasehold.stores.printable import said
 
 RecordPlace = tuple[int, int]
 """A record's sequence number and sub-sequence number, the second 0 where records are not aggregated."""
@@ -229,7 +230,7 @@ def event_of(line: str | bytes) -> ReadingEvent:
     try:
         return _event(json.loads(line))
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError(f"it is no event: {odd!r}") from odd
+        raise ValueError(f"it is no event: {said(odd)}") from odd
 
 
 def _event(told: dict[str, Any]) -> ReadingEvent:

@@ -38,7 +38,7 @@ class Appointments:
         self._changed, self._emptied, self._over = Signal(scheduler), Signal(scheduler), Signal(scheduler)
         self._closed = False
         self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
-        scheduler.start("leasehold-appointments", self._dispatch)
+        scheduler.start("leasehold-appointments", self._dispatch, failed)
 
     def add(self, key: str, step: Step) -> None:
         """Begin this step at once, or as soon as the step under the same key is over."""

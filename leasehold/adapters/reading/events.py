@@ -10,6 +10,8 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, TextIO
 
+from attrs import frozen
+
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.holding import Holding
@@ -18,23 +20,73 @@ CLOSED_STATUS = 128 + signal.SIGPIPE
 """The exit status of a tool in a pipe whose reader has gone."""
 
 
+@frozen
+class NotTaken:
+    """What a file did not take: `left` is to be written again, and begins with a whole line."""
+
+    left: bytes
+    why: OSError
+
+
+class WholeLines:
+    """Lines on their way into a file that may refuse some for a while, as a full disk does.
+
+    Rule: a line of which a part was taken is finished before anything else is written, so none is ever torn or half
+    there twice. Used by one thread at a time.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._torn = out, b""
+
+    def write(self, data: bytes) -> NotTaken | None:
+        """Write these lines; what the file refused of them, None where it took all. Raises BrokenPipeError."""
+        binary = getattr(self._out, "buffer", None)
+        raw = getattr(binary, "raw", binary)  # under PYTHONUNBUFFERED the one is the other
+        if raw is None:  # in memory
+            self._out.write(data.decode())
+            self._out.flush()
+            return None
+        whole, taken = self._torn + data, 0
+        try:
+            while taken < len(whole):
+                taken += raw.write(whole[taken:]) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as why:
+            return NotTaken(self._left(whole, taken), why)
+        finally:
+            self._torn = self._rest(whole, taken)
+        return None
+
+    def _left(self, whole: bytes, taken: int) -> bytes:
+        return whole[taken + len(self._rest(whole, taken)) :]
+
+    def _rest(self, whole: bytes, taken: int) -> bytes:
+        """The rest of the line of which a part was taken: of this call, or of one before."""
+        if (taken and whole[taken - 1 : taken] == b"\n") or (not taken and not self._torn):
+            return b""
+        return whole[taken : whole.find(b"\n", taken) + 1]
+
+
 class EventLines:
     """Writes lines of `t` (milliseconds since 1970), `worker`, `event`, `shard`, and what the event adds.
 
     Where one worker reads several streams, `stream` says which, as its leases do.
 
+    Where `out` takes no more for a while (a full disk), a call raises OSError, and its batch comes again.
     A record's line is written as it is handed over, before its checkpoint; the data itself never is. Once the reader of
     `out` has gone nothing more is written: each call raises SystemExit, which ends the worker in good order.
     """
 
     def __init__(self, worker: str, out: TextIO, wall: Callable[[], float] = time.time) -> None:
         self._worker, self._out, self._wall = worker, out, wall
+        self._lines, self._kept = WholeLines(out), b""
         self._lock = Lock()
         self._closed = False
 
     def happened(self, happening: Happening, holding: Holding) -> None:
         """Reading of a shard began, or stopped."""
-        self._write([self._line(happening, holding.lease.stream, holding.lease.shard)])
+        self._write([self._line(happening, holding.lease.stream, holding.lease.shard)], keep=True)
 
     def handle(self, delivery: Delivery) -> None:
         """Take a batch for handled once its lines are out."""
@@ -56,17 +108,22 @@ class EventLines:
         line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, **where, **more}
         return json.dumps(line) + "\n"
 
-    def _write(self, lines: list[str]) -> None:
+    def _write(self, lines: list[str], *, keep: bool = False) -> None:
+        """Write these; if `keep`, with the next ones where they are refused: nobody would tell of them again."""
+        data, refused = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
-                    self._out.write("".join(lines))
-                    self._out.flush()
+                    refused = self._lines.write(self._kept + data)
+                    left = b"" if refused is None else refused.left
+                    self._kept = left if keep else left[: max(0, len(left) - len(data))]
                 except BrokenPipeError:
                     self._closed = True
                     _discard(self._out)
         if self._closed:
             raise SystemExit(CLOSED_STATUS)
+        if refused is not None and not keep:
+            raise refused.why  # the batch has failed, and comes again
 
 
 def _discard(out: TextIO) -> None:

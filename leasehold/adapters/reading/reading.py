@@ -43,7 +43,7 @@ from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavai
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END
 from leasehold.balancer.shards.ancestry import readable
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.reading"))
@@ -252,7 +252,7 @@ class ShardReading:
             return self._release(now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter took the record, so it is not skipped
-            return self._stop(now, f"neither its handler nor the dead letter took {record}: {fault!r}")
+            return self._stop(now, f"neither its handler nor the dead letter took {record}: {said(fault)}")
         log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
         return self._passed(piece, batch, now)
 

@@ -27,7 +27,7 @@ from leasehold.adapters.worker.scheduler import Pool, Queue, Signal
 from leasehold.adapters.worker.tidings import LeaseBegun, LeaseLeaving, Outbox, Tiding, TurnHurried
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.looking.schedule import start_seconds
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
 
 if TYPE_CHECKING:  # an extra
@@ -94,7 +94,10 @@ class Runner:
         self._readings = Appointments(readers, self._scheduler, self._fail)
         self._room = Room(memory_bytes, self._readings.hurry)
         self._handovers = Handovers(
-            crew or ThreadExecutor(readers), again=self._readings.hurry, end=self._end, fatal=self._scheduler.fatal
+            crew or ThreadExecutor(readers, failed=self._fail),
+            again=self._readings.hurry,
+            end=self._end,
+            fatal=self._scheduler.fatal,
         )
 
     def run(self) -> None:
@@ -157,16 +160,19 @@ class Runner:
         def run() -> None:
             try:
                 work()
-            except BaseException as fault:  # noqa: BLE001  without this task leases would be held and not read
-                self._fail(fault)
-            over.put(name)
+            finally:
+                over.put(name)
 
-        self._scheduler.start(f"leasehold-{name}", run)
+        # Without this task leases would be held and not read: the run ends with its reason.
+        self._scheduler.start(f"leasehold-{name}", run, self._fail)
         return over
 
     def _end(self, reason: BaseException) -> None:
-        """End the run as a handler has asked for, or for want of threads to call one."""
-        self._ends.put((reason,))
+        """End the run as a handler has asked for, or for want of what is needed to call one."""
+        if isinstance(reason, SystemExit | KeyboardInterrupt):
+            self._ends.put((reason,))
+        else:
+            self._fail(reason)
 
     def _fail(self, fault: BaseException) -> None:
         """End the run with this reason; the first of several is the one to tell."""
@@ -175,8 +181,7 @@ class Runner:
         self._failed = True
         if not isinstance(fault, READABLE):
             self._scheduler.unforeseen("the worker ends", fault)
-            text = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
-            error = WorkerError(f"the worker cannot go on: {text}")
+            error = WorkerError(f"the worker cannot go on: {said(fault)}")
             error.__cause__ = fault
             fault = error
         self._ends.put((fault,))

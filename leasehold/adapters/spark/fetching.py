@@ -18,7 +18,6 @@ from hmac import compare_digest
 from secrets import token_bytes
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from struct import Struct
-from threading import Thread
 from typing import IO, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -26,7 +25,8 @@ from attrs import field, frozen
 from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.spark.options import Address
-from leasehold.stores.printable import escaped
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -77,8 +77,13 @@ class RowServer:
     def __init__(self, address: Address, most: int, folder: str, again: Again = nothing) -> None:
         self._address, self._most, self._folder = address, most, folder
         self._server = listening(address, lambda family, place: _Server(family, place, again))
-        Thread(target=self._server.serve_forever, args=(0.1,), name="leasehold-rows", daemon=True).start()
+        spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._failed)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
+
+    def _failed(self, fault: BaseException) -> None:
+        """Have tasks fail at once: they would wait for rows that nobody sends."""
+        log.error("rows are sent to tasks no more: %s", said(fault), exc_info=fault)
+        self._server.server_close()
 
     @property
     def port(self) -> int:
@@ -168,9 +173,9 @@ class _Server(ThreadingTCPServer):
         super().__init__(place, _Sending)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
-        fault = sys.exc_info()[1]
+        fault = sys.exc_info()[1] or OSError()
         level = logging.DEBUG if isinstance(fault, OSError) else logging.ERROR  # tasks may go, as all peers
-        log.log(level, "rows were not sent to %s: %r", client_address, fault)
+        log.log(level, "rows were not sent to %s: %s", client_address, said(fault))
 
 
 class _Sending(BaseRequestHandler):

@@ -19,6 +19,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.chunks import ANY_SIZE, Chunk, ReadAheadPace
 from leasehold.adapters.spark.feed import ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position, Version
@@ -58,10 +59,10 @@ class LeaseLoop:
         self._shelf = ReadAheadState(pace, self._changed, resume, self._committed.get, measure=self._measure)
         self._feeds: dict[str, ShardPrefetcher] = {}
         self._ever: set[str] = set()
-        self._fault: Exception | None = None
+        self._fault: BaseException | None = None
         self._first_seen: dict[str, Version] = {}
         self._alive: set[str] = set()
-        self._thread_of_all = Thread(target=self._run, name="leasehold-spark", daemon=True)
+        self._thread_of_all: Thread | None = None
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
         holding.reach.read(batch, self._member.clock())
@@ -71,15 +72,16 @@ class LeaseLoop:
     def start(self, *, only_now: bool) -> None:
         """Join the group; `only_now` if nothing that comes later is to be read."""
         self._shelf.only_now = only_now and not self._sliced  # a slice's shards end by themselves
-        self._thread_of_all.start()
+        self._thread_of_all = spawn("leasehold-spark", self._runner.run, self._failed)
 
     def close(self) -> None:
         """Release what is held, within a bounded time."""
         self._shelf.ending = True
         self._runner.stop()
-        self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner says itself what it could not release in time
-        if self._thread_of_all.is_alive():
-            log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
+        if self._thread_of_all is not None:
+            self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner says itself what it could not release in time
+            if self._thread_of_all.is_alive():
+                log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
         self._exports.close()
 
     # For the main thread
@@ -187,13 +189,11 @@ class LeaseLoop:
 
     # In the thread of the loop
 
-    def _run(self) -> None:
-        try:
-            self._runner.run()
-        except Exception as fault:  # noqa: BLE001  whatever it is, the query is to end with it
-            with self._changed:
-                self._fault = fault
-                self._changed.notify_all()
+    def _failed(self, fault: BaseException) -> None:
+        """Whatever it is, the query is to end with it."""
+        with self._changed:
+            self._fault = fault
+            self._changed.notify_all()
 
     def _ahead(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
         """Read it ahead."""

@@ -19,6 +19,7 @@ from attrs import evolve, field, frozen
 
 from leasehold.adapters.spark.packing import packed, texts_of, unpacked
 from leasehold.balancer.model import Position
+from leasehold.stores.printable import said
 
 READABLE, PACKED = 1, 2
 PACKED_FROM = 64
@@ -200,7 +201,7 @@ def decode(stored: object) -> Offset:
         ranges = _packed_ranges(stored["p"]) if stored["v"] == PACKED else _ranges(stored["r"].items())
         return Offset(int(stored["n"]), ranges, str(stored.get("s", "")))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"offset: it cannot be read ({error!r}); the checkpointLocation may be damaged") from error
+        raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 
 
 def _ranges(pairs: Iterable[tuple[str, Any]]) -> Ranges:

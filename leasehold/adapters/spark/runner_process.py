@@ -6,14 +6,14 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Thread
 from typing import Any
 
 from pyspark.cloudpickle import dumps
 
 from leasehold.adapters.reading.runner import READABLE
 from leasehold.adapters.sources.protocol import Source, SourceUnavailable
-from leasehold.stores.printable import escaped
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -68,7 +68,11 @@ def end_on_signal(stop: Callable[[], None]) -> None:
             finally:
                 os._exit(0)
 
-    Thread(target=end, name="leasehold-end", daemon=True).start()
+    def failed(fault: BaseException) -> None:
+        log.error("no signal would end this process any more, so it ends now: %s", said(fault))
+        os._exit(1)
+
+    spawn("leasehold-end", end, failed)
 
 
 def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:

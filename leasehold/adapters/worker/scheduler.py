@@ -42,8 +42,8 @@ class Scheduler(Protocol):
     def queue(self) -> Queue:
         """A new queue."""
 
-    def start(self, name: str, work: Callable[[], None]) -> None:
-        """Begin a task. Raises RuntimeError if there can be no more of them."""
+    def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """Begin a task; `failed` is told what it raises. Raises RuntimeError if there can be no more of them."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Say that something was raised which nothing provides for."""
@@ -138,16 +138,18 @@ class Pool:
 
     def _start(self) -> None:
         try:
-            self._scheduler.start(self._name, self._keep)
+            self._scheduler.start(self._name, self._keep, self._failed)
         except RuntimeError as fault:
             with self._lock:
                 self._tasks -= 1
             self._failed(fault)
 
     def _keep(self) -> None:
-        while self._once():
-            pass
-        self._over.put(True)
+        try:
+            while self._once():
+                pass
+        finally:
+            self._over.put(True)
 
     def _once(self) -> bool:
         work = self._work.get()

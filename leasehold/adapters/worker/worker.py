@@ -19,6 +19,7 @@ from attrs import evolve
 from leasehold.adapters.sources.backoff import Backoff
 from leasehold.adapters.sources.clock import seconds
 from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.bench import Bench
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
@@ -29,7 +30,6 @@ from leasehold.adapters.worker.lookout import first_watch, news, renew_pause
 from leasehold.adapters.worker.renewals import RETRY_SECONDS, BackgroundMap, Renewing
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.adapters.worker.slow_peers import SlowPeers
-from leasehold.adapters.worker.threads import ThreadScheduler
 from leasehold.adapters.worker.tidings import HoldingConsumer, Outbox
 from leasehold.adapters.worker.tracing.configured import spans_of
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal

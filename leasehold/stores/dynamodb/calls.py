@@ -28,6 +28,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 from leasehold.stores.dynamodb.listings import read_listings_quickly
 from leasehold.stores.endpoints import without_credentials
 from leasehold.stores.patience import Patience
+from leasehold.stores.printable import said
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def translated(table: str) -> Iterator[None]:
         raise OutcomeUnknown(f"{table}: {error}") from error
     except (AttributeError, LookupError, TypeError, UnicodeDecodeError, ResponseParserError) as odd:
         # An answer of another shape: a proxy's, or a service's bad moment.
-        raise OutcomeUnknown(f"{table}: an answer cannot be read: {odd!r}") from odd
+        raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
 
 
 def _meaning(table: str, error: ClientError) -> StoreError:

@@ -4,14 +4,17 @@ import http.client
 import json
 import os
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import uvicorn
@@ -19,7 +22,7 @@ from attrs import evolve
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
-from leasehold.adapters.steering.serving.app import server
+from leasehold.adapters.steering.serving.app import BoundedConnection, server
 from leasehold.adapters.steering.serving.prometheus import exposition
 from leasehold.adapters.steering.serving.record import FleetRecord, LagPoint, SeenMove
 from leasehold.adapters.steering.serving.watcher import TableWatcher
@@ -76,7 +79,9 @@ def watcher(store: Table) -> TableWatcher:
 @pytest.fixture
 def port(watcher: TableWatcher) -> Iterator[int]:
     """The server at work."""
-    config = uvicorn.Config(server([watcher], ["127.0.0.1", "localhost"]), port=0, log_level="error", lifespan="off")
+    config = uvicorn.Config(
+        server([watcher], ["127.0.0.1", "localhost"]), port=0, log_level="error", lifespan="off", http=BoundedConnection
+    )
     listening = config.bind_socket()
     listening.listen()
     serving = uvicorn.Server(config)
@@ -279,3 +284,105 @@ def test_what_cannot_be_served_is_said_in_one_line(
     ran = CliRunner().invoke(app, [each.format(tmp_path) for each in arguments])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
+
+
+def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, tmp_path: Path) -> None:
+    """The watcher ended of it: a page of hours ago, and nothing on it that says so."""
+    path = tmp_path / "moves.db"
+    with closing(FleetRecord(str(path))) as record, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        watcher = TableWatcher("memory://x", store, Config(), record, every=60.0)
+        watcher.look()
+        other.execute("BEGIN EXCLUSIVE")
+        row = next(lease for lease in store.list().leases if lease.key == "s-0")
+        stolen = done(store.write(StealLease(row, "b")))
+        watcher.look()
+        locked = watcher.state()
+        assert (locked["trouble"], watcher.fresh) == ("the history cannot be used now: database is locked", True)
+        assert next(each["owner"] for each in locked["leases"] if each["key"] == "s-0") == "b"
+        done(store.write(ReleaseLease(stolen, "b")))
+        watcher.look()
+        other.execute("ROLLBACK")
+        watcher.look()
+        told = watcher.state()
+        assert (told["trouble"], told["total"]["moves"]) == ("", 2)
+        assert sorted((move[2], move[3]) for move in told["moves"]) == [("a", "b"), ("b", None)]
+
+
+class Odd(Table):
+    """A table that fails with what no store may raise, once."""
+
+    faults: tuple[BaseException, ...] = (MemoryError(), ZeroDivisionError("odd"))
+
+    def list(self) -> Listing:
+        """As the memory store, after the faults."""
+        if self.faults:
+            fault, *rest = self.faults
+            self.faults = tuple(rest)
+            raise fault
+        return super().list()
+
+
+def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
+    """Its thread would end alone, and the page stay as it was for as long as the server lives."""
+    looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
+    troubles = []
+    looked.start()
+    while looked.seen.table is None:
+        troubles.append(looked.seen.trouble)
+    looked.close()
+    assert set(troubles) <= {"", "MemoryError", "ZeroDivisionError: odd"}
+    assert looked.seen.trouble == ""
+
+
+def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that nobody completes would stay, until there is no descriptor for those who ask."""
+    monkeypatch.setattr("leasehold.adapters.steering.serving.app.REQUEST_SECONDS", 0.2)
+    begun = (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
+    for text in begun:
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+            connection.sendall(text)
+            assert told_until_closed(connection) == (b"" if len(text) < 40 else ANY)
+
+
+def test_a_second_request_that_is_half_there_is_not_waited_for_either(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise on a connection that has asked before."""
+    monkeypatch.setattr("leasehold.adapters.steering.serving.app.REQUEST_SECONDS", 0.2)
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
+        assert told_until_closed(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_there_is_a_most_of_connections_and_who_asks_then_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All descriptors of the process would be taken, and its tables be read no more."""
+    monkeypatch.setattr("leasehold.adapters.steering.serving.app.CONNECTIONS_MOST", 5)
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=30))) for _ in range(8)
+        ]
+        assert [told_until_closed(each) for each in made[5:]] == [b""] * 3
+        for each in made[:5]:
+            each.close()
+    while True:
+        with suppress(OSError, http.client.HTTPException):
+            assert got(port, "/healthz")[0] == 200
+            return
+
+
+def test_a_page_that_is_open_stays_so(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is one for requests: an answer that goes on for hours is what the page lives from."""
+    monkeypatch.setattr("leasehold.adapters.steering.serving.app.REQUEST_SECONDS", 0.1)
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=1.0)) as connection:
+        connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            told_until_closed(connection)
+
+
+def told_until_closed(connection: socket.socket) -> bytes:
+    """What comes until the other end closes; a reset is a close."""
+    told = b""
+    with suppress(ConnectionError):
+        while more := connection.recv(65536):
+            told += more
+    return told

@@ -4,22 +4,26 @@ Each process has the other end of its standard input here. Closing it asks the p
 however suddenly, closes it too, so that nothing of it stays. Its output comes through here, in whole lines.
 """
 
+import errno
 import logging
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from subprocess import PIPE, Popen
 from threading import Lock, Thread
-from typing import IO, TextIO
+from typing import IO
 
 from attrs import define, field
 
-from leasehold.adapters.worker.threads import ThreadQueue
-from leasehold.stores.printable import escaped
+from leasehold.adapters.reading.events import NotTaken, WholeLines
+from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.threads import ThreadQueue, spawn
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.supervisor"))
 
@@ -34,6 +38,11 @@ SLACK_SECONDS = 5.0
 """More than the time to drain before a process is killed: to start, to close, to end."""
 CHUNK_BYTES = 2**16
 
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS})
+"""What a file may refuse a write with for a while."""
+
+REFUSED_SECONDS = 0.1, 5.0
+
 
 @define
 class _SupervisedProcess:
@@ -41,7 +50,7 @@ class _SupervisedProcess:
 
     name: str
     command: Sequence[str]
-    process: "subprocess.Popen[bytes] | None" = None
+    process: "Popen[bytes] | None" = None
     started: float = 0.0
     due: float = 0.0
     pause: float = LEAST_PAUSE_SECONDS
@@ -69,6 +78,9 @@ class Supervisor:
     final: Collection[int]
     _news: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
     _out: Lock = field(factory=Lock, init=False)
+    _sinks: tuple[WholeLines, WholeLines] = field(
+        factory=lambda: (WholeLines(sys.stdout), WholeLines(sys.stderr)), init=False
+    )
 
     def run(self, ending: Iterable[signal.Signals]) -> int:
         """Run them until one of these signals comes; the exit status.
@@ -78,11 +90,15 @@ class Supervisor:
         """
         for each in ending:
             signal.signal(each, lambda number, _frame: self._news.put(number))
-        children = [_SupervisedProcess(name, command) for name, command in self.commands.items()]
+        children = self.made()
         try:
             return self._drained(children, self._kept(children))
         finally:
             _kill(children)
+
+    def made(self) -> list[_SupervisedProcess]:
+        """Each process, not started yet."""
+        return [_SupervisedProcess(name, command) for name, command in self.commands.items()]
 
     def _kept(self, children: list[_SupervisedProcess]) -> int:
         """Keep them running; the status that ends all, 0 after a signal."""
@@ -90,7 +106,7 @@ class Supervisor:
             now = time.monotonic()
             for child in children:
                 if child.process is None and child.due <= now:
-                    self._start(child)
+                    self.attempt(child)
             match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status) if status in self.final:
                     self._say("%s ended with status %d: all end", child.name, status)
@@ -122,34 +138,65 @@ class Supervisor:
                     return worst or 1
         return worst
 
+    def attempt(self, child: _SupervisedProcess) -> None:
+        """Start it; where the system refuses that for want of something, later: the others go on meanwhile."""
+        try:
+            self._start(child)
+        except (OSError, RuntimeError, MemoryError) as fault:
+            self._say("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
+            child.process, child.due = None, time.monotonic() + child.pause
+            child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
+
     def _start(self, child: _SupervisedProcess) -> None:
         child.started = time.monotonic()
-        process = child.process = subprocess.Popen(  # noqa: S603  the command is this program's own
+        process = child.process = Popen(  # noqa: S603  the command is this program's own
             child.command,
             bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
             env={**os.environ, SUPERVISED: "1"},
             # Ctrl-C goes to a terminal's whole group; they are told to end by their standard input.
             start_new_session=True,
         )
-        ways = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        relays = [Thread(target=self._relay, args=(process, *way), daemon=True) for way in ways]
-        for relay in relays:
-            relay.start()
-        Thread(target=self._watch, args=(child, process, relays), daemon=True).start()
+        ways = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
+        relays: list[Thread] = []
+        try:
+            for source, sink in ways:
+                assert source is not None  # noqa: S101  it is a pipe
+                relay = partial(self._relay, process, source, sink)
+                relays.append(spawn(f"relay-{child.name}", relay, partial(self._unheard, child)))
+            watch, unseen = partial(self._watch, child, process, relays), partial(self._unseen, child, process)
+            spawn(f"watch-{child.name}", watch, unseen)
+        except RuntimeError:  # no thread: nobody would hear it, nor notice its end
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, *(source for source, _ in ways[len(relays) :])):
+                if pipe is not None:
+                    pipe.close()
+            raise
 
-    def _watch(self, child: _SupervisedProcess, process: "subprocess.Popen[bytes]", relays: list[Thread]) -> None:
+    def _unheard(self, child: _SupervisedProcess, fault: BaseException) -> None:
+        """Its output is closed by now, at which it ends."""
+        self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
+
+    def _unseen(self, child: _SupervisedProcess, process: "Popen[bytes]", fault: BaseException) -> None:
+        """Nobody would notice the end of this process, so it ends now, and starts again."""
+        self._say("%s is killed: its end could not be waited for: %s", child.name, said(fault))
+        process.kill()
+        self._news.put(_SupervisedEnded(child, process.wait()))
+
+    def _watch(self, child: _SupervisedProcess, process: "Popen[bytes]", relays: list[Thread]) -> None:
         status = process.wait()
         for relay in relays:
             relay.join(SLACK_SECONDS)  # a process that it has left behind may keep them open
         self._news.put(_SupervisedEnded(child, status))
 
-    def _relay(self, process: "subprocess.Popen[bytes]", source: IO[bytes], sink: TextIO) -> None:
+    def _relay(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
         """Pass whole lines on, until there are no more or nobody reads them; then the process finds its own out closed.
 
-        What a killed process had not written to the end of its line is left out.
+        While the sink takes none, as a full disk, they wait here, and the process waits with those that follow. What a
+        killed process had not written to the end of its line is left out.
         """
         rest = b""
         with source, suppress(BrokenPipeError):
@@ -159,10 +206,19 @@ class Supervisor:
             if rest and process.wait() >= 0:
                 self._write(sink, rest + b"\n")
 
-    def _write(self, sink: TextIO, data: bytes) -> None:
+    def _write(self, sink: WholeLines, data: bytes) -> None:
+        pause = Backoff(*REFUSED_SECONDS)
+        while (refused := self._written(sink, data)) is not None:
+            if refused.why.errno not in PASSING:
+                raise refused.why
+            if not pause.faults:
+                self._say("output is refused, and tried again until it is taken: %s", said(refused.why))
+            data = refused.left
+            time.sleep(pause.next())
+
+    def _written(self, sink: WholeLines, data: bytes) -> NotTaken | None:
         with self._out:
-            sink.buffer.write(data)
-            sink.buffer.flush()
+            return sink.write(data)
 
     def _put_off(self, child: _SupervisedProcess, status: int) -> None:
         now = time.monotonic()
@@ -202,7 +258,8 @@ def _shell_status(status: int) -> int:
 def at_end_of_supervisor(stop: Callable[[], None]) -> None:
     """Call this once the supervisor of this process asks for it, or has died; nothing happens if there is none."""
     if os.environ.pop(SUPERVISED, None) is not None:
-        Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
+        # Where it cannot be heard any more, its end would not be noticed either.
+        spawn("leasehold-supervised", lambda: _wait_for_end(stop), lambda _fault: stop())
 
 
 def _wait_for_end(stop: Callable[[], None]) -> None:

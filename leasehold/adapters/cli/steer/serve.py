@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from threading import Thread
 from typing import Annotated
 
 import typer
@@ -15,11 +14,12 @@ from leasehold.adapters.cli.leases import stream_of
 from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config, opened
 from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.steering.serving.app import server
+from leasehold.adapters.steering.serving.app import BoundedConnection, server
 from leasehold.adapters.steering.serving.record import FleetRecord
 from leasehold.adapters.steering.serving.watcher import TableWatcher
-from leasehold.adapters.worker.threads import SIGNAL_SECONDS
+from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.balancer.config import Config
+from leasehold.stores.printable import said
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import store_address
 
@@ -91,7 +91,7 @@ def _name(url: str) -> str:
 
 def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
     page = server(watchers, hosts)
-    quiet = {"log_level": "warning", "access_log": False}
+    quiet = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
     config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
     listening = config.bind_socket()
     listening.listen()  # whoever reads the address below can connect at once
@@ -99,14 +99,17 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     serving = uvicorn.Server(config)
     # Of a signal in its first moments the server makes a fault, or nothing; in another thread it leaves them alone.
-    thread = Thread(target=serving.run, args=([listening],), name="leasehold-page", daemon=True)
+    faults: list[BaseException] = []
+    thread = None
     try:
-        thread.start()
+        thread = spawn("leasehold-page", lambda: serving.run([listening]), faults.append)
         print(f"http://{host}:{found}/ ({tables}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
             thread.join(SIGNAL_SECONDS)  # whichever thread receives a signal, the main thread handles it
     finally:
         serving.should_exit = True
-        if thread.is_alive():  # a signal may have come before it began
+        if thread is not None:
             thread.join()
         listening.close()
+    if faults:
+        raise OSError(f"the page cannot be served any more: {said(faults[0])}")

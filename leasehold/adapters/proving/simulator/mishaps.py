@@ -5,6 +5,7 @@ A fault is steps joined by " + ", done one after the other; the call answers wha
   do            the call has its effect
   pause         a second passes, hang: HANG_SECONDS, late: LATE_SECONDS
   raise NAME    one of RAISED
+  deny WHAT     one of DENIED: the call and whatever else the process asks of this kind for DENIED_SECONDS is refused
   freeze        the whole process stands still for FREEZE_SECONDS
   crash         the process dies; restart: and comes again
   send          of a write: its effect comes LATE_SECONDS later, whatever becomes of the process
@@ -14,6 +15,7 @@ A fault is steps joined by " + ", done one after the other; the call answers wha
 
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping
+from errno import EMFILE
 
 from attrs import frozen
 
@@ -54,6 +56,16 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
     "unheard": Unheard,
 }
 """By name, what a call may raise."""
+
+DENIED_SECONDS = 8.0
+
+DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
+    "descriptors": (("store.", "source.", "reader."), lambda: OSError(EMFILE, "Too many open files")),
+    "disk": (("store.",), lambda: OutcomeUnknown("the disk is full")),
+    "threads": (("task.",), lambda: RuntimeError("can't start new thread")),
+    "memory": (("",), MemoryError),
+}
+"""What the system may refuse for a while: how the names of the calls that want it begin, and what they raise."""
 
 READINGS = ("store.list", "store.get")
 """The calls of a store that write nothing."""

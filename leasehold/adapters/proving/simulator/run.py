@@ -9,7 +9,7 @@ from attrs import evolve
 from leasehold.adapters.history.events import Incident, Sent, WriteEvent
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
-from leasehold.adapters.proving.simulator.world.process import Process
+from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records, shard
 from leasehold.adapters.proving.simulator.world.table import SimulatedTable
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
@@ -32,7 +32,15 @@ def run(scenario: Scenario) -> SimulatedHistory:
     count = iter(range(1_000_000))
 
     def join(member: Member) -> None:
-        tasks.start(lambda: Process(member, next(count), world).run(), member.starts)
+        tasks.start(lambda: begin(member), member.starts)
+
+    def begin(member: Member) -> None:
+        try:
+            process = Process(member, next(count), world)
+        except RuntimeError:  # no thread for it: its supervisor tries again
+            join(evolve(member, starts=tasks.now + RESTART_SECONDS))
+        else:
+            process.run()
 
     world = World(scenario, tasks, table, source, history, join)
     for member in scenario.members:

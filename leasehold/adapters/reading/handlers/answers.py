@@ -11,6 +11,8 @@ from typing import Any
 
 from attrs import Attribute
 
+from leasehold.stores.printable import said
+
 
 class Unhandled(Exception):
     """A call that ended without saying that its batch is done."""
@@ -18,6 +20,10 @@ class Unhandled(Exception):
 
 class Ending(Unhandled):
     """A call that raised SystemExit or KeyboardInterrupt: the worker ends."""
+
+
+class NotAwaited(Unhandled):
+    """A call whose answer could not be awaited here, for want of a thread or a descriptor: no fault of its records."""
 
 
 def takes(*names: str) -> Callable[[Any, Any, Any], None]:
@@ -57,7 +63,7 @@ def fault_from(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     kind = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
-    fault = kind(f"it raised {error!r}")
+    fault = kind(f"it raised {said(error)}")
     fault.__cause__ = error
     return fault
 

@@ -2,8 +2,8 @@
 
 Rule 1: a batch is handed over whole, up to `attempts` times with growing waits. Rule 2: where there is a dead letter,
 what has failed so often is handed over in halves, in order and without waits, until a single record fails: that record
-is buried, and all others are handled. Rule 3: what is left to search is kept as positions, since the batch may be
-forgotten for want of room and come again with another end.
+is buried, and all others are handled; what fails because this worker lacks something is never buried. Rule 3: what is
+left to search is kept as positions, since the batch may be forgotten for want of room and come again with another end.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from leasehold.adapters.reading.handlers.answers import complaint, raised
+from leasehold.adapters.reading.handlers.answers import NotAwaited, complaint, raised
 from leasehold.adapters.reading.handlers.handling import DeadLetter, Delivery, Handling
 from leasehold.adapters.sources.backoff import Backoff
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -92,6 +92,8 @@ class Attempts:
                 return TryAgain(wait)
             if self._handling.dead_letter is None:
                 return Hopeless(why)
+        if isinstance(error, NotAwaited):
+            return Hopeless(str(error))
         return self._narrowed(piece, self._handling.dead_letter)
 
     def passed(self, end: Position) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from leasehold.adapters.reading.handlers.answers import Unhandled, fault_of
 from leasehold.adapters.reading.handlers.handling import Delivery, Handler
 from leasehold.adapters.sources.protocol import Record
+from leasehold.stores.printable import said
 
 
 def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handler:
@@ -52,7 +53,7 @@ async def _work(
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise  # the whole batch is given up
-            fault = Unhandled(f"it raised {error!r}")
+            fault = Unhandled(f"it raised {said(error)}")
         except BaseException as error:  # noqa: BLE001  the other keys end first, whatever it is
             faults.append(error)
             return

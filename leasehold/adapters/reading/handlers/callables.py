@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from leasehold.stores.printable import said
+
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 """Frames of a traceback that only lead to the user's file."""
 
@@ -41,7 +43,7 @@ def _imported(text: str, module: str) -> ModuleType:
     except Exception as wrong:
         if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
             raise ValueError(f"{text!r}: there is no module {wrong.name!r} here") from wrong
-        raise ValueError(f"{text!r}: {_place(wrong)}: {type(wrong).__name__}: {wrong}") from wrong
+        raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
 
 
 def _place(wrong: Exception) -> str:

@@ -1,15 +1,19 @@
 """The event loop of a worker, in a thread of its own: it awaits what handlers return to be awaited.
 
-Rule 1: the loop starts when it is first needed. Rule 2: nothing that is awaited can end the loop; only `close` does.
+Rule 1: the loop starts when it is first needed; where the system refuses it a thread or a descriptor, that call fails,
+and the next one tries again. Rule 2: nothing that is awaited can end the loop; only `close` does.
 """
 
 import asyncio
-from asyncio import AbstractEventLoop, CancelledError, Task
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from threading import Event, Lock, Thread
+from asyncio import AbstractEventLoop, CancelledError, Task, new_event_loop
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
 
-from leasehold.adapters.reading.handlers.answers import fault_from, fault_of
+from leasehold.adapters.reading.handlers.answers import NotAwaited, fault_from, fault_of
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import said
 
 CLOSE_SECONDS = 5.0
 """The wait for cancelled calls at the end; the thread is a daemon, so none of them keeps the process."""
@@ -20,7 +24,8 @@ WhenDone = Callable[[Exception | None], None]
 class EventLoop:
     """Awaits any number of things side by side.
 
-    end  called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised
+    end  called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised, and with what ends
+         the loop's thread
     """
 
     def __init__(self, end: Callable[[BaseException], None]) -> None:
@@ -31,8 +36,17 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], over: WhenDone) -> Callable[[], None]:
-        """Await it, then call `over` with its fault, or None, on the loop; answers how to cancel it."""
-        loop, tasks = self._started(), list[Task[Exception | None]]()
+        """Await it, then call `over` with its fault, or None, on the loop; answers how to cancel it.
+
+        Raises NotAwaited if there can be no loop now.
+        """
+        try:
+            loop = self._started()
+        except BaseException as fault:
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()  # else Python would warn that nobody awaited it
+            raise NotAwaited(f"there is no event loop to await it: {said(fault)}") from fault
+        tasks = list[Task[Exception | None]]()
 
         def begin() -> None:
             task = loop.create_task(_fault(awaitable))
@@ -58,18 +72,24 @@ class EventLoop:
     def _started(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                ready = Event()
-                self._thread = Thread(target=self._serve, args=(ready,), name="leasehold-loop", daemon=True)
-                self._thread.start()
-                ready.wait()
-            assert self._loop is not None  # noqa: S101  it was set before `ready`
+                begun = SimpleQueue[AbstractEventLoop | BaseException]()
+                self._thread = spawn("leasehold-loop", lambda: self._serve(begun.put), self._end)
+                loop = begun.get()
+                if isinstance(loop, BaseException):
+                    raise loop
+                self._loop = loop
             return self._loop
 
-    def _serve(self, ready: Event) -> None:
-        with asyncio.Runner() as runner:
-            self._closing = asyncio.Event()
-            self._loop = runner.get_loop()
-            ready.set()
+    def _serve(self, tell: Callable[[AbstractEventLoop | BaseException], None]) -> None:
+        with ExitStack() as stack:
+            try:
+                runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+                self._closing = asyncio.Event()
+                loop = runner.get_loop()
+            except BaseException as fault:  # noqa: BLE001  raised by whoever waits for the loop
+                tell(fault)
+                return
+            tell(loop)
             while not self._closing.is_set():
                 try:
                     runner.run(_until(self._closing))

@@ -1,10 +1,16 @@
 """Threads that call handlers: a few side by side, and others in place of those that are slow, up to a bound."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Condition, Thread
+from threading import Condition
 from typing import Protocol
+
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.handling"))
 
 THREADS_MOST = 64
 
@@ -54,12 +60,16 @@ class InlineExecutor:
 class ThreadExecutor:
     """Daemon threads, started when first needed: one that hangs does not keep the process.
 
-    usual  how many may work side by side, not counting those that are slow
-    most   how many there may be, slow ones included
+    usual   how many may work side by side, not counting those that are slow
+    most    how many there may be, slow ones included
+    failed  told what ends a thread; work is to raise nothing
     """
 
-    def __init__(self, usual: int, most: int = THREADS_MOST) -> None:
+    def __init__(
+        self, usual: int, most: int = THREADS_MOST, failed: Callable[[BaseException], object] | None = None
+    ) -> None:
         self._usual, self._most = usual, max(usual, most)
+        self._failed = failed or _tell
         self._changed = Condition()
         self._queue: deque[Work] = deque()
         self._threads = self._idle = 0
@@ -109,13 +119,20 @@ class ThreadExecutor:
         if len(self._queue) <= self._idle:
             self._changed.notify()
         elif self._threads < min(self._most, self._usual + len(self._slow)):
-            Thread(target=self._serve, name=f"leasehold-handle-{self._threads}", daemon=True).start()
+            spawn(f"leasehold-handle-{self._threads}", self._serve, self._failed)
             self._threads += 1
 
     def _serve(self) -> None:
         needed = True
         while needed and (work := self._next()):
-            work()
+            try:
+                work()
+            except BaseException:
+                with self._changed:
+                    self._busy.discard(work)
+                    self._slow.discard(work)
+                    self._threads -= 1  # another takes the place of this one, which ends
+                raise
             needed = self._returned(work)
             del work  # or its batch would be in memory until the next one has been read
 
@@ -139,3 +156,7 @@ class ThreadExecutor:
             surplus = self._threads > self._usual + len(self._slow)
             self._threads -= surplus
             return not surplus
+
+
+def _tell(fault: BaseException) -> None:
+    log.error("a thread that calls handlers has ended: %s", said(fault), exc_info=fault)

@@ -14,7 +14,7 @@ from threading import Lock
 from leasehold.adapters.reading.handlers.answers import Ending, fault_from, fault_of
 from leasehold.adapters.reading.handlers.event_loop import EventLoop
 from leasehold.adapters.reading.handlers.executors import HandlerExecutor, InlineExecutor, Work
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.handling"))
 
@@ -121,7 +121,7 @@ class Handovers:
         """Have the worker end in good order, saying why."""
         if "end" not in self._said:
             self._said.add("end")
-            log.error("the worker ends: %r", reason)
+            log.error("the worker ends: %s", said(reason))
         self._end(reason)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.reading.handlers.answers import Unhandled
 from leasehold.adapters.reading.handlers.handling import Delivery
 from leasehold.adapters.sources.protocol import Record
+from leasehold.stores.printable import text_of
 
 TEXT_MOST = 2000
 """Characters of an error's text that a letter keeps: a record of a stream has a limit."""
@@ -121,7 +122,7 @@ def letter_for(
         lease=delivery.lease,
         record=delivery.records[0],
         error=type(cause).__name__,
-        text=str(cause)[:TEXT_MOST],
+        text=text_of(cause, TEXT_MOST),
         attempts=delivery.attempts,
         worker=delivery.worker,
         time_ms=round(now * 1000),
@@ -138,7 +139,7 @@ def reburied(letter: Letter, error: Exception, *, worker: str, now: float) -> Le
         letter,
         attempts=letter.attempts + 1,
         error=type(error).__name__,
-        text=str(error)[:TEXT_MOST],
+        text=text_of(error, TEXT_MOST),
         worker=worker,
         time_ms=round(now * 1000),
     )

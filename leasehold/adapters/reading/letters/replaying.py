@@ -17,6 +17,7 @@ from leasehold.adapters.reading.handlers.handling import Delivery, Handler
 from leasehold.adapters.reading.letters.boxes import LetterFolder
 from leasehold.adapters.reading.letters.letter import BadLetter, Letter, LetterError, letter_of, place_of
 from leasehold.balancer.model import Lease, Position
+from leasehold.stores.printable import said
 
 Deliver = Callable[[Letter], Exception | None]
 """Hands a letter's record over; answers its fault, None if it is done. Raises LetterError where none can be."""
@@ -66,7 +67,7 @@ def _handed(letters: LetterFolder, name: str, deliver: Deliver, tell: Tell, verd
         tell(name, f"it is no letter: {bad}" if isinstance(bad, BadLetter) else str(bad))
         return evolve(verdict, strange=verdict.strange + 1)
     if (fault := deliver(letter)) is not None:
-        tell(name, f"{type(fault).__name__}: {fault}")
+        tell(name, said(fault))
         return evolve(verdict, failed=verdict.failed + 1)
     letters.remove(name)
     return evolve(verdict, done=verdict.done + 1)
@@ -89,7 +90,7 @@ class HandlerCalls:
                 answer = self._loop.run(_awaited(answer))
             return fault_of(answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the letter stays
-            return error if isinstance(error, Exception) else RuntimeError(repr(error))
+            return error if isinstance(error, Exception) else RuntimeError(said(error))
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ from leasehold.adapters.reading.handlers.handling import Delivery, Handler, Hand
 from leasehold.adapters.reading.run import stopping_on_signals
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
 from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Create
@@ -86,14 +87,20 @@ def run_until(
                 runner.stop()
                 return
 
-    watcher = threading.Thread(target=watch, name="leasehold-slice", daemon=True)
-    watcher.start()
+    def failed(fault: BaseException) -> None:
+        faults.append(fault)
+        runner.stop()  # nobody else would notice that the slice is read
+
+    faults: list[BaseException] = []
+    watcher = spawn("leasehold-slice", watch, failed)
     try:
         with stopping_on_signals(runner):
             runner.run()
     finally:
         ended.set()
     watcher.join(drain_seconds)
+    if faults:
+        raise faults[0]
     return finished.is_set()
 
 

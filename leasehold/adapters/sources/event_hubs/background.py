@@ -1,14 +1,15 @@
 """An event loop in a thread of its own, for all calls of a source to the asynchronous client."""
 
 import asyncio
-import threading
 from asyncio import new_event_loop
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import said
 
 with suppress(ModuleNotFoundError):  # there is none for Windows
     # The client takes a turn of the loop for each event, and here a turn costs less.
@@ -25,11 +26,14 @@ class Background:
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="leasehold-event-hubs", daemon=True)
-        self._thread.start()
+        self._fault: BaseException | None = None
+        self._thread = spawn("leasehold-event-hubs", self._run, self._failed)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Begin; cancelling the future cancels the work."""
+        """Begin; cancelling the future cancels the work. Raises SourceError if the thread has ended by a fault."""
+        if self._fault is not None:
+            work.close()
+            raise SourceError(f"the thread of the Event Hubs client has ended: {said(self._fault)}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def ask(self, work: Coroutine[Any, Any, T], seconds: float = ASK_SECONDS) -> T:
@@ -52,6 +56,9 @@ class Background:
             return
         self.soon(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
+
+    def _failed(self, fault: BaseException) -> None:
+        self._fault = fault  # raised at each call: shards are released with it, and the run ends
 
     def _run(self) -> None:
         self._loop.run_forever()

@@ -14,6 +14,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.stores.printable import said
 
 THROTTLED = frozenset(
     {
@@ -74,7 +75,7 @@ def understood(stream: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, ResponseParserError, TypeError, ValueError) as odd:
-        raise SourceUnavailable(f"an answer of Kinesis for stream {stream!r} cannot be read: {odd!r}") from odd
+        raise SourceUnavailable(f"an answer of Kinesis for stream {stream!r} cannot be read: {said(odd)}") from odd
 
 
 def _service(error: ClientError, stream: str) -> SourceError:

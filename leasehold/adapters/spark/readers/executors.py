@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
 
 from attrs import evolve
 from pyspark import cloudpickle
@@ -16,7 +15,8 @@ from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH
 from leasehold.adapters.spark.readers.reader import ShardReader
 from leasehold.adapters.spark.readers.shelf import ReaderSpec
 from leasehold.adapters.spark.runner_process import speak, unpacking
-from leasehold.stores.printable import escaped
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -49,7 +49,7 @@ class ExecutorReaders:
         packed: bytes = cloudpickle.dumps(unpacking(ReaderTask, {"spec": spec}))  # type: ignore[no-untyped-call]
         self._connection.sendall(WISH.pack(number, len(packed)) + packed)
         self._connection.settimeout(None)
-        Thread(target=self._listen, args=(told,), name="leasehold-jobs", daemon=True).start()
+        spawn("leasehold-jobs", lambda: self._listen(told), lambda fault: told(f"readers are not heard: {said(fault)}"))
 
     def _listen(self, told: Callable[[str], None]) -> None:
         with suppress(OSError), self._connection.makefile("rb") as lines:

@@ -19,14 +19,14 @@ from os import geteuid, getpid
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from struct import Struct
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from leasehold.adapters.spark.fetching import REQUEST_SECONDS, received
 from leasehold.adapters.spark.options import READERS_MOST
 from leasehold.adapters.spark.readers.keeping import KeptReaders
-from leasehold.stores.printable import escaped
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said, text_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -60,7 +60,12 @@ class JobListener:
         except OSError:
             shutil.rmtree(self._folder)
             raise
-        Thread(target=self._server.serve_forever, args=(0.5,), name="leasehold-jobs", daemon=True).start()
+        spawn("leasehold-jobs", lambda: self._server.serve_forever(0.5), self._failed)
+
+    def _failed(self, fault: BaseException) -> None:
+        """Refuse queries that want readers: they would wait for an answer."""
+        log.error("no readers are started on executors any more: %s", said(fault), exc_info=fault)
+        self._server.server_close()
 
     def close(self) -> None:
         """Listen no more."""
@@ -150,7 +155,7 @@ class ReaderJobs(KeptReaders):
             context.setJobGroup(self._group, what, interruptOnCancel=True)
             (why,) = context.parallelize([place], 1).mapPartitions(self._task).collect()
         except Exception as fault:  # noqa: BLE001  a fault of the task, of Java, or of a session that is stopped
-            why = " ".join(str(fault).split())
+            why = " ".join(text_of(fault).split())
         return str(why)[:TEXT_MOST]
 
     def _end(self) -> None:

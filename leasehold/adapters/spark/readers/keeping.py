@@ -2,11 +2,13 @@
 
 import logging
 from abc import abstractmethod
+from functools import partial
 from threading import Event, Thread
 from time import monotonic
 
 from leasehold.adapters.sources.backoff import Backoff
-from leasehold.stores.printable import escaped
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -19,14 +21,13 @@ class KeptReaders:
 
     def __init__(self, number: int) -> None:
         self._over = Event()
-        self._threads = [
-            Thread(target=self._keep, args=(place,), name="leasehold-reader", daemon=True) for place in range(number)
-        ]
+        self._number = number
+        self._threads: list[Thread] = []
 
     def begin(self) -> None:
         """Start them all."""
-        for thread in self._threads:
-            thread.start()
+        for place in range(self._number):
+            self._threads.append(spawn("leasehold-reader", partial(self._keep, place), partial(self._failed, place)))
 
     def close(self) -> None:
         """End them, and start no more: what a reader has is not needed any more, or read again."""
@@ -46,11 +47,17 @@ class KeptReaders:
     def _tell(self, text: str) -> None:
         log.warning("%s", text)
 
+    def _failed(self, place: int, fault: BaseException) -> None:
+        self._tell(f"reader {place} is not started again: {said(fault)}")
+
     def _keep(self, place: int) -> None:
         pause = Backoff(*AGAIN_SECONDS)
         while not self._over.is_set():
             began = monotonic()
-            status = self._live(place)
+            try:
+                status = self._live(place)
+            except Exception as fault:  # noqa: BLE001  what the system refuses now it may grant after the pause
+                status = said(fault)
             if monotonic() - began > AGAIN_SECONDS[1]:
                 pause.reset()  # it read well: a query of months loses some
             if not self._over.is_set():

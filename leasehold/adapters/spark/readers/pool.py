@@ -13,7 +13,7 @@ from hmac import compare_digest
 from itertools import count
 from secrets import token_bytes
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import Condition, Thread
+from threading import Condition
 
 from leasehold.adapters.sources.protocol import SourceUnavailable
 from leasehold.adapters.spark.fetching import REQUEST_SECONDS, TOKEN_BYTES, listening, received
@@ -21,8 +21,9 @@ from leasehold.adapters.spark.options import Address
 from leasehold.adapters.spark.readers.connection import ReaderConnection
 from leasehold.adapters.spark.readers.far_rows import FarReader
 from leasehold.adapters.spark.readers.messages import Close, Open
+from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -49,7 +50,12 @@ class ReaderPool:
         self._closed = False
         self.token = token_bytes(TOKEN_BYTES)
         self._server = listening(address, lambda family, place: _Listening(family, place, self))
-        Thread(target=self._server.serve_forever, args=(0.1,), name="leasehold-readers", daemon=True).start()
+        spawn("leasehold-readers", lambda: self._server.serve_forever(0.1), self._failed)
+
+    def _failed(self, fault: BaseException) -> None:
+        """Whoever asks for a reader hears of it, and no more connect."""
+        self.absent = f"no reader can connect any more: {said(fault)}"
+        self._server.server_close()
 
     @property
     def port(self) -> int:

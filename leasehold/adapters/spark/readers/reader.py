@@ -6,7 +6,7 @@ Rule 2: it says something every second, so that a planner can tell it from one t
 
 import logging
 import socket
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import assert_never
 
 from leasehold.adapters.json_form.fields import BadJsonField
@@ -29,7 +29,7 @@ from leasehold.adapters.spark.readers.messages import (
     lines,
 )
 from leasehold.adapters.spark.readers.shelf import ReaderSpec, ShardShelf
-from leasehold.adapters.worker.threads import ThreadScheduler
+from leasehold.adapters.threads import ThreadScheduler, spawn
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -69,7 +69,7 @@ class ShardReader:
 
     def _serve(self) -> None:
         self._appointments = Appointments(THREADS, ThreadScheduler(seconds), self._fail)
-        Thread(target=self._beat, name="leasehold-alive", daemon=True).start()
+        spawn("leasehold-alive", self._beat, self._fail)
         try:
             with self._connection.makefile("rb") as stream:
                 for line in lines(stream):

@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from asyncio import TimerHandle, Transport
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.resources import files
 
+from h11 import CLOSED, DONE, ERROR, IDLE, MUST_CLOSE
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from leasehold.adapters.steering.serving.prometheus import exposition
 from leasehold.adapters.steering.serving.watcher import TableWatcher
@@ -18,6 +21,12 @@ from leasehold.stores.fields import decimal
 
 LOOK_SECONDS = 0.25
 """How soon a new reading reaches the pages that are open."""
+
+REQUEST_SECONDS = 10.0
+"""A connection on which no request is complete for so long is closed."""
+
+CONNECTIONS_MOST = 200
+"""Each takes a descriptor of the process, which usually has 1,024."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -77,6 +86,52 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     return Starlette(routes=routes, middleware=[guard])
 
 
+class BoundedConnection(H11Protocol):
+    """A connection whose request has to be there in time; uvicorn's own would wait for the rest of it for ever.
+
+    A connection beyond the most that there may be is closed at once.
+    """
+
+    _deadline: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in the base
+        """Wait for a request, if there may be one more connection."""
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MOST:
+            transport.abort()
+        else:
+            self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; once a request is whole its answer may take as long as it likes."""
+        super().data_received(data)
+        if self._deadline is not None and self.conn.their_state is not IDLE and self._is_whole():
+            self._deadline.cancel()
+            self._deadline = None
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if self._deadline is None and not self.transport.is_closing():
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._late)
+
+    def _late(self) -> None:
+        self._deadline = None
+        self.transport.abort()
+
+    def _is_whole(self) -> bool:
+        return self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+
+
 def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     body = files("leasehold.adapters.steering.serving").joinpath(name).read_bytes()
 
@@ -93,7 +148,7 @@ def _json(told: object, status: int = 200) -> Response:
 async def _events(request: Request, watchers: Sequence[TableWatcher]) -> AsyncIterator[str]:
     told: list[tuple[float, str]] = []
     while not await request.is_disconnected():
-        seen = [(watcher.seen.at, watcher.seen.trouble) for watcher in watchers]
+        seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
         if seen != told:
             told = seen
             states = await asyncio.to_thread(lambda: [watcher.state() for watcher in watchers])

@@ -1,6 +1,8 @@
 """The moves and the lag since the server started, kept in memory, or in a SQLite file if one is named."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 
 from attrs import frozen
@@ -11,6 +13,9 @@ CREATE TABLE IF NOT EXISTS lag (store TEXT, at REAL, most REAL, total REAL, unre
 CREATE INDEX IF NOT EXISTS moves_at ON moves (store, at);
 CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 """
+
+LOCKED_SECONDS = 0.5
+"""How long another process's lock is waited for: what is not written then is written with the next reading."""
 
 KEPT_SECONDS = 7 * 86400.0
 """The age from which moves and lag are removed."""
@@ -41,6 +46,18 @@ class LagPoint:
     unread: int
 
 
+class HistoryError(Exception):
+    """The history takes or tells nothing now, for this reason."""
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise HistoryError(f"the history cannot be used now: {error}") from error
+
+
 class FleetRecord:
     """The moves and the lag of all stores since the beginning; safe under threads.
 
@@ -51,15 +68,15 @@ class FleetRecord:
         """Raises OSError if the file cannot be used."""
         self._lock = Lock()
         try:
-            self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False)
+            self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False, timeout=LOCKED_SECONDS)
             self._connection.executescript(SCHEMA)
         except sqlite3.Error as error:
             raise OSError(f"--history: {path}: {error}") from error
 
     def add(self, store: str, moves: tuple[SeenMove, ...], lag: LagPoint) -> None:
-        """Keep what one reading showed."""
+        """Keep what one reading showed, all of it or nothing. Raises HistoryError."""
         rows = [(store, move.at, move.key, move.before, move.after, move.rule) for move in moves]
-        with self._lock, self._connection as connection:
+        with _understood(), self._lock, self._connection as connection:
             connection.executemany("INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?)", rows)
             connection.execute(
                 "INSERT INTO lag VALUES (?, ?, ?, ?, ?)", (store, lag.at, lag.most, lag.total, lag.unread)
@@ -68,20 +85,20 @@ class FleetRecord:
                 connection.execute(f"DELETE FROM {table} WHERE at < ?", (lag.at - KEPT_SECONDS,))  # noqa: S608  our own names
 
     def moves(self, store: str, most: int = 100) -> tuple[SeenMove, ...]:
-        """The latest moves, the last one first."""
+        """The latest moves, the last one first. Raises HistoryError."""
         asked = "SELECT at, key, before, after, rule FROM moves WHERE store = ? ORDER BY at DESC, key LIMIT ?"
-        with self._lock:
+        with _understood(), self._lock:
             return tuple(SeenMove(*row) for row in self._connection.execute(asked, (store, most)))
 
     def lag(self, store: str, most: int = 300) -> tuple[LagPoint, ...]:
-        """The latest points of lag, in order of time."""
+        """The latest points of lag, in order of time. Raises HistoryError."""
         asked = "SELECT at, most, total, unread FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
-        with self._lock:
+        with _understood(), self._lock:
             return tuple(LagPoint(*row) for row in self._connection.execute(asked, (store, most)))[::-1]
 
     def count(self, store: str) -> int:
-        """How many moves are known."""
-        with self._lock:
+        """How many moves are known. Raises HistoryError."""
+        with _understood(), self._lock:
             return int(self._connection.execute("SELECT count(*) FROM moves WHERE store = ?", (store,)).fetchone()[0])
 
     def close(self) -> None:

@@ -6,35 +6,47 @@ from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lags_of
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.steering.explaining import alive, explained, plans, story
 from leasehold.adapters.steering.move_rules import moved, rules_between
-from leasehold.adapters.steering.serving.record import FleetRecord, LagPoint, SeenMove
+from leasehold.adapters.steering.serving.record import FleetRecord, HistoryError, LagPoint, SeenMove
 from leasehold.adapters.steering.shares import shares
 from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.looking.watch import Watch
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import kilobytes
+from leasehold.stores.printable import said, text_of
 from leasehold.stores.protocol import Store, StoreError
+
+UNWRITTEN_MOST = 10_000
+"""Moves that are kept for a history that takes none; the oldest go first."""
 
 
 @frozen
 class SeenFleet:
     """The last reading of a table.
 
-    at       when it was made, seconds since 1970; 0 before the first
-    trouble  why no later one could be made
+    at          when it was made, seconds since 1970; 0 before the first
+    trouble     why no later one could be made
+    moves, lag  the latest of the history, and how many moves that knows
+    unwritten   moves that the history has not taken yet, for the reason `refused`
     """
 
     at: float = 0.0
     table: WatchedTable | None = None
     lags: Mapping[str, LeaseLag] = Factory(dict)
     trouble: str = ""
+    moves: tuple[SeenMove, ...] = ()
+    lag: tuple[LagPoint, ...] = ()
+    count: int = 0
+    unwritten: tuple[SeenMove, ...] = ()
+    refused: str = ""
 
 
 class TableWatcher:
@@ -63,7 +75,7 @@ class TableWatcher:
         self._wall, self._clock = wall, clock
         self._watch, self._first = Watch(), -math.inf
         self._seen, self._lock, self._ending = SeenFleet(), Lock(), Event()
-        self._thread = Thread(target=self._run, name="leasehold-serve", daemon=True)
+        self._thread: Thread | None = None
 
     @property
     def seen(self) -> SeenFleet:
@@ -78,12 +90,12 @@ class TableWatcher:
 
     def start(self) -> None:
         """Watch in a thread."""
-        self._thread.start()
+        self._thread = spawn("leasehold-serve", self._run, self._troubled)
 
     def close(self) -> None:
         """End the thread; a reading under way is waited for as long as a page would wait."""
         self._ending.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(5.0)
 
     def _run(self) -> None:
@@ -91,12 +103,20 @@ class TableWatcher:
             try:
                 self.look()
             except (StoreError, SourceError) as error:
-                with self._lock:
-                    self._seen = SeenFleet(self._seen.at, self._seen.table, self._seen.lags, str(error))
+                self._troubled(error, text_of(error))
+            except Exception as error:  # noqa: BLE001  the next reading may go well, and the page says why this did not
+                self._troubled(error)
             self._ending.wait(self.every)
 
+    def _troubled(self, fault: BaseException, text: str = "") -> None:
+        with self._lock:
+            self._seen = evolve(self._seen, trouble=text or said(fault))
+
     def look(self) -> None:
-        """Read once. Raises StoreError or SourceError."""
+        """Read once. Raises StoreError or SourceError.
+
+        A history that takes nothing for a while makes no table stale: what it missed is written with a later reading.
+        """
         began = self._clock()
         listing = self._store.list()
         before, ended = self.seen, self._clock()
@@ -108,19 +128,33 @@ class TableWatcher:
             lags = asked(self._source, rows, lags)
         table = WatchedTable(rows, self._watch.history, ended - self._first, listing.malformed)
         whole = fleet_lag(lags)
-        moves = _moves(before.table, table, now, self.config)
-        self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total, whole.unread))
+        moves = (*before.unwritten, *_moves(before.table, table, now, self.config))
+        seen = evolve(before, at=now, table=table, lags=lags, trouble="", unwritten=(), refused="")
+        try:
+            self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total, whole.unread))
+        except HistoryError as refused:
+            seen = evolve(seen, unwritten=moves[-UNWRITTEN_MOST:], refused=str(refused))
+        try:
+            record, name = self._record, self.name
+            seen = evolve(seen, moves=record.moves(name), lag=record.lag(name), count=record.count(name))
+        except HistoryError as refused:
+            seen = evolve(seen, refused=str(refused))
         with self._lock:
-            self._seen = SeenFleet(now, table, lags)
+            self._seen = seen
 
     def state(self) -> dict[str, Any]:
         """Everything the page shows, as JSON values."""
         seen = self.seen
-        told = {"store": self.name, "at": seen.at, "trouble": seen.trouble, "rules": self.config.rules.name}
+        told = {
+            "store": self.name,
+            "at": seen.at,
+            "trouble": seen.trouble or seen.refused,
+            "rules": self.config.rules.name,
+        }
         if seen.table is None:
             return told | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
-        moves = [[move.at, move.key, move.before, move.after, move.rule] for move in self._record.moves(self.name)]
-        lag = [[point.at, point.most, point.total, point.unread] for point in self._record.lag(self.name)]
+        moves = [[move.at, move.key, move.before, move.after, move.rule] for move in seen.moves]
+        lag = [[point.at, point.most, point.total, point.unread] for point in seen.lag]
         return told | {
             "total": self._total(seen),
             "workers": self.workers(),
@@ -142,7 +176,7 @@ class TableWatcher:
             "lag_max": whole.most,
             "lag_sum": whole.total if whole.most is not None else None,
             "unread": whole.unread,
-            "moves": self._record.count(self.name),
+            "moves": seen.count,
         }
 
     def workers(self) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.tidings import Unread
 from leasehold.adapters.worker.worker import Worker
+from leasehold.stores.printable import said
 from leasehold.stores.protocol import StoreError
 
 RESTART_SECONDS = 1.0
@@ -109,6 +110,13 @@ class Process:
         while self._dead:
             self._tasks.sleep_until(math.inf)
 
+    def begins(self, name: str) -> None:
+        """A task is to begin; like a call, this may meet a mishap."""
+        try:
+            self._exchange.call(f"task.{name}", lambda: None)
+        except MemoryError as fault:
+            raise RuntimeError("can't start new thread: there is no memory for it") from fault
+
     def idle(self) -> None:
         """Stand still, and with its turns for ever once it plans no more: between two turns, where no lock is held."""
         self.stand_still()
@@ -132,7 +140,7 @@ class Process:
         """Remember a fault that nothing provides for."""
         if isinstance(fault, Killed):
             return  # the run is over
-        self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {fault!r}")
+        self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
 
     # Faults
 

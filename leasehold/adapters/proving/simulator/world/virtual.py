@@ -17,6 +17,9 @@ class Host(Protocol):
     def stand_still(self) -> None:
         """Wait while the process sleeps; for ever once it is dead."""
 
+    def begins(self, name: str) -> None:
+        """A task of this name is to begin. Raises RuntimeError if the process can have no more."""
+
     def idle(self) -> None:
         """Let the process stand still where a task waits for others."""
 
@@ -53,12 +56,18 @@ class VirtualTime:
         """A new one."""
         return VirtualQueue(self)
 
-    def start(self, name: str, work: Callable[[], None]) -> None:
+    def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Begin a task."""
+        self.host.begins(name)
 
         def begin() -> None:
             self.host.stand_still()
-            work()
+            try:
+                work()
+            except Killed:
+                raise
+            except BaseException as fault:  # noqa: BLE001  as of a thread
+                failed(fault)
 
         self.named[name] = self.tasks.start(begin)
 
@@ -99,7 +108,7 @@ class VirtualExecutor:
 
     def start(self, work: Callable[[], None]) -> None:
         """Begin it."""
-        self._side.start("leasehold-handle", work)
+        self._side.start("leasehold-handle", work, lambda fault: self._side.unforeseen("handle", fault))
 
     def withdraw(self, work: Callable[[], None]) -> bool:  # noqa: ARG002  nothing waits for a task
         """Return False: it has begun."""

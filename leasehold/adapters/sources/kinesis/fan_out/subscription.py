@@ -8,8 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing, suppress
-from threading import Event, Semaphore, Thread
+from threading import Event, Semaphore
 from typing import TYPE_CHECKING
+
+from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import said
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from botocore.eventstream import EventStream
@@ -34,8 +38,7 @@ class SubscriptionReceiver:
         self._closed = Event()
         self.began: float | None = None
         self.fault: Exception | None = None
-        self._thread = Thread(target=self._run, name="leasehold-fan-out", daemon=True)
-        self._thread.start()
+        self._thread = spawn("leasehold-fan-out", self._run, self._failed)
 
     @property
     def over(self) -> bool:
@@ -58,12 +61,13 @@ class SubscriptionReceiver:
             _unblock(self._stream)
 
     def _run(self) -> None:
-        try:
-            with closing(self._subscribe()) as stream:
-                self._stream, self.began = stream, self._clock()
-                self._receive(stream)
-        except Exception as error:  # noqa: BLE001  whatever ends a subscription is for its reader to explain
-            self.fault = error
+        with closing(self._subscribe()) as stream:
+            self._stream, self.began = stream, self._clock()
+            self._receive(stream)
+
+    def _failed(self, fault: BaseException) -> None:
+        """Whatever ends a subscription is for its reader to explain."""
+        self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
 
     def _receive(self, stream: "Stream") -> None:
         if self._closed.is_set():  # while the service was asked

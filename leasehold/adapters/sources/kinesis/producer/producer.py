@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock
 from typing import TYPE_CHECKING, Self, cast
 
 from attrs import define, frozen
@@ -22,8 +22,10 @@ from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap
 from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
 from leasehold.adapters.sources.kinesis.producer.values import Delivered, Late, Placed, Result, Settings
 from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.stores.fields import decimal
+from leasehold.stores.printable import text_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
@@ -117,8 +119,8 @@ class Producer:
         self._listing = self._closed = False
         self._fault: ProducerError | None = None
         self._pool = ThreadPoolExecutor(requests + 1, thread_name_prefix="leasehold-put")
-        self._pump = Thread(target=self._run, name="leasehold-produce", daemon=True)
-        self._pump.start()
+        # Nobody else would send what waits, nor tell those who wait.
+        self._pump = spawn("leasehold-produce", self._run, self._stop)
 
     def put(self, data: bytes, partition_key: str, explicit_hash_key: str | None = None) -> Writing:
         """Take a record, waiting for room if too many are under way.
@@ -201,12 +203,9 @@ class Producer:
         raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
 
     def _run(self) -> None:
-        try:
-            with self._work:
-                while not self._closed:
-                    self._work.wait(self._turn())
-        except BaseException as error:  # noqa: BLE001  nobody else would send what waits, nor tell those who wait
-            self._stop(error)
+        with self._work:
+            while not self._closed:
+                self._work.wait(self._turn())
 
     def _turn(self) -> float:
         """Start the requests that are due; return the seconds until something else will be."""
@@ -253,7 +252,7 @@ class Producer:
 
     def _stop(self, error: BaseException) -> None:
         with self._work:
-            self._fault = ProducerError(str(error) or type(error).__name__)
+            self._fault = ProducerError(text_of(error) or type(error).__name__)
             self._fault.__cause__ = error
             self._closed = True
             self._settle(self._core.abandon())

@@ -12,6 +12,7 @@ from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.kinesis.wire.forms import Unreadable, event_of, is_cbor, told_of
+from leasehold.stores.printable import said
 
 _MESSAGE_BYTES = 25 << 20  # at most; the service's own limits are lower
 _PRELUDE_BYTES = 12  # how long the message is, how long its headers are, and their checksum
@@ -91,7 +92,7 @@ def _whole(buffer: EventStreamBuffer) -> list[EventStreamMessage]:
     try:
         return list(buffer)
     except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
-        raise ResponseParserError(f"an event has headers that cannot be read: {odd!r}") from odd
+        raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
 
 
 def _size(data: bytes, begin: int) -> int:

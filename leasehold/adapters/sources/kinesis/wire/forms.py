@@ -11,6 +11,8 @@ import cbor2
 import orjson
 import pybase64
 
+from leasehold.stores.printable import said
+
 try:
     from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
 except ImportError:  # without librt, or with another than it was compiled for
@@ -111,7 +113,7 @@ def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
             if type(row["Data"]) is not bytes:
                 row["Data"] = _decoded(row["Data"])
     except (KeyError, TypeError, ValueError) as odd:
-        raise Unreadable(f"no record: {odd!r}") from odd
+        raise Unreadable(f"no record: {said(odd)}") from odd
     return rows
 
 

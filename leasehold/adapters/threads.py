@@ -1,4 +1,7 @@
-"""The scheduler of a real process: daemon threads, so that one that hangs cannot keep the process from ending."""
+"""Threads: how each of them begins and who is told when it fails, and the scheduler of a real process.
+
+Rule: no thread ends alone. What it raises goes to its owner, who ends the run with this reason, or begins another.
+"""
 
 import logging
 import math
@@ -20,6 +23,30 @@ that is just being started; then nothing ends the wait of the main thread, and t
 """
 
 
+def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException], object]) -> Thread:
+    """Begin a thread, a daemon: one that hangs does not keep the process from ending.
+
+    failed  told, in the thread, of whatever the work raises
+    Raises RuntimeError if the system has no thread or no memory left.
+    """
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as fault:  # noqa: BLE001  whatever it is, somebody waits for this thread
+            try:
+                failed(fault)
+            except BaseException:
+                log.exception("thread %s ended, and its owner could not be told", name)
+
+    thread = Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except MemoryError as fault:
+        raise RuntimeError("can't start new thread: there is no memory for it") from fault
+    return thread
+
+
 class ThreadScheduler:
     """Threads that wait by this clock, which counts seconds."""
 
@@ -37,9 +64,9 @@ class ThreadScheduler:
         """A new queue."""
         return ThreadQueue(self.clock)
 
-    def start(self, name: str, work: Callable[[], None]) -> None:
+    def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Begin a thread. Raises RuntimeError if the system has none left."""
-        Thread(target=work, name=name, daemon=True).start()
+        spawn(name, work, failed)
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Log the fault, with the task that raised it."""

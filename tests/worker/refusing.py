@@ -1,0 +1,77 @@
+"""A machine that refuses something for a while: from the n-th request for it on, and so many times.
+
+Descriptors by Python's own audit events, which come before each system call that they name: every library is refused.
+"""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import NoReturn
+from unittest.mock import patch
+
+from attrs import define
+
+THREAD, DESCRIPTOR = "thread", "descriptor"
+DESCRIPTORS = {"open", "socket.__new__", "sqlite3.connect"}
+
+
+@define
+class Refusal:
+    """What is refused: `kind` from the request of number `first` on, `count` times.
+
+    requests, refused  how many requests there were, and how many of them were refused
+    """
+
+    kind: str
+    first: int
+    count: int
+    requests: int = 0
+    refused: int = 0
+
+    def meet(self, event: str) -> None:
+        """Raises what the system would."""
+        kind = DESCRIPTOR if event in DESCRIPTORS else event
+        if kind != self.kind:
+            return
+        number = self.requests
+        self.requests += 1
+        if self.first <= number < self.first + self.count:
+            self.refused += 1
+            _refuse(kind)
+
+
+_now: Refusal | None = None
+
+
+def _refuse(kind: str) -> NoReturn:
+    if kind == THREAD:
+        raise RuntimeError("can't start new thread")
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def _heard(event: str, _about: tuple[object, ...]) -> None:
+    if _now is not None:
+        _now.meet(event)
+
+
+sys.addaudithook(_heard)  # there is no way to take one away again: it says nothing between tests
+
+
+@contextmanager
+def refusing(refusal: Refusal) -> Iterator[None]:
+    """While this lasts, whatever asks is counted, and perhaps refused."""
+    global _now  # noqa: PLW0603  a hook has no other place
+    start = Thread.start
+
+    def begin(thread: Thread) -> None:
+        refusal.meet(THREAD)  # Python has no audit event for it before 3.12
+        start(thread)
+
+    _now = refusal
+    try:
+        with patch.object(Thread, "start", begin):
+            yield
+    finally:
+        _now = None

@@ -1,0 +1,299 @@
+"""Law of conservation: once all is taken or dropped, room, calls, appointments and readers are as at the start.
+
+A state machine over the holders of a worker's room and credit: readings that share a room, a crew and an event loop,
+under any order of reading, handing over, failing, giving up, losing, releasing and forgetting.
+"""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+from attrs import define, field
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from virtual_fleet import Clock, FaultyStore, Kept, four_shards
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handlers.executors import Work
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.room import RECORD_BYTES, Room
+from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.writes import CreateLease
+
+SHARDS = 4
+STEPS_MOST = 400
+PLACES = st.integers(0, SHARDS - 1)
+
+pytestmark = pytest.mark.slow
+
+
+@define
+class Manual:
+    """A crew whose work the test does, when it likes."""
+
+    queue: list[Work] = field(factory=list)
+    begun: int = 0
+    stuck: bool = False
+    refuses: bool = False
+
+    def start(self, work: Work) -> None:
+        """Keep it, unless there is no thread."""
+        if self.refuses:
+            raise RuntimeError("can't start new thread")
+        self.queue.append(work)
+
+    def withdraw(self, work: Work) -> bool:
+        """Forget it."""
+        if work not in self.queue:
+            return False
+        self.queue.remove(work)
+        return True
+
+    def replace(self, work: Work) -> None:
+        """Nobody is at work."""
+
+    def close(self) -> None:
+        """There are no threads."""
+
+
+class CountedReader:
+    """A reader that raises behind an advance when it is told to, and counts itself."""
+
+    def __init__(self, inner: Reader, source: "CountedSource") -> None:
+        self.inner, self.source, self.closed = inner, source, False
+
+    def read(self) -> Batch:
+        """The next records; they are gone for this reader where it raises."""
+        assert not self.closed, "a reader that was closed is read"
+        batch = self.inner.read()
+        if self.source.raises:
+            fault = self.source.raises.pop()
+            raise fault
+        return batch
+
+    def close(self) -> None:
+        """Once."""
+        assert not self.closed, "a reader is closed twice"
+        self.closed = True
+        self.source.open_now -= 1
+
+
+@define
+class CountedSource(ListSource):
+    """Counts the readers that are open."""
+
+    open_now: int = 0
+    raises: list[Exception] = field(factory=list)
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """One more."""
+        self.open_now += 1
+        return CountedReader(super().open(lease, start), self)
+
+
+class Conservation(RuleBasedStateMachine):
+    """What a worker holds for its readings, and all that may become of it."""
+
+    @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
+    def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
+        """Four held shards of twelve records each."""
+        self.clock, self.store, self.crew, consumer = Clock(), FaultyStore(), Manual(), Kept()
+        self.source = CountedSource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
+        for each in four_shards():
+            self.store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
+        self.worker = Worker(
+            store=self.store,
+            source=self.source,
+            me="a-1",
+            config=Config(initial_position=TRIM_HORIZON, lease_seconds=1e6),
+            consumer=consumer,
+            clock=self.clock,
+            process="p-1",
+        )
+        for _ in range(10):
+            self.clock.now = max(self.clock.now, self.worker.turn(self.clock.now))
+            if len(consumer.begun) == SHARDS:
+                break
+        assert len(consumer.begun) == SHARDS
+        self.ended: list[BaseException] = []
+        self.handovers = Handovers(self.crew, end=self.ended.append)
+        # So little that batches push each other out.
+        self.room = Room((size + 1) * RECORD_BYTES if narrow else math.inf)
+        self.outcomes: list[str] = []
+        self.handled: dict[str, list[str]] = {}
+        handling = Handling(
+            self.later if asynchronous else self.handle,
+            attempts=2,
+            bench_seconds=0.0,
+            checkpoint_seconds=0.0,
+            least_wait_seconds=1.0,
+            slow_seconds=5.0,
+            handler_seconds=20.0,
+            dead_letter=self.bury if letters else None,
+        )
+        self.holdings = consumer.begun
+        self.readings = [
+            ShardReading(self.worker, holding, handling, self.room, self.handovers) for holding in self.holdings
+        ]
+        self.dues = [self.clock.now] * SHARDS
+
+    # What handlers do
+
+    def handle(self, delivery: Delivery) -> None:
+        """As the test says, or everything is done."""
+        what = self.outcomes.pop() if self.outcomes else "done"
+        if what == "raises":
+            raise ValueError(what)
+        if what == "answers":
+            return what  # type: ignore[return-value]  # a user's function may
+        self.handled.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
+        return None
+
+    async def later(self, delivery: Delivery) -> None:
+        """Likewise, after a moment."""
+        await asyncio.sleep(0)
+        self.handle(delivery)
+
+    def bury(self, _delivery: Delivery, _error: Exception) -> None:
+        """It takes any."""
+
+    # What happens
+
+    @rule(place=PLACES, times=st.integers(1, 3))
+    def step(self, place: int, times: int) -> None:
+        """A reading is called, when it is due or by whoever hurries it."""
+        for _ in range(times):
+            if self.dues[place] < math.inf:
+                self.step_at(place)
+
+    @rule(times=st.integers(1, 4))
+    def flow(self, times: int) -> None:
+        """All goes on for a while, as it mostly does."""
+        for _ in range(times):
+            for place in range(SHARDS):
+                self.step(place, 1)
+            while self.crew.queue:
+                self._work(0)
+            self.clock.now += 0.5
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        """The clock goes on."""
+        self.clock.now += seconds
+
+    @rule(what=st.sampled_from(["raises", "answers", "done"]))
+    def next_call(self, what: str) -> None:
+        """The next call of a handler ends like this."""
+        self.outcomes.append(what)
+
+    @rule(last=st.booleans())
+    def work(self, *, last: bool) -> None:
+        """A thread takes the first call that waits, or the last."""
+        if self.crew.queue:
+            self._work(-1 if last else 0)
+
+    @rule(fault=st.sampled_from([SourceUnavailable("slow down"), MemoryError(), ValueError("odd")]))
+    def fault_of_source(self, fault: Exception) -> None:
+        """The next reading raises, behind its advance."""
+        self.source.raises.append(fault)
+
+    @rule(place=PLACES)
+    def steal(self, place: int) -> None:
+        """The lease is lost."""
+        self.holdings[place].drop("stolen")
+
+    @rule(place=PLACES)
+    def release(self, place: int) -> None:
+        """The lease is to be released."""
+        self.holdings[place].ask_release()
+
+    @rule(down=st.booleans())
+    def store_is(self, *, down: bool) -> None:
+        """The table answers, or does not."""
+        self.store.down = down
+
+    @rule(stuck=st.booleans(), refuses=st.booleans())
+    def crew_is(self, *, stuck: bool, refuses: bool) -> None:
+        """All threads hang, or the system has no more."""
+        self.crew.stuck, self.crew.refuses = stuck, refuses
+
+    def step_at(self, place: int) -> None:
+        """As a guarded step: what it raises is for its guard."""
+        try:
+            self.dues[place] = self.readings[place].step(self.clock.now)
+        except (MemoryError, ValueError):
+            self.dues[place] = self.clock.now
+
+    def _work(self, place: int) -> None:
+        work = self.crew.queue.pop(place)
+        calls = dict(self.handovers._at_work)  # noqa: SLF001  what is given back is the point
+        work()
+        for each in calls.values():
+            self._wait(each)
+
+    def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
+        """An awaited call ends on the loop, in a moment."""
+        while call.begun is not None and not call.over:
+            pass
+
+    # What stays so
+
+    @invariant()
+    def room_is_what_is_held(self) -> None:
+        """Never more or less is counted than the slots hold."""
+        if hasattr(self, "room"):
+            room = self.room
+            assert room.used_bytes == sum(room._taken.values())  # noqa: SLF001  likewise
+            assert set(room._spare) <= set(room._taken)  # noqa: SLF001  likewise
+            assert not set(room._waiting) & set(room._taken)  # noqa: SLF001  likewise
+
+    @invariant()
+    def nothing_is_behind_a_checkpoint_unhandled(self) -> None:
+        """The first law holds meanwhile."""
+        if hasattr(self, "room"):
+            for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
+                done = self.handled.get(row.key, [])
+                if row.checkpoint.numbered and not self.letters:
+                    owed = [str(number) for number in range(100, int(row.checkpoint.sequence) + 1)]
+                    assert set(owed) <= set(done)
+
+    @property
+    def letters(self) -> bool:
+        """Whether records may be buried."""
+        return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
+
+    def teardown(self) -> None:
+        """Everything is dropped, in whatever state it is, and nothing of it is left."""
+        if not hasattr(self, "room"):
+            return
+        self.store.down = self.crew.stuck = self.crew.refuses = False
+        self.source.raises.clear()
+        self.outcomes.clear()
+        for holding in self.holdings:
+            holding.ask_release()
+        for _ in range(STEPS_MOST):
+            while self.crew.queue:
+                self._work(0)
+            self.clock.now += 1.0
+            going = [place for place in range(SHARDS) if self.dues[place] < math.inf]
+            for place in going:
+                self.step_at(place)
+            if not going:
+                break
+        self.handovers.close()
+        left = self.handovers._at_work, self.crew.queue, self.room.held, self.room._waiting, self.room._spare  # noqa: SLF001
+        assert [list(each) for each in left] == [[]] * 5
+        assert (self.room.used_bytes, self.source.open_now) == (0, 0)
+        assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
+        assert [each for each in self.dues if each < math.inf] == []
+
+
+Conservation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestConservation = Conservation.TestCase

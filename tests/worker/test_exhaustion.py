@@ -1,0 +1,161 @@
+"""Whatever the system refuses for a while, at whatever step: nothing is skipped, nothing is held unread, all goes on.
+
+A real worker with threads of the machine's is run once to count what it asks of the system, and then once for each of
+these requests, from which on so many are refused.
+"""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+from refusing import DESCRIPTOR, THREAD, Refusal, refusing
+from virtual_fleet import four_shards
+
+from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.letters.boxes import dead_letters
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.writes import CreateLease
+
+WAIT = 30.0
+SHARDS, RECORDS, PIECE = 4, 6, 3
+STARTS_MOST = 8
+"""A supervisor would have started the worker so often, at the most: each time the worker said why it has ended."""
+
+ENDED = (WorkerError, StoreError, SourceError, RuntimeError)
+
+pytestmark = [
+    pytest.mark.slow,
+    # asyncio leaves a loop half made where it is refused a descriptor, and says so as it is collected.
+    pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@define
+class Handled:
+    """What handlers are done with, by shard."""
+
+    folder: Path
+    asynchronous: bool
+    done: dict[str, list[int]] = field(factory=dict)
+    all: threading.Event = field(factory=threading.Event)
+    lock: threading.Lock = field(factory=threading.Lock)
+
+    @property
+    def handler(self) -> Callable[[Delivery], object]:
+        """A plain function, or one to be awaited."""
+        return self.later if self.asynchronous else self.at_once
+
+    def at_once(self, delivery: Delivery) -> None:
+        """Done."""
+        with self.lock:
+            done = self.done.setdefault(delivery.shard, [])
+            done += [int(record.sequence_number) for record in delivery.records]
+            if {shard: set(each) for shard, each in self.done.items()} == {
+                f"s-{number}": set(range(100, 100 + RECORDS)) for number in range(SHARDS)
+            }:
+                self.all.set()
+
+    async def later(self, delivery: Delivery) -> None:
+        """Done, after a moment."""
+        await asyncio.sleep(0)
+        self.at_once(delivery)
+
+
+def started(store: Store, handled: Handled, refusal: Refusal) -> str:
+    """Run a worker until everything is handled or it ends by itself; why it has ended, "" if it was told to."""
+    shelves = (ShardRecords(records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
+    source = ListSource(four_shards(), {f"s-{number}": shelf for number, shelf in enumerate(shelves)})
+    config = Config(initial_position=TRIM_HORIZON, lease_seconds=10.0)
+    why, runners, begun = list[str](), list[Runner](), threading.Event()
+
+    def program() -> None:
+        with refusing(refusal):
+            try:
+                worker = Worker(store=store, source=source, me="a-1", config=config)
+                handling = Handling(
+                    handled.handler,
+                    attempts=3,
+                    dead_letter=dead_letters(f"file://{handled.folder}"),
+                    bench_seconds=0.05,
+                    most_wait_seconds=0.02,
+                )
+                runners.append(Runner(worker, handling, readers=2, writers=2, drain_seconds=5.0))
+                begun.set()
+                runners[0].run()
+            except ENDED as fault:
+                why.append(str(fault))
+
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start()
+    until = time.monotonic() + WAIT
+    while thread.is_alive() and not handled.all.wait(0.01) and time.monotonic() < until:
+        pass
+    if begun.is_set():
+        runners[0].stop()
+    thread.join(WAIT)
+    assert not thread.is_alive(), "the worker hangs"
+    return why[0] if why else ""
+
+
+def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
+    """Run it under this refusal, as a supervisor would; how many requests of the kind there were."""
+    store, refusal, reasons = MemoryStore(), Refusal(kind, first, count), list[str]()
+    for shard in four_shards():
+        store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
+    while not handled.all.is_set():
+        reasons.append(started(store, handled, refusal))
+        assert reasons[-1] or handled.all.is_set(), "it has ended without a reason"
+        assert len(reasons) <= STARTS_MOST, reasons
+    assert refusal.refused > 0 or first >= refusal.requests
+    rows = {lease.key: (lease.owner, lease.checkpoint) for lease in store.list().leases}
+    assert {owner for owner, _ in rows.values()} == {None}, reasons
+    for shard, done in handled.done.items():
+        assert sorted(set(done)) == list(range(100, 100 + RECORDS)), "a record is missing"
+        assert rows[shard][1] in {TRIM_HORIZON, Position("102"), Position("105")}
+        firsts = [number for place, number in enumerate(done) if number not in done[:place]]
+        assert firsts == sorted(firsts), "out of order"
+    assert list(handled.folder.glob("*.json")) == [], "what the system refuses is no fault of a record"
+    return refusal.requests
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Faults are waited for a moment."""
+    monkeypatch.setattr("leasehold.adapters.reading.appointments.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.reading.guarding.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.reading.guarding.EXCLUDED_SECONDS", 0.05)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_of_whom: 0.0)
+    before = set(threading.enumerate())
+    logging.disable(logging.CRITICAL)  # what is logged is kept, and the half of a loop with it
+    yield
+    logging.disable(logging.NOTSET)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT)
+        assert not thread.is_alive(), f"{thread.name} is left"
+    gc.collect()
+
+
+@pytest.mark.parametrize("count", [2])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])
+def test_whatever_is_refused_for_a_while_all_goes_on(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
+    """A worker would freeze, hold shards that it does not read, or bury records that nothing is the matter with."""
+    requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
+    assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
+    for first in range(requests):
+        goes_on(Handled(tmp_path, asynchronous), kind, first, count)
