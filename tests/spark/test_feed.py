@@ -41,7 +41,10 @@ def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
 
 
 def a_feed(
-    stream: Stream, shelf: ReadAheadState, clock: Callable[[], float] = lambda: 0.0
+    stream: Stream,
+    shelf: ReadAheadState,
+    clock: Callable[[], float] = lambda: 0.0,
+    left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
 ) -> tuple[Worker, ShardPrefetcher]:
     """The feed of the only shard of this stream, its worker having just taken the lease."""
     hands = Hands()
@@ -50,7 +53,7 @@ def a_feed(
     due = 0.0
     for _ in range(3):  # it looks, makes the lease, and takes it
         due = worker.turn(due)
-    return worker, ShardPrefetcher(worker, hands.held[0], shelf, lambda _feed: None)
+    return worker, ShardPrefetcher(worker, hands.held[0], shelf, left)
 
 
 def a_shelf() -> ReadAheadState:
@@ -141,6 +144,20 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
     assert before is not None
     assert before > 5
     assert feed.holding.throughput.average(300.0) == before
+
+
+@pytest.mark.parametrize(("rows", "size"), [(100, 1 << 20), (10_000, 100)], ids=["rows", "bytes"])
+def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> None:
+    """Without it a query of more shards than rows may wait would hold them all, and read none."""
+    shelf = a_shelf()
+    shelf.pace, shelf.feeds = evolve(shelf.pace, rows=rows, bytes=size), 101
+    _, feed = a_feed(Stream({"a": ["x"] * 30}), shelf)
+    found = 0
+    for now in range(9):
+        feed.step(float(now))
+        chunk = feed.take(10_000, 1 << 20)
+        found += chunk.count if chunk is not None else 0
+    assert found == 30
 
 
 def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:

@@ -27,6 +27,7 @@ from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import READERS_MOST, Address, LeaseOptions
 from leasehold.adapters.spark.readers import executors, jobs, keeping, way
 from leasehold.adapters.spark.readers import pool as pool_module
+from leasehold.adapters.spark.readers.children import ReaderChildren
 from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
 from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
 from leasehold.adapters.spark.readers.keeping import KeptReaders
@@ -371,6 +372,70 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
         told.get(timeout=PATIENCE)
     readers.close()
     assert waits[:5] == ([0.001] * 5 if fresh else [0.001, 0.002, 0.004, 0.008, 0.016])
+
+
+def test_a_reader_that_cannot_be_started_is_started_later() -> None:
+    """Without it a moment without memory or descriptors would cost a query a reader for as long as it runs."""
+    faults, told = [OSError("no descriptor"), MemoryError(), BlockingIOError("no fork")], Queue[str]()
+    lives, over = Event(), Event()
+
+    class Refused(KeptReaders):
+        def _live(self, place: int) -> str:
+            if faults:
+                raise faults.pop(0)
+            lives.set()
+            assert over.wait(PATIENCE)
+            return f"{place}"
+
+        def _end(self) -> None:
+            over.set()
+
+        def _tell(self, text: str) -> None:
+            told.put(text)
+
+    readers = Refused(1)
+    readers.begin()
+    assert lives.wait(PATIENCE)
+    readers.close()
+    whys = ("OSError: no descriptor", "MemoryError: ", "BlockingIOError: no fork")
+    assert [told.get_nowait() for _ in whys] == [
+        f"reader 0 ended with {why}, starting another in 0.0 s" for why in whys
+    ]
+
+
+def test_children_that_are_just_starting_are_ended_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the end of a query would raise, and its source, its table and its other readers stay open."""
+    readers, killed = ReaderChildren(2, a_spec()), list[str]()
+
+    def a_process(name: str) -> SimpleNamespace:
+        def kill() -> None:
+            killed.append(name)
+            readers._processes[len(killed)] = a_process("late")  # type: ignore[assignment]  # noqa: SLF001  as a thread does
+
+        return SimpleNamespace(kill=kill)
+
+    monkeypatch.setattr(readers, "_processes", {0: a_process("first")})
+    readers.begin = lambda: None  # type: ignore[method-assign]
+    readers._end()  # noqa: SLF001  as `close` does
+    assert killed == ["first"]
+
+
+def test_readers_that_could_not_all_begin_hold_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it readers would be started again and again for a query that was refused."""
+    session = Session()
+
+    def refused(readers: ReaderJobs) -> None:
+        KeptReaders.begin(readers)
+        started(session, 2)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ReaderJobs, "begin", refused)
+    with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(listener.place)
+        connection.sendall(WISH.pack(2, 1) + b"x")
+        assert session.cancelled.get(timeout=PATIENCE)
+    assert session.jobs.empty()
 
 
 class Doubling(Backoff):

@@ -77,7 +77,8 @@ class LeaseLoop:
         """Release what is held, within a bounded time."""
         self._shelf.ending = True
         self._runner.stop()
-        self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner says itself what it could not release in time
+        if self._thread_of_all.ident is not None:  # a query may end before it has joined the group
+            self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner says itself what it could not release in time
         if self._thread_of_all.is_alive():
             log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
         self._exports.close()

@@ -50,7 +50,10 @@ class KeptReaders:
         pause = Backoff(*AGAIN_SECONDS)
         while not self._over.is_set():
             began = monotonic()
-            status = self._live(place)
+            try:
+                status = self._live(place)
+            except Exception as fault:  # noqa: BLE001  no fork, no descriptor, no memory: there may be one later
+                status = f"{type(fault).__name__}: {fault}"
             if monotonic() - began > AGAIN_SECONDS[1]:
                 pause.reset()  # it read well: a query of months loses some
             if not self._over.is_set():
