@@ -151,9 +151,9 @@ class Feeding(Reading):
 
     keys = "a"
 
-    @initialize()
-    def join(self) -> None:
-        """Hold the shard from its beginning on."""
+    @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]))
+    def join(self, done: int) -> None:
+        """Hold the shard from its beginning on, or from where an earlier run committed it; that may be its end."""
         self.begin()
         self.shelf = ReadAheadState(
             evolve(pace(), columns=self.made.columns, rows=ROOM),
@@ -163,7 +163,11 @@ class Feeding(Reading):
             measure=self._measure,
             feeds=1,
         )
-        self.committed, self.handed, self.ends = TRIM_HORIZON, list[int](), list[Position]()
+        self.committed = Position(str(done), token=f"@{done}") if done else TRIM_HORIZON
+        if done > PAGE:
+            self.committed = SHARD_END
+            self.split("a")
+        self.handed, self.ends = [behind(self.committed, self.stream, "a")], list[Position]()
         self.left, self.store_faults = 0, 0
         self.worker, self.feed = a_feed(self.stream, self.shelf, lambda: self.now, self._left)
         self.over = False
@@ -197,10 +201,12 @@ class Feeding(Reading):
         """Its thread calls it, as often as it wants to be called."""
         for _ in range(count):
             self.now += 0.1
+            lost, before = self.feed.holding.lost.is_set(), self.stream.readings
             try:
                 due = self.feed.step(self.now)
             except Refused:
                 due = self.now + 5.0  # as whoever calls the steps does
+            assert not lost or (due, self.stream.readings) == (math.inf, before)
             if due == math.inf:
                 self.over = True
                 return
@@ -218,7 +224,7 @@ class Feeding(Reading):
         found, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
         assert found == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
         assert len(found) <= count
-        assert before == (self.handed[-1] if self.handed else behind(self.committed, self.stream, "a"))
+        assert before == self.handed[-1]
         self.handed.append(before + len(found))
         self.ends.append(chunk.ends)
 
@@ -265,9 +271,12 @@ class Feeding(Reading):
         self.store_faults = faults
         read = max((reader.at for reader in self.stream.readers), default=0)
         committed = behind(self.committed, self.stream, "a")
-        assert behind(lease.checkpoint, self.stream, "a") <= committed <= max(self.handed, default=0) <= read
+        assert behind(lease.checkpoint, self.stream, "a") <= committed <= self.handed[-1]
         assert not lease.checkpoint.ended or self.committed.ended
+        assert self.handed[-1] == self.handed[0] or self.handed[-1] <= read
         assert self.feed.waiting[0] <= ROOM + PAGE
+        assert self.feed.opened >= (self.feed.held is not None)
+        assert self.feed.opened or not self.stream.open_readers
 
     @invariant()
     def whoever_has_left_has_closed(self) -> None:
@@ -292,7 +301,7 @@ class Feeding(Reading):
             if self.ends:
                 self.commit(len(self.ends))
         else:
-            assert max(self.handed, default=0) == len(self.stream.records["a"])
+            assert self.handed[-1] == len(self.stream.records["a"])
             assert "a" not in self.stream.children
             (lease,) = self.worker.store.get(["a"])
             assert behind(lease.checkpoint, self.stream, "a") == len(self.stream.records["a"])

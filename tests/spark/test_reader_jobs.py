@@ -4,6 +4,8 @@ import logging
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -229,6 +231,61 @@ def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
         except ConnectionResetError:
             left = b""
         assert (room, left, session.started) == ((2, 4), b"", [])
+
+
+def test_a_query_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each query that hangs as it begins would keep a thread and a descriptor of the program."""
+    monkeypatch.setattr(jobs, "REQUEST_SECONDS", 0.05)
+    with listening(Session()) as listener, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(listener.place)
+        assert len(connection.makefile("rb").read()) == ROOM.size
+
+
+def test_a_program_that_says_nothing_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without it a query would hang as it begins, without a word, where the program hangs."""
+    monkeypatch.setattr(executors, "CONNECT_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "s"))
+        mute.listen()
+        with pytest.raises(ValueError, match="does not answer"):
+            ExecutorReaders(str(tmp_path / "s"))
+
+
+def test_a_program_that_forks_listens_on() -> None:
+    """Without it the end of any child of the program would take the socket away from its queries."""
+    told = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout
+    assert told == "True\n"
+
+
+FORKS = """
+import os, sys
+from leasehold.adapters.spark.readers.jobs import listener
+place = listener().place
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(os.path.exists(place))
+"""
+
+
+def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the end of a query would hang with one of its readers."""
+    monkeypatch.setattr(keeping, "END_SECONDS", 0.05)
+    over = Event()
+
+    class Stuck(KeptReaders):
+        def _live(self, place: int) -> str:
+            over.wait()
+            return f"{place}"
+
+        def _end(self) -> None:
+            """It does not."""
+
+    readers = Stuck(2)
+    readers.begin()
+    readers.close()
+    over.set()
 
 
 def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
