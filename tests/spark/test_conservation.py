@@ -151,10 +151,11 @@ class Feeding(Reading):
 
     keys = "a"
 
-    @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]))
-    def join(self, done: int) -> None:
+    @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]), end=st.sampled_from(["asked away", "stolen"]))
+    def join(self, done: int, end: str) -> None:
         """Hold the shard from its beginning on, or from where an earlier run committed it; that may be its end."""
         self.begin()
+        self.end = end
         self.shelf = ReadAheadState(
             evolve(pace(), columns=self.made.columns, rows=ROOM),
             Condition(),
@@ -247,7 +248,7 @@ class Feeding(Reading):
         if not self.store_faults and not self.over:
             self.worker.renew(self.now)
 
-    @precondition(lambda self: not self.over and len(self.handed) > 3)
+    @precondition(lambda self: not self.over and len(self.handed) > 1)
     @rule(how=st.sampled_from(["asked away", "stolen", "denied"]))
     def leave(self, how: str) -> None:
         """The lease is wanted elsewhere, or cannot be read here."""
@@ -259,7 +260,7 @@ class Feeding(Reading):
         else:
             lease = self.worker.store.get(["a"])[0]
             assert lease.ended or isinstance(self.worker.store.write(StealLease(lease, "thief")), Done)
-            self.worker.renew(self.now)
+            assert self.feed.holding.renew() == lease.ended
 
     @invariant()
     def marks_follow_one_another(self) -> None:
@@ -306,7 +307,8 @@ class Feeding(Reading):
             (lease,) = self.worker.store.get(["a"])
             assert behind(lease.checkpoint, self.stream, "a") == len(self.stream.records["a"])
         self.shelf.ending = True
-        self.feed.holding.ask_release()
+        if not self.over:
+            self.leave(self.end)
         for _ in range(3):
             if not self.over:
                 self.step(1)

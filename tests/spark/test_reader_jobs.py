@@ -33,6 +33,7 @@ from leasehold.adapters.spark.readers.children import ReaderChildren
 from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
 from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
 from leasehold.adapters.spark.readers.keeping import KeptReaders
+from leasehold.adapters.spark.readers.messages import Hello, line_of
 from leasehold.adapters.spark.readers.shelf import ReaderSpec
 from leasehold.adapters.spark.registration import register
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -422,12 +423,21 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
         def _tell(self, text: str) -> None:
             told.put(text)
 
+    waited = list[float]()
+
+    class Noted(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(round(timeout or 0.0, 4))
+            return super().wait(0.0)
+
     monkeypatch.setattr(Doubling, "waits", waits)
+    monkeypatch.setattr(keeping, "Event", Noted)
     readers = Dying(1)
     readers.begin()
     for _ in range(5):
         told.get(timeout=PATIENCE)
     readers.close()
+    assert waited[:4] == waits[:4]
     assert waits[:5] == ([0.001] * 5 if fresh else [0.001, 0.002, 0.004, 0.008, 0.016])
 
 
@@ -633,9 +643,16 @@ def test_the_number_of_readers_on_the_machine_itself(
     monkeypatch.setattr(way, "ReaderChildren", Children)
     monkeypatch.setattr(way, "cpu_count", lambda: processors)
     readers = way.QueryReaders(a_spec().stock, lease({"lease.readers": "auto"}), Address(HOST, HOST))
-    readers.begin(lambda _key: None)
+    keys = Queue[str]()
+    readers.begin(keys.put)
+    with socket.create_connection((HOST, readers.pool.port), PATIENCE) as peer:
+        peer.sendall(readers.pool.token + line_of(Hello(HOST, 1, bytes(32))))
+        readers.open(Lease("a"), TRIM_HORIZON)
+    assert keys.get(timeout=PATIENCE) == "a"
     readers.close()
     assert numbers == [number]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, readers.pool.port), PATIENCE)
 
 
 @pytest.mark.parametrize("text", ["many", "16", "-1", "1.5", "0x2"])

@@ -92,7 +92,7 @@ def test_what_is_reported_is_taken_in_whole_pieces_that_say_their_ranges() -> No
     assert opening.read().behind_seconds is None  # nothing new, so nothing was answered
     buffer.put(Chunk(batch.rows, Position("9")))  # type: ignore[attr-defined]  # it is one of columns
     assert buffer.take(2, 1 << 20) is None
-    first, rest = buffer.take(7, 1 << 20), buffer.take(9, 1 << 62)
+    first, rest = buffer.take(6, 600), buffer.take(9, 1 << 62)  # neither a row nor a byte more
     assert first is not None
     assert rest is not None
     told = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
