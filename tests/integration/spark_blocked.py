@@ -28,6 +28,7 @@ from standins.spark import spark_session
 
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.spark.pipeline.run import begun
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -115,10 +116,10 @@ def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
     )
     thread = Thread(target=rival.run)
     with spark_session(1) as spark:
-        query = _Started(spark, ground, sink, folder)
+        query = begun(lambda: _start(spark, ground, sink, folder))
         thread.start()
         try:
-            _until(lambda: query.runs() and _shares(ground) == EVEN, "an even split")
+            _until(lambda: query.isActive and _shares(ground) == EVEN, "an even split")
             blocking.set()
             sent = list(rows(SENT))
             for at in range(0, SENT, 500):
@@ -126,28 +127,15 @@ def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
             return _watched(ground, spark, robber, seconds)
         finally:
             going_on.set()
-            query.running.stop()
+            query.stop()
             rival.stop()
             thread.join()
 
 
-class _Started:
-    """The query, started again where the machine is too busy to start Python in time."""
-
-    def __init__(self, spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> None:
-        self._spark, self._ground, self._sink, self._folder = spark, ground, sink, folder
-        self.running = self._start()
-
-    def _start(self) -> StreamingQuery:
-        stream = self._spark.readStream.format(self._ground.format).options(**_options(self._ground)).load()
-        writer = stream.writeStream.option("checkpointLocation", str(self._folder / "progress"))
-        return writer.foreachBatch(self._sink).start()
-
-    def runs(self) -> bool:
-        """Whether it does."""
-        if not self.running.isActive:
-            self.running = self._start()
-        return self.running.isActive
+def _start(spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> StreamingQuery:
+    stream = spark.readStream.format(ground.format).options(**_options(ground)).load()
+    writer = stream.writeStream.option("checkpointLocation", str(folder / "progress"))
+    return writer.foreachBatch(sink).start()
 
 
 def _options(ground: Ground) -> dict[str, str]:

@@ -32,6 +32,7 @@ from attrs import asdict, define, frozen
 from flights import Row, to_stderr
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import LATE
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
@@ -39,6 +40,7 @@ from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left
 from standins.spark import ON_CLUSTER, SOON, spark_session
 
 from leasehold.adapters.demo.child import Child
+from leasehold.adapters.spark.pipeline.run import begun
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60
@@ -91,9 +93,13 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
         dies = how.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
         given = dict(each.split("=", 1) for each in words)
-        writer = spark.readStream.format(source).options(**given).load().writeStream.foreachBatch(sink)
-        writer = writer.option("checkpointLocation", str(folder / "progress"))
-        query = (writer if dies else writer.trigger(availableNow=True)).start()
+
+        def start() -> StreamingQuery:
+            writer = spark.readStream.format(source).options(**given).load().writeStream.foreachBatch(sink)
+            writer = writer.option("checkpointLocation", str(folder / "progress"))
+            return (writer if dies else writer.trigger(availableNow=True)).start()
+
+        query = begun(start)
         try:
             query.awaitTermination()
         except StreamingQueryException:

@@ -11,12 +11,13 @@ import time
 from threading import Event, Thread
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.spark import register
+from leasehold.adapters.spark.pipeline.run import begun
 from leasehold.adapters.spark.pipeline.session import SETTINGS
 
 PATIENCE = 400.0
-LATE = "Python worker failed to connect back"
 
 
 def say(what: object) -> None:
@@ -42,9 +43,12 @@ def main(master: str, stream: str, endpoint: str, folder: str, readers: str) -> 
         "lease.store": f"sqlite:///{folder}/leases.db",
         "lease.readers": readers,
     }
-    writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.foreachBatch(land)
-    writer = writer.option("checkpointLocation", f"{folder}/progress")
-    query = writer.start()
+
+    def start() -> StreamingQuery:
+        writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.foreachBatch(land)
+        return writer.option("checkpointLocation", f"{folder}/progress").start()
+
+    query = begun(start)
     asked = Event()
 
     def hear() -> None:
@@ -53,10 +57,7 @@ def main(master: str, stream: str, endpoint: str, folder: str, readers: str) -> 
 
     Thread(target=hear, daemon=True).start()
     while not asked.wait(0.2):
-        if not query.isActive:
-            # A machine that is all too busy may not start Python within Spark's ten seconds.
-            assert LATE in str(query.exception()), query.exception()
-            query = writer.start()
+        assert query.isActive, query.exception()
     query.stop()
     deadline = time.monotonic() + PATIENCE
     while (left := spark.sparkContext.statusTracker().getActiveJobsIds()) and time.monotonic() < deadline:

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
 from leasehold.adapters.spark.chunks import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
@@ -31,8 +31,12 @@ class Stream:
     silent   shards whose readings are not even answered
     throttled, unreachable
              how many readings of the next reader of a shard are not answered, and how many openings fail
+    late     how many of the next readings of a shard advance its reader, and raise then
+    denied   shards that cannot be read with these credentials, whoever opens them
     trimmed  the number up to which a shard's records are gone
     numbers  whether what is latest is told as a number, as event hubs do, or as a time
+    tokens   whether each record has one, without which nobody may open a shard behind it
+    readers  every reader that was opened; of each is known whether it was closed
     """
 
     records: dict[str, list[str]]
@@ -41,9 +45,14 @@ class Stream:
     silent: set[str] = Factory(set)
     throttled: Counter[str] = Factory(Counter)
     unreachable: Counter[str] = Factory(Counter)
+    late: Counter[str] = Factory(Counter)
+    denied: set[str] = Factory(set)
     trimmed: Counter[str] = Factory(Counter)
     numbers: bool = False
+    tokens: bool = False
     readings: int = 0
+    readers: "list[FakeReader]" = Factory(list)
+    closed: bool = False
     opened: list[tuple[str, int]] = Factory(list)
     stream: str = ""
 
@@ -73,42 +82,69 @@ class Stream:
 
     def open(self, lease: Lease, start: Position) -> "FakeReader":
         """From just after there, or the oldest record."""
+        assert not start.ended, "nothing is behind the end"
+        assert not self.tokens or start.token == (f"@{start.sequence}" if start.numbered else ""), start
         self.opened.append((lease.shard, lease.epoch))
         if self.unreachable[lease.shard] > 0:
             self.unreachable[lease.shard] -= 1
             raise SourceUnavailable("the service asks to slow down")
+        if lease.shard in self.denied:
+            raise SourceError("these credentials may not read it")
         at = int(start.sequence) if start.numbered else 0
-        return FakeReader(self, lease.shard, max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0))
+        reader = FakeReader(self, lease.shard, max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0))
+        self.readers.append(reader)
+        return reader
+
+    @property
+    def open_readers(self) -> list[str]:
+        """The shards of the readers that nobody has closed."""
+        return [reader.shard for reader in self.readers if not reader.closed]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Its readers are closed before."""
+        self.closed = True
 
 
-@define
+@define(eq=False)
 class FakeReader:
-    """Reads pages of a shard; the number of a record is its place, from 1."""
+    """Reads pages of a shard; the number of a record is its place, from 1. A shard ends behind its last page."""
 
     stream: Stream
     shard: str
     at: int
     throttled: int = 0
+    closed: bool = False
 
     def read(self) -> Batch:
         """A page at most."""
+        assert not self.closed, "a reader that is closed reads no more"
         self.stream.readings += 1
         self.throttled -= 1
         if self.throttled >= 0 or self.shard in self.stream.silent:
             return Batch((), None, None, 0.01)
         texts = self.stream.records[self.shard][self.at : self.at + PAGE]
+        if self.stream.late[self.shard] > 0:
+            self.stream.late[self.shard] -= 1
+            self.at += len(texts)
+            raise SourceUnavailable("the answer was cut off")
         if self.shard in self.stream.refuses or not texts:
-            ended = self.shard in self.stream.children
-            return Batch((), None, 0.0, 0.01, ended=ended and not texts)
-        found = tuple(Record(text.encode(), str(self.at + place)) for place, text in enumerate(texts, 1))
+            ended = self.shard in self.stream.children and not texts
+            return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
+        found = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
         return Batch(found, found[-1].position, (len(self.stream.records[self.shard]) - self.at) / 1000, 0.01)
 
+    def _record(self, number: int, text: str) -> Record:
+        return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")
+
+    @property
+    def _children(self) -> tuple[Shard, ...]:
+        return tuple(Shard(child, parents=(self.shard,)) for child in self.stream.children[self.shard])
+
     def close(self) -> None:
-        """Nothing is open."""
+        """Once."""
+        assert not self.closed, "it was closed before"
+        self.closed = True
 
 
 class Mortal:

@@ -2,16 +2,19 @@
 
 import json
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from attrs import define, field
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
 from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
+from leasehold.adapters.spark.pipeline.run import begun
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
 
@@ -120,14 +123,11 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     def land(batch: DataFrame, _number: int) -> None:
         found.extend(data(batch))
 
-    queries = [
-        rows.load()
-        .writeStream.foreachBatch(land)
-        .option("checkpointLocation", str(tmp_path / name))
-        .trigger(availableNow=True)
-        .start()
-        for name in ("one", "two")
-    ]
+    def start(name: str) -> StreamingQuery:
+        writer = rows.load().writeStream.foreachBatch(land).option("checkpointLocation", str(tmp_path / name))
+        return writer.trigger(availableNow=True).start()
+
+    queries = [begun(partial(start, name)) for name in ("one", "two")]
     assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
     assert sorted(found) == sorted(row for row, at in arrived.items() if at < end)
 

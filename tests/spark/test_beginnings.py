@@ -14,6 +14,7 @@ from fake_stream import Stream
 from pyspark.cloudpickle import dumps
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
@@ -31,9 +32,13 @@ WAIT = 120
 def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:
     """What a query ends with, before Spark's own account of it."""
     given = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
-    rows = spark.readStream.format("kinesis-leased").options(**given).load()
-    writer = rows.writeStream.format("noop").option("checkpointLocation", str(folder / "progress"))
-    query = begun(writer.trigger(**trigger).start)
+    rows = spark.readStream.format("kinesis-leased").options(**given)
+
+    def start() -> StreamingQuery:
+        writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(folder / "progress"))
+        return writer.trigger(**trigger).start()
+
+    query = begun(start)
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination(WAIT)
     return str(caught.value).partition("=== Streaming Query")[0].strip()

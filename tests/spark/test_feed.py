@@ -11,14 +11,16 @@ from fake_stream import Stream
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.chunks import ReadAheadPace
-from leasehold.adapters.spark.feed import ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import EXCLUDED_SECONDS, SILENT_SECONDS, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.kinesis.options import LEAST_MS
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Done
+from leasehold.stores.writes import StealLease
 
 
 @define
@@ -41,7 +43,10 @@ def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
 
 
 def a_feed(
-    stream: Stream, shelf: ReadAheadState, clock: Callable[[], float] = lambda: 0.0
+    stream: Stream,
+    shelf: ReadAheadState,
+    clock: Callable[[], float] = lambda: 0.0,
+    left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
 ) -> tuple[Worker, ShardPrefetcher]:
     """The feed of the only shard of this stream, its worker having just taken the lease."""
     hands = Hands()
@@ -50,7 +55,7 @@ def a_feed(
     due = 0.0
     for _ in range(3):  # it looks, makes the lease, and takes it
         due = worker.turn(due)
-    return worker, ShardPrefetcher(worker, hands.held[0], shelf, lambda _feed: None)
+    return worker, ShardPrefetcher(worker, hands.held[0], shelf, left)
 
 
 def a_shelf() -> ReadAheadState:
@@ -85,6 +90,61 @@ def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> Non
     feed.commit(SHARD_END)
     assert feed.step(9.0) == math.inf
     assert worker.store.get(["a"])[0].checkpoint == SHARD_END
+
+
+def test_faults_that_lie_far_apart_do_not_add_up() -> None:
+    """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
+    stream, waits = Stream({"a": []}), list[float]()
+    worker, feed = a_feed(stream, a_shelf())
+    worker.uniform = lambda _least, most: most
+    feed = ShardPrefetcher(worker, feed.holding, a_shelf(), lambda _feed: None)
+    for now in range(0, 1000, 20):
+        stream.late["a"] = 1 if now % 40 else 0
+        due = feed.step(float(now))
+        waits += [round(due - now, 6)] if now % 40 and now > 40 else []
+    assert (len(waits), len(set(waits))) == (24, 1)
+
+
+def test_a_shard_that_cannot_be_read_here_is_let_go_at_once_and_not_taken_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it a worker without rights would keep a shard that others can read, or take it again and again."""
+    stream, told = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
+    worker, feed = a_feed(stream, a_shelf())
+    monkeypatch.setattr(worker, "exclude", lambda *given: told.append(given))
+    monkeypatch.setattr(worker, "hurry", lambda: told.append(("hurry",)))
+    assert [feed.step(1.0), feed.step(1.0)] == [1.0, math.inf]
+    assert (told, worker.store.get(["a"])[0].owner) == ([("a", EXCLUDED_SECONDS), ("hurry",)], None)
+
+
+def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> None:
+    """Without it the query would end in a fault, or read a shard from a place of which its owner knows nothing."""
+    stream, hands = Stream({"a": ["x"]}), Hands()
+    config = Config(initial_position=LATEST)
+    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=lambda: 0.0)
+    due = 0.0
+    for _ in range(3):
+        due = worker.turn(due)
+    feed = ShardPrefetcher(worker, hands.held[0], a_shelf(), lambda _feed: None)
+    assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
+    assert feed.step(1.0) == math.inf
+    assert (stream.opened, worker.store.get(["a"])[0].checkpoint) == ([], LATEST)
+
+
+@pytest.mark.parametrize("last", [20, 19, 21])
+def test_what_was_committed_up_to_the_last_number_is_written_without_a_reading(last: int) -> None:
+    """Without it a nightly query that finds nothing new would never end, or write what is another stream's."""
+    stream, done = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
+    shelf = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
+    worker, feed = a_feed(stream, shelf)
+    for moment in range(4):
+        feed.step(float(moment))
+    assert worker.store.get(["a"])[0].checkpoint == (done if last == 20 else TRIM_HORIZON)
+    assert feed.idle == (last > 19)
+    now = 4.0
+    while not feed.idle and now < 2 * SILENT_SECONDS:
+        now = feed.step(now)
+    assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # what is behind 19 may be past retention
 
 
 def test_what_is_read_is_measured() -> None:
@@ -141,6 +201,20 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
     assert before is not None
     assert before > 5
     assert feed.holding.throughput.average(300.0) == before
+
+
+@pytest.mark.parametrize(("rows", "size"), [(100, 1 << 20), (10_000, 100)], ids=["rows", "bytes"])
+def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> None:
+    """Without it a query of more shards than rows may wait would hold them all, and read none."""
+    shelf = a_shelf()
+    shelf.pace, shelf.feeds = evolve(shelf.pace, rows=rows, bytes=size), 101
+    _, feed = a_feed(Stream({"a": ["x"] * 30}), shelf)
+    found = 0
+    for now in range(9):
+        feed.step(float(now))
+        chunk = feed.take(10_000, 1 << 20)
+        found += chunk.count if chunk is not None else 0
+    assert found == 30
 
 
 def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:

@@ -13,11 +13,11 @@ import pytest
 from attrs import evolve
 from fake_stream import Place, Stream
 
-from leasehold.adapters.spark import fetching
+from leasehold.adapters.spark import fetching, transport
 from leasehold.adapters.spark.chunks import LARGE_BYTES, joined
 from leasehold.adapters.spark.fetching import ALL, HERE, REQUEST, FetchedRows, Kept, RowServer
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.transport import Transport, read, spread
+from leasehold.adapters.spark.transport import ReaderRows, Transport, read, spread
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -165,6 +165,37 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
     fetched.close()
     with pytest.raises(RuntimeError):
         got(part)
+
+
+def test_who_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
+    """Without it each connection that is half open would keep a thread and a descriptor for ever."""
+    monkeypatch.setattr(fetching, "REQUEST_SECONDS", 0.05)
+    with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent:
+        silent.sendall(bytes(5))
+        assert silent.recv(1) == b""
+
+
+def test_a_planner_that_does_not_answer_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a task would hold its slot for ever where the process that reads again hangs."""
+    monkeypatch.setattr(transport, "AGAIN_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        again = FetchedRows("127.0.0.1", mute.getsockname()[1], bytes(32), 1, 0)
+        with pytest.raises(RuntimeError, match="timed out"):
+            list(read(ReaderRows((), 1, again)))
+
+
+def test_the_room_in_memory_is_given_back_with_each_batch() -> None:
+    """Without it a query of days would keep every batch on the disk, or have none for its rows."""
+    part = rows(*range(10))
+    server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
+    for number in range(5):
+        for place in range(2):
+            server.keep(number, place, [part])
+        with pytest.raises(FileNotFoundError):
+            server.keep(number, 2, [part])
+        assert got(server.promised(number, 1)) == list(range(10))
+        server.discard(number)
+    server.close()
 
 
 def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from attrs import frozen
@@ -180,6 +181,52 @@ def test_whoever_is_asked_to_end_looks_no_further() -> None:
     )
     assert list(told) == TOLD
     assert len(looks) == 2
+
+
+class Late:
+    """A query whose Python process Spark has given up; or that runs."""
+
+    status: ClassVar = {"message": "Waiting for data to arrive"}
+
+    def __init__(self, fault: str | None) -> None:
+        self.isActive, self.fault = fault is None, fault
+
+    def exception(self) -> str | None:
+        """As Spark's."""
+        return self.fault
+
+
+@pytest.mark.parametrize("busy", [0, 2, 4], ids=["at once", "later", "at last"])
+@pytest.mark.parametrize("when", ["loads", "starts"])
+def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, busy: int) -> None:
+    """Without it a busy machine would end a pipeline in a sentence that names no fault of its own."""
+    tries, late = list[int](), "Python worker failed to connect back."
+
+    def start() -> StreamingQuery:
+        tries.append(0)
+        if len(tries) <= busy and when == "loads":
+            raise OSError(late)
+        return cast("StreamingQuery", Late(late if len(tries) <= busy else None))
+
+    assert pipeline_run.begun(start).isActive
+    assert len(tries) == busy + 1
+
+
+@pytest.mark.parametrize(("fault", "tries"), [("no such stream", 1), ("failed to connect back", 5)])
+@pytest.mark.parametrize("when", ["loads", "starts"])
+def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, fault: str, tries: int) -> None:
+    """Without it a wrong option would be tried five times, or a machine without Python for ever."""
+    found = list[int]()
+
+    def start() -> StreamingQuery:
+        found.append(0)
+        if when == "loads":
+            raise OSError(fault)
+        return cast("StreamingQuery", Late(fault))
+
+    with pytest.raises(OSError, match=fault) if when == "loads" else nullcontext():
+        assert str(pipeline_run.begun(start).exception()) == fault
+    assert len(found) == tries
 
 
 def _sorted(windows: DataFrame) -> list[Any]:

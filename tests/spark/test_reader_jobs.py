@@ -4,6 +4,8 @@ import logging
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -27,9 +29,11 @@ from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import READERS_MOST, Address, LeaseOptions
 from leasehold.adapters.spark.readers import executors, jobs, keeping, way
 from leasehold.adapters.spark.readers import pool as pool_module
+from leasehold.adapters.spark.readers.children import ReaderChildren
 from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
 from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
 from leasehold.adapters.spark.readers.keeping import KeptReaders
+from leasehold.adapters.spark.readers.messages import Hello, line_of
 from leasehold.adapters.spark.readers.shelf import ReaderSpec
 from leasehold.adapters.spark.registration import register
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -230,6 +234,61 @@ def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
         assert (room, left, session.started) == ((2, 4), b"", [])
 
 
+def test_a_query_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each query that hangs as it begins would keep a thread and a descriptor of the program."""
+    monkeypatch.setattr(jobs, "REQUEST_SECONDS", 0.05)
+    with listening(Session()) as listener, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(listener.place)
+        assert len(connection.makefile("rb").read()) == ROOM.size
+
+
+def test_a_program_that_says_nothing_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without it a query would hang as it begins, without a word, where the program hangs."""
+    monkeypatch.setattr(executors, "CONNECT_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "s"))
+        mute.listen()
+        with pytest.raises(ValueError, match="does not answer"):
+            ExecutorReaders(str(tmp_path / "s"))
+
+
+def test_a_program_that_forks_listens_on() -> None:
+    """Without it the end of any child of the program would take the socket away from its queries."""
+    told = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout
+    assert told == "True\n"
+
+
+FORKS = """
+import os, sys
+from leasehold.adapters.spark.readers.jobs import listener
+place = listener().place
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(os.path.exists(place))
+"""
+
+
+def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the end of a query would hang with one of its readers."""
+    monkeypatch.setattr(keeping, "END_SECONDS", 0.05)
+    over = Event()
+
+    class Stuck(KeptReaders):
+        def _live(self, place: int) -> str:
+            over.wait()
+            return f"{place}"
+
+        def _end(self) -> None:
+            """It does not."""
+
+    readers = Stuck(2)
+    readers.begin()
+    readers.close()
+    over.set()
+
+
 def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     """Without it its readers would hold their slots, or each end of a query be told as a fault."""
     session = Session()
@@ -364,13 +423,86 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
         def _tell(self, text: str) -> None:
             told.put(text)
 
+    waited = list[float]()
+
+    class Noted(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(round(timeout or 0.0, 4))
+            return super().wait(0.0)
+
     monkeypatch.setattr(Doubling, "waits", waits)
+    monkeypatch.setattr(keeping, "Event", Noted)
     readers = Dying(1)
     readers.begin()
     for _ in range(5):
         told.get(timeout=PATIENCE)
     readers.close()
+    assert waited[:4] == waits[:4]
     assert waits[:5] == ([0.001] * 5 if fresh else [0.001, 0.002, 0.004, 0.008, 0.016])
+
+
+def test_a_reader_that_cannot_be_started_is_started_later() -> None:
+    """Without it a moment without memory or descriptors would cost a query a reader for as long as it runs."""
+    faults, told = [OSError("no descriptor"), MemoryError(), BlockingIOError("no fork")], Queue[str]()
+    lives, over = Event(), Event()
+
+    class Refused(KeptReaders):
+        def _live(self, place: int) -> str:
+            if faults:
+                raise faults.pop(0)
+            lives.set()
+            assert over.wait(PATIENCE)
+            return f"{place}"
+
+        def _end(self) -> None:
+            over.set()
+
+        def _tell(self, text: str) -> None:
+            told.put(text)
+
+    readers = Refused(1)
+    readers.begin()
+    assert lives.wait(PATIENCE)
+    readers.close()
+    whys = ("OSError: no descriptor", "MemoryError: ", "BlockingIOError: no fork")
+    assert [told.get_nowait() for _ in whys] == [
+        f"reader 0 ended with {why}, starting another in 0.0 s" for why in whys
+    ]
+
+
+def test_children_that_are_just_starting_are_ended_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the end of a query would raise, and its source, its table and its other readers stay open."""
+    readers, killed = ReaderChildren(2, a_spec()), list[str]()
+
+    def a_process(name: str) -> SimpleNamespace:
+        def kill() -> None:
+            killed.append(name)
+            readers._processes[len(killed)] = a_process("late")  # type: ignore[assignment]  # noqa: SLF001  as a thread does
+
+        return SimpleNamespace(kill=kill)
+
+    monkeypatch.setattr(readers, "_processes", {0: a_process("first")})
+    readers.begin = lambda: None  # type: ignore[method-assign]
+    readers._end()  # noqa: SLF001  as `close` does
+    assert killed == ["first"]
+
+
+def test_readers_that_could_not_all_begin_hold_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it readers would be started again and again for a query that was refused."""
+    session = Session()
+
+    def refused(readers: ReaderJobs) -> None:
+        KeptReaders.begin(readers)
+        started(session, 2)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ReaderJobs, "begin", refused)
+    with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(listener.place)
+        connection.sendall(WISH.pack(2, 1) + b"x")
+        assert session.cancelled.get(timeout=PATIENCE)
+    assert session.jobs.empty()
 
 
 class Doubling(Backoff):
@@ -511,9 +643,16 @@ def test_the_number_of_readers_on_the_machine_itself(
     monkeypatch.setattr(way, "ReaderChildren", Children)
     monkeypatch.setattr(way, "cpu_count", lambda: processors)
     readers = way.QueryReaders(a_spec().stock, lease({"lease.readers": "auto"}), Address(HOST, HOST))
-    readers.begin(lambda _key: None)
+    keys = Queue[str]()
+    readers.begin(keys.put)
+    with socket.create_connection((HOST, readers.pool.port), PATIENCE) as peer:
+        peer.sendall(readers.pool.token + line_of(Hello(HOST, 1, bytes(32))))
+        readers.open(Lease("a"), TRIM_HORIZON)
+    assert keys.get(timeout=PATIENCE) == "a"
     readers.close()
     assert numbers == [number]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, readers.pool.port), PATIENCE)
 
 
 @pytest.mark.parametrize("text", ["many", "16", "-1", "1.5", "0x2"])

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Never
+from typing import IO, Never
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import define, evolve
-from fake_stream import Place, Stream, rows_of
+from fake_stream import FakeReader, Place, Stream, rows_of
 from killed_reader import read as written
 from test_fetching import answering
 
@@ -29,7 +29,7 @@ from leasehold.adapters.spark.fetching import HERE, Kept
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.readers import connection
+from leasehold.adapters.spark.readers import connection, far_transport, reader
 from leasehold.adapters.spark.readers import pool as pool_module
 from leasehold.adapters.spark.readers.far_rows import FarBuffer, FarReader
 from leasehold.adapters.spark.readers.far_transport import FarTransport
@@ -38,6 +38,7 @@ from leasehold.adapters.spark.readers.messages import (
     Alive,
     FromReader,
     Hello,
+    Keep,
     Open,
     Piece,
     ShardFailure,
@@ -46,7 +47,7 @@ from leasehold.adapters.spark.readers.messages import (
 )
 from leasehold.adapters.spark.readers.pool import ReaderPool
 from leasehold.adapters.spark.readers.reader import ShardReader
-from leasehold.adapters.spark.readers.shelf import ReaderSpec, ShardShelf
+from leasehold.adapters.spark.readers.shelf import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardShelf
 from leasehold.adapters.spark.replay import Place as ReplayPlace
 from leasehold.adapters.spark.transport import ReaderRows, Transport, read, spread
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
@@ -91,7 +92,7 @@ def test_what_is_reported_is_taken_in_whole_pieces_that_say_their_ranges() -> No
     assert opening.read().behind_seconds is None  # nothing new, so nothing was answered
     buffer.put(Chunk(batch.rows, Position("9")))  # type: ignore[attr-defined]  # it is one of columns
     assert buffer.take(2, 1 << 20) is None
-    first, rest = buffer.take(7, 1 << 20), buffer.take(9, 1 << 62)
+    first, rest = buffer.take(6, 600), buffer.take(9, 1 << 62)  # neither a row nor a byte more
     assert first is not None
     assert rest is not None
     told = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
@@ -144,6 +145,7 @@ def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
     told = [(piece.rows, piece.ends.sequence) for each in said for piece in each.pieces]  # type: ignore[union-attr]
     assert stream.readings == 2
     assert told == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
+    assert shelf.step(5.0) == 5.0 + ROOM_SECONDS
     taken = shelf.take(2)
     assert taken is not None
     assert [number for rows in taken for number in rows["sequenceNumber"].to_pylist()] == list("123456")
@@ -152,6 +154,29 @@ def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
     assert stream.readings == 3
     shelf.close()
     assert (shelf.take(3), shelf.step(10.0)) == (None, math.inf)
+
+
+def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
+    """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
+    stream, waits = Stream({"a": []}), list[float]()
+    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
+    for now in range(200):
+        stream.late["a"] = now % 2
+        due = shelf.step(float(now))
+        waits += [due - now] if now % 2 else []
+    least, most = FAULT_SECONDS
+    assert least <= min(waits) <= max(waits) <= 3 * least < most
+
+
+def test_a_reading_without_an_answer_is_not_reported() -> None:
+    """Without it a shard whose readings are throttled would be taken for one that is read up to its end."""
+    said: list[FromReader] = []
+    stream = Stream({"a": []}, silent={"a"})
+    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    shelf.step(0.0)
+    stream.silent.clear()
+    shelf.step(1.0)
+    assert said == [ShardReport(1, (), 0.0, 0)]
 
 
 def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
@@ -210,9 +235,9 @@ def a_pool() -> Iterator[tuple[ReaderPool, News]]:
 
 
 @contextmanager
-def a_reader(pool: ReaderPool, stream: Stream) -> Iterator[None]:
+def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str = "") -> Iterator[None]:
     """A reader in a thread, which ends with the pool."""
-    spec = a_spec(stream, pool)
+    spec = evolve(a_spec(stream, pool), bytes=size, folder=folder)
     thread = Thread(target=ShardReader(spec).run)
     thread.start()
     try:
@@ -247,10 +272,12 @@ HELLO = line_of(Hello(HOST, 1, bytes(32)))
     [bytes(32) + HELLO, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n\r\n", HELLO * 3],
     ids=["another token", "another protocol", "no token"],
 )
-def test_without_the_token_nobody_becomes_a_reader(said: bytes) -> None:
+def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it every process that reaches the port could have a query's shards, and plan rows that it made up."""
-    with a_pool() as (pool, _), connected(pool, said) as connection:
-        assert closed_by_pool(connection)
+    for module, name in ((pool_module, "REQUEST_SECONDS"), (connection, "SILENT_SECONDS")):
+        monkeypatch.setattr(module, name, 100 * PATIENCE)  # no door closes by itself
+    with a_pool() as (pool, _), connected(pool, said) as stranger:
+        assert closed_by_pool(stranger)
         assert pool.connected == ()
 
 
@@ -316,6 +343,103 @@ def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
         assert hanging.recv(1 << 16).startswith(b'{"Open":')
 
 
+def test_a_peer_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each connection that is half open would keep a thread and a descriptor for ever."""
+    monkeypatch.setattr(pool_module, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)
+    with a_pool() as (pool, _), connected(pool, b"") as silent:
+        assert closed_by_pool(silent)
+
+
+def test_a_reader_that_went_is_not_waited_for_as_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each shard of a dead reader would hold a thread of the query for a minute."""
+    monkeypatch.setattr(pool_module, "FIRST_SECONDS", 2 * PATIENCE)
+    with a_pool() as (pool, news):
+        with connected(pool, pool.token + HELLO):
+            opened(pool)
+        assert news.event.wait(PATIENCE)
+        monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.0)
+        waited = Event()
+
+        def refused() -> None:
+            with pytest.raises(SourceUnavailable):
+                opened(pool)
+            waited.set()
+
+        Thread(target=refused, daemon=True).start()
+        assert waited.wait(pool_module.NEXT_SECONDS + PATIENCE)
+
+
+def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it one reader that is stuck would hold every batch of a query."""
+    monkeypatch.setattr(far_transport, "KEPT_SECONDS", 0.05)
+    with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as mute:
+        place = ReplayPlace(MemoryStore(), Stream({"a": ["x"]}), columns("fake"), exclusive=False)
+        transport = FarTransport(pool, Transport(Address(HOST, HOST), 1 << 20, str(tmp_path)), place, 10.0)
+        opening = opened(pool)
+        mute.sendall(line_of(reported(1, opening=opening.number)))
+        assert news.event.wait(PATIENCE)
+        rows = opening.read().rows  # type: ignore[attr-defined]  # it is one of columns
+        (part,) = transport.partitions(1, [[rows]])
+        assert isinstance(part, ReaderRows)
+        assert (len(part.parts), part.count) == (1, 1)
+        assert mute.makefile("rb").readlines(300)[-1] == line_of(Keep(1, ((0, ((opening.number, 1),)),)))
+        transport.close()
+
+
+@contextmanager
+def a_planner(stream: Stream) -> Iterator[tuple[socket.socket, IO[bytes], Thread]]:
+    """What a reader connects to, with what it says behind its Hello, and the reader."""
+    with socket.create_server((HOST, 0)) as listening:
+        spec = evolve(a_spec(stream), planner=listening.getsockname()[:2], token=b"secret")
+        thread = Thread(target=ShardReader(spec).run)
+        thread.start()
+        planner, _ = listening.accept()
+        with planner, planner.makefile("rb") as said:
+            assert said.read(len(b"secret")) == b"secret"
+            assert said.readline().startswith(b'{"Hello"')
+            yield planner, said, thread
+            planner.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert stream.closed
+
+
+def test_a_reader_says_again_and_again_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a reader of quiet shards would be taken for dead every ten seconds."""
+    monkeypatch.setattr(reader, "ALIVE_SECONDS", 0.01)
+    with a_planner(Stream({})) as (_, said, _thread):
+        assert [said.readline() for _ in range(3)] == [line_of(Alive())] * 3
+
+
+def test_a_reader_ends_though_a_reading_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an executor would keep a slot for a query that is gone."""
+    monkeypatch.setattr(reader, "END_SECONDS", 0.05)
+    reads, over = Event(), Event()
+
+    def waits(_reader: FakeReader) -> Never:
+        reads.set()
+        over.wait()
+        raise SourceUnavailable("at last")
+
+    monkeypatch.setattr(FakeReader, "read", waits)
+    stream = Stream({"a": []})
+    with a_planner(stream) as (planner, _, _thread):
+        planner.sendall(line_of(Open(1, Lease("a"), TRIM_HORIZON)))
+        assert reads.wait(PATIENCE)
+    over.set()
+
+
+def test_a_reader_whose_disk_is_full_goes_on_and_leaves_its_tasks_to_the_planner(tmp_path: Path) -> None:
+    """Without it a full disk would end one reader after another, each in a word about the planner."""
+    stream = Stream({"a": ["x" * 1000] * 25})
+    with planned(stream, tmp_path, size=28_000, folder="/not/here") as (pool, _, part):
+        assert numbers(read(part)) == list(range(1, 26))
+        assert len(pool.connected) == 1
+
+
 def test_what_is_reported_late_counts_for_nothing() -> None:
     """Without it a shard that has been taken away, and given back, would begin with rows of its earlier reading."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as late:
@@ -358,9 +482,11 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 @contextmanager
-def planned(stream: Stream, tmp_path: Path) -> Iterator[tuple[ReaderPool, FarTransport, ReaderRows]]:
-    """A batch of all records of shard a, as one task."""
-    with a_pool() as (pool, news), a_reader(pool, stream):
+def planned(
+    stream: Stream, tmp_path: Path, size: int = 1 << 20, folder: str = ""
+) -> Iterator[tuple[ReaderPool, FarTransport, ReaderRows]]:
+    """A batch of all records of shard a, as one task; the reader has so much room, and this folder."""
+    with a_pool() as (pool, news), a_reader(pool, stream, size, folder):
         place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
         transport = FarTransport(pool, Transport(Address(HOST, HOST), 1 << 20, str(tmp_path)), place, 10.0)
         opening, buffer = opened(pool), FarBuffer(columns("fake"))

@@ -3,14 +3,16 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from fake_stream import PAGE, Place, Query, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from leasehold.adapters.spark import stream
+from leasehold.adapters.spark.transport import Transport
 from leasehold.balancer.model import Position
-from leasehold.stores.protocol import Done, Store
+from leasehold.stores.protocol import Done, Store, StoreError
 from leasehold.stores.writes import CheckpointLease, ReleaseLease, RequestLease, StealLease
 
 
@@ -61,6 +63,40 @@ def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Pl
     parts = query.reader.partitions(query.offset, end)
     assert [query.run(end), query.run(end)] == [query.run(end)] * 2
     assert query.reader.partitions(query.offset, end) == parts
+
+
+def test_tasks_that_could_not_be_made_are_made_of_the_same_rows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a disk that is full for a moment would leave a batch without the rows that its offset says."""
+    query, faults = place.query(), [OSError("no space left on device")]
+    kept = Transport.partitions
+
+    def refused(transport: Transport, *given: Any) -> Any:  # noqa: ANN401  as it is
+        if faults:
+            raise faults.pop()
+        return kept(transport, *given)
+
+    monkeypatch.setattr(Transport, "partitions", refused)
+    end = query.plan()
+    assert end is not None
+    with pytest.raises(OSError, match="no space"):
+        query.reader.partitions(query.offset, end)
+    rows = query.run(end)
+    assert rows == [row for row in everything(place.stream) if row[1] <= int(end["r"].get(row[0], ["", "0"])[1])]
+    assert rows
+
+
+def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the end of such a query would raise, and its port and its connections stay open."""
+    query = place.query()
+
+    def refused(*_given: object) -> Never:
+        raise StoreError("the table is away")
+
+    monkeypatch.setattr(stream, "believed", refused)
+    with pytest.raises(StoreError):
+        query.plan()
+    query.reader.stop()
+    assert (place.stream.closed, place.stream.open_readers) == (True, [])
 
 
 def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> None:

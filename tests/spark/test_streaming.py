@@ -13,11 +13,13 @@ from attrs import define, field
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter as Writer
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
+from leasehold.adapters.spark.pipeline.run import begun
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease
@@ -56,21 +58,24 @@ class Job:
 
     def parquet(self, name: str, *, now: bool = False) -> StreamingQuery:
         """A query that writes files; `now` if it is to end with what is there."""
-        writer = self.rows().writeStream.format("parquet").option("path", str(self.folder / name))
-        writer = writer.option("checkpointLocation", str(self.folder / f"{name}-progress"))
-        query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
-        self.queries.append(query)
+        folder = str(self.folder / name)
+        query = self._begun(name, lambda writer: writer.format("parquet").option("path", folder), now=now)
         if now:
             assert query.awaitTermination(WAIT)
         return query
 
-    def each(self, name: str, sink: Callable[[DataFrame, int], None], *, now: bool = False) -> StreamingQuery:
+    def each(self, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
         """A query that hands batches to a function."""
-        writer = self.rows().writeStream.foreachBatch(sink)
-        writer = writer.option("checkpointLocation", str(self.folder / f"{name}-progress"))
-        query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
-        self.queries.append(query)
-        return query
+        return self._begun(name, lambda writer: writer.foreachBatch(sink))
+
+    def _begun(self, name: str, to: Callable[[Writer], Writer], *, now: bool = False) -> StreamingQuery:
+        def start() -> StreamingQuery:
+            writer = to(self.rows().writeStream).option("checkpointLocation", str(self.folder / f"{name}-progress"))
+            query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
+            self.queries.append(query)
+            return query
+
+        return begun(start)
 
     def rows_in(self, *names: str) -> list[dict[str, Any]]:
         """Every row of the finished batches of these queries: files count once the sink's own log has them."""

@@ -66,7 +66,8 @@ class Appointments:
         """Begin nothing more; False if what runs is not over by then."""
         self._closed = True
         self._changed.set()
-        return self._over.wait(until) and self._pool.close(until)
+        over = self._over.wait(until)
+        return self._pool.close(until) and over  # its tasks are to end even if that is later
 
     def _hurry(self, key: str) -> None:
         if key in self._dues:

@@ -259,7 +259,8 @@ class ShardPrefetcher:
     def _blocked(self, now: float) -> bool:
         """Whether what was read ahead must go before more is read."""
         pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)
-        if self._buffer.count < pace.rows // feeds and self._buffer.bytes < pace.bytes // feeds:
+        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
+        if self._buffer.count < rows and self._buffer.bytes < size:
             return False
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True

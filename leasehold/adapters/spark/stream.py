@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from threading import Lock
 from typing import Any
 
@@ -190,11 +191,11 @@ class Run:
         """The tasks of the batch that ends here."""
         if end.number not in self._parts:
             plan = self._plans.get(end.number)
-            if plan is None or plan.end != end:
-                rows = self._again(end)
-            else:
-                rows, self._plans[end.number] = plan.rows, evolve(plan, rows={})  # the tasks hold them now
+            plan = plan if plan is not None and plan.end == end else None
+            rows = self._again(end) if plan is None else plan.rows
             self._parts[end.number] = self._transport.partitions(end.number, spread(rows, self._options.tasks))
+            if plan is not None:  # the tasks hold its rows now, and not before: to make them may fail
+                self._plans[end.number] = evolve(plan, rows={})
         return self._parts[end.number]
 
     def commit(self, end: Offset) -> None:
@@ -216,12 +217,10 @@ class Run:
 
     def close(self) -> None:
         """Release, and let connections and files go."""
-        self._way.stop()
-        if self._joined:
-            self._loop.close()
-        self._way.close()
-        self._source.close()
-        self._store.close()
+        with ExitStack() as rest:  # all of it, in the opposite order, even if one of them fails
+            for close in (self._store.close, self._source.close, self._way.close, self._loop.close):
+                rest.callback(close)
+            self._way.stop()
 
     def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
         while True:

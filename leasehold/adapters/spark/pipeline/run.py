@@ -24,6 +24,8 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 STARTS = 5
 LOOK_SECONDS = 0.2
+LATE = "failed to connect back"
+"""Spark's words of a Python process that it has given up."""
 
 WINDOWS = "windows"
 ROWS_BY = ("kind", "date")
@@ -61,17 +63,24 @@ def land(records: DataFrame, recipe: Recipe, place: OutputPlace, *, once: bool) 
 
 
 def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """The query that `start` starts, once its source is open.
+    """The query that `start` loads and starts, once its source is open.
 
-    Spark waits ten seconds for the process that reads, whatever else the machine has to do; then it ends the query.
+    Spark waits ten seconds for each Python process that it starts, whatever else the machine has to do, and cannot be
+    told to wait longer; then loading fails, or the query ends.
     """
-    for _ in range(STARTS):
-        query = start()
-        while query.isActive and query.status["message"].startswith("Initializing"):
-            time.sleep(LOOK_SECONDS)
-        if "failed to connect back" not in str(query.exception()):
+    for left in reversed(range(STARTS)):
+        try:
+            query = start()
+            while query.isActive and query.status["message"].startswith("Initializing"):
+                time.sleep(LOOK_SECONDS)
+            late = LATE in str(query.exception())
+        except Exception as fault:  # Spark's own, or Java's
+            if not left or LATE not in str(fault):
+                raise
+            late = True
+        if not late:
             break
-        log.warning("the process that reads did not start in time")
+        log.warning("a Python process of Spark's did not start in time")
     return query
 
 

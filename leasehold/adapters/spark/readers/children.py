@@ -26,7 +26,7 @@ class ReaderChildren(KeptReaders):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def _end(self) -> None:
-        for process in self._processes.values():
+        for process in list(self._processes.values()):  # one may be starting
             process.kill()
 
     def _live(self, place: int) -> str:

@@ -113,10 +113,12 @@ class _ReaderWish(BaseRequestHandler):
         packed = received(self.request, size)
         self.request.settimeout(None)
         readers = ReaderJobs(context, number, packed, self._told)
-        readers.begin()
-        with suppress(OSError):  # a query that is killed takes leave in no other way
-            self.request.recv(1)  # nothing more is said
-        readers.close()
+        try:
+            readers.begin()
+            with suppress(OSError):  # a query that is killed takes leave in no other way
+                self.request.recv(1)  # nothing more is said
+        finally:
+            readers.close()
 
     def _told(self, text: str) -> None:
         with suppress(OSError):  # the query has ended

@@ -6,6 +6,7 @@ Rule 2: it says something every second, so that a planner can tell it from one t
 
 import logging
 import socket
+from contextlib import closing
 from threading import Event, Lock
 from typing import assert_never
 
@@ -36,6 +37,8 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 CONNECT_SECONDS = 30.0
 ALIVE_SECONDS = 1.0
+END_SECONDS = 5.0
+"""How long readings under way may take to end, once the planner is gone."""
 THREADS = 16
 
 
@@ -50,22 +53,23 @@ class ShardReader:
     def run(self) -> None:
         """Serve the planner until it goes away. Raises OSError if it cannot be reached."""
         spec = self._spec
-        self._source = spec.stock.open()  # first: it may take a while, in which nothing would be said
-        with socket.create_connection(spec.planner, CONNECT_SECONDS) as self._connection:
+        with (
+            closing(spec.stock.open()) as self._source,  # first: it may take a while, in which nothing would be said
+            socket.create_connection(spec.planner, CONNECT_SECONDS) as self._connection,
+        ):
             self._connection.settimeout(None)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = spec.address
             if not address.host:
                 here = self._connection.getsockname()[0]
                 address = Address(here, here, address.port)
-            self._rows = RowServer(address, spec.bytes // 2, spec.folder)
-            self._connection.sendall(spec.token)
-            self._say(Hello(address.host, self._rows.port, self._rows.token))
-            try:
-                self._serve()
-            finally:
-                self._over.set()
-                self._rows.close()
+            with closing(RowServer(address, spec.bytes // 2, spec.folder)) as self._rows:
+                self._connection.sendall(spec.token)
+                self._say(Hello(address.host, self._rows.port, self._rows.token))
+                try:
+                    self._serve()
+                finally:
+                    self._over.set()
 
     def _serve(self) -> None:
         self._appointments = Appointments(THREADS, ThreadScheduler(seconds), self._fail)
@@ -77,10 +81,12 @@ class ShardReader:
         except (OSError, BadJsonField) as fault:
             log.warning("the planner is gone: %s", fault)
         finally:
-            for shelf in self._shelves.values():
+            for opening, shelf in self._shelves.items():
                 shelf.close()
-            self._appointments.close(0.0)
-            self._source.close()
+                self._appointments.hurry(str(opening))
+            until = seconds() + END_SECONDS
+            self._appointments.drain(until)  # the last step of each closes what it has open
+            self._appointments.close(until)
 
     def _obey(self, message: FromPlanner) -> None:
         match message:
@@ -105,7 +111,12 @@ class ShardReader:
             found = [(opening, self._taken(opening, count)) for opening, count in openings]
             whole = [rows for _, rows in found if rows is not None]
             if len(whole) == len(found) and any(whole):  # else tasks ask the planner
-                self._rows.keep(message.number, place, [batch for rows in whole for batch in rows])
+                try:
+                    self._rows.keep(message.number, place, [batch for rows in whole for batch in rows])
+                except OSError as fault:  # the disk may be full: that is no reason to read no more
+                    log.warning(
+                        "batch %d: rows cannot be kept here, so tasks ask the planner: %s", message.number, fault
+                    )
             for opening, _ in found:
                 self._appointments.hurry(str(opening))  # there is room again
 

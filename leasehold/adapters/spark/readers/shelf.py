@@ -136,26 +136,25 @@ class ShardShelf:
         return self._rows >= rows or self._bytes >= size
 
     def _read(self) -> Batch:
-        told = list[Piece]()
-
         def keep(batch: Batch) -> None:
             columns, spec = self._spec.stock.columns, self._spec
-            if (chunk := chunk_of(columns, self._asked.lease, batch)) is None:
+            chunk = chunk_of(columns, self._asked.lease, batch)
+            if chunk is None and batch.behind_seconds is None:
                 return
-            pieces = pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
-            told.extend(Piece(piece.count, size, piece.ends) for piece, size in pieces)
-            with self._lock:
-                if not self.closed:
+            pieces = [] if chunk is None else pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
+            told = tuple(Piece(piece.count, size, piece.ends) for piece, size in pieces)
+            more = (batch.behind_seconds, batch.size, batch.ended, batch.children)
+            with self._lock:  # else the planner may ask for what it was told of, and it is not here yet
+                # Before it counts: the planner names pieces by their number, and knows those that it was told of.
+                self._say(ShardReport(self._asked.opening, told, *more))
+                if chunk is not None and not self.closed:
                     self._pieces.extend(pieces)
                     self._rows += chunk.count
                     self._bytes += sum(size for _, size in pieces)
-            self._pull.cursor.batch_read(chunk.ends)
+            if chunk is not None:
+                self._pull.cursor.batch_read(chunk.ends)
 
-        batch = self._pull.read(keep)
-        if told or batch.behind_seconds is not None:
-            more = (batch.behind_seconds, batch.size, batch.ended, batch.children)
-            self._say(ShardReport(self._asked.opening, tuple(told), *more))
-        return batch
+        return self._pull.read(keep)
 
     def _end(self) -> float:
         self._pull.close()
