@@ -28,7 +28,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def drained(  # noqa: PLR0913  a test names what differs
+def drained(
     seed: int,
     *,
     handling: float = 1.4 * LEASE,
