@@ -443,3 +443,18 @@ def test_a_renewal_carries_what_was_read_a_second() -> None:
     one.clock.now = 1060.0
     assert one.holding.renew()
     assert one.row.weight == 150
+
+
+def test_whoever_sees_a_lease_lost_can_read_why() -> None:
+    """Told before its reason is there, the log would say nothing, and a second process of one id go on."""
+    one = Held()
+    said: list[tuple[str, bool]] = []
+    lost_is_set = one.holding.lost.set
+
+    def told() -> None:
+        said.append((one.holding.why, one.holding.duplicate_process))
+        lost_is_set()
+
+    one.holding.lost.set = told  # type: ignore[method-assign]
+    one.holding.drop("left to expire")
+    assert said == [("left to expire", False)]
