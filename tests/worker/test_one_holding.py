@@ -49,6 +49,7 @@ class Held:
     def __init__(self, process: str = "p-1", replaced: str | None = None, store: Recorder | None = None) -> None:
         self.store, self.clock = store or Recorder(), Clock()
         self.noticed: list[Holding] = []
+        self.said: list[tuple[str, bool, bool]] = []
         self.store.write(CreateLease(Lease("s-0", weight=100)))
         self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
         self.store.asked.clear()
@@ -60,8 +61,12 @@ class Held:
             begun=1000.0,
             lease_seconds=10.0,
             replaced=replaced,
-            noticed=self.noticed.append,
+            noticed=self._notice,
         )
+
+    def _notice(self, holding: Holding) -> None:
+        self.noticed.append(holding)
+        self.said.append((holding.why, holding.duplicate_process, holding.lease.ended))
 
     @property
     def row(self) -> Lease:
@@ -341,7 +346,7 @@ def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
     assert younger.holding.renew() is False
     assert younger.end == (True, "another living process uses this worker id")
-    assert younger.holding.duplicate_process is True
+    assert younger.said == [("another living process uses this worker id", True, False)]
 
 
 def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
