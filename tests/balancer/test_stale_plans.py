@@ -48,7 +48,7 @@ class Settling:
         return [each for each in rules.values() if len(each) > 1]
 
 
-def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settling:  # noqa: C901  a fleet is told in the order in which it happens
+def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settling:
     """Two to eight workers, each with two to twelve leases (uneven: one to twice that) of log-normal throughput.
 
     even   whether all begin with as many leases
