@@ -276,11 +276,13 @@ def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
 
 def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
     """M13: whoever should relieve the fullest would not look for N cycles; a lease too hot to help calls nobody."""
-    ours = tuple(evolve(lease, weight=1) for lease in TABLE)
+    ours = tuple(evolve(lease, weight=10_000) for lease in TABLE)
     hot = next(lease.key for lease in ours if lease.owner == READER)
-    warm = tuple(evolve(lease, weight=6) if lease.owner == READER else lease for lease in ours)
-    burning = tuple(evolve(lease, weight=60 if lease.key == hot else 1) for lease in warm if lease.owner != READER)
-    burning += (evolve(row(hot, READER), weight=60),)
+    warm = tuple(evolve(lease, weight=60_000) if lease.owner == READER else lease for lease in ours)
+    burning = tuple(
+        evolve(lease, weight=600_000 if lease.key == hot else 10_000) for lease in warm if lease.owner != READER
+    )
+    burning += (evolve(row(hot, READER), weight=600_000),)
     late, early = (evolve(FULL, hearing=evolve(HEARING, acts_still=seconds)) for seconds in (21.0, 19.0))
     assert [
         look(LOOKOUT, leases, history).notes for leases, history in ((warm, late), (warm, early), (burning, late))

@@ -24,7 +24,7 @@ def fleet(seed: int) -> dict[str, Lease]:
     random = Random(seed)  # noqa: S311  a seed, not a secret
     keys = [f"s-{number:03d}" for number in range(300)]
     return {
-        key: Lease(key, owner=WORKERS[place % 15], weight=round(1024 * random.lognormvariate(0, 1)))
+        key: Lease(key, owner=WORKERS[place % 15], weight=round(65_536 * random.lognormvariate(0, 1)))
         for place, key in enumerate(keys)
     }
 
@@ -82,7 +82,7 @@ def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
             leases[action.lease.key] = evolve(action.lease, owner=worker)
     counts = Counter(lease.owner for lease in leases.values())
     assert max(counts.values()) > min(counts.values()) + 1
-    typical = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 1638))
+    typical = min(leases.values(), key=lambda lease: abs((lease.weight or 0) - 104_832))
     leases[typical.key] = evolve(typical, weight=None)
     assert plans(leases, 21) == []
     assert relief({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1) == {"n-2": "b"}
@@ -91,6 +91,20 @@ def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
 def test_where_nothing_flows_the_counts_decide() -> None:
     """A newcomer to an idle stream would be told that nought is its fair part of nought, and get nothing."""
     assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("each", "uneven", "tolerance"),
+    [(10_000, False, 10), (9_999, False, 0), (9_999, True, 10), (5_000, True, 10), (4_999, True, 0), (0, True, 0)],
+)
+def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven: bool, tolerance: int) -> None:
+    """M13: leases would follow a few bytes; traffic about one limit would move them there and back each time."""
+    leases = [evolve(lease, weight=each) for lease in fleet(1).values()]
+    assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
+    if uneven:
+        leases[0] = evolve(leases[0], owner=leases[1].owner)
+    assert slack(leases, 20) == tolerance
+    assert slack([evolve(leases[0], weight=None), *leases[1:]], 20) == tolerance
 
 
 def test_a_gain_below_the_noise_moves_nothing() -> None:
@@ -115,9 +129,9 @@ def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
 def test_a_taker_asks_where_the_owner_answers() -> None:
     """H2: a load that moves is no more urgent than a count, and need not be read twice."""
     leases = [
-        Lease("s-1", owner="a", weight=9),
-        Lease("s-2", owner="a", weight=9),
-        Lease("s-3", owner="b", weight=1),
+        Lease("s-1", owner="a", weight=90_000),
+        Lease("s-2", owner="a", weight=90_000),
+        Lease("s-3", owner="b", weight=10_000),
     ]
     stolen = plan(leases, None, Me("b"), CONFIG)
     assert [(type(action), action.lease.key) for action in stolen] == [(Steal, stolen[0].lease.key)]
@@ -155,6 +169,15 @@ def test_who_has_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int |
     """M13: measures wander: it would be given a lease, and it be taken away again; the unmeasured weigh the average."""
     other = Lease("b-0", owner="b", weight=55 if weight is None else 100 - weight)
     assert shares_of(Lease("a-0", owner="a", weight=weight), other).loaded("a") is loaded
+
+
+def test_what_is_on_its_way_counts_for_its_heir_alone() -> None:
+    """H1: counted for nobody, a worker with its load would be given more for its count's sake."""
+    going = Lease("b-1", owner="b", weight=45, heir="a", yields=True)
+    shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
+    assert (shares.loaded("a"), shares.loaded("b")) == (True, True)
+    shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=40), going)
+    assert (shares.loaded("a"), shares.loaded("b")) == (True, False)
 
 
 def test_the_unmeasured_weigh_the_average_in_everybodys_load() -> None:

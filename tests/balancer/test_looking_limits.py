@@ -205,9 +205,9 @@ def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> Non
 
 
 def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
-    """The leases of these workers, of these weights."""
+    """The leases of these workers, of these weights, in ten kilobytes a second."""
     return tuple(
-        evolve(row(f"{worker}-{place}", worker), weight=weight)
+        evolve(row(f"{worker}-{place}", worker), weight=10_000 * weight)
         for worker, each in weights.items()
         for place, weight in enumerate(each)
     )

@@ -3,6 +3,7 @@
 import pytest
 from attrs import evolve
 from mutants import ROOT, Excuse, Group, Mutant, Tally, excuses, groups, page, planted_again
+from statements import faults, rooms
 
 
 def test_every_listed_module_and_test_exists() -> None:
@@ -59,3 +60,46 @@ def test_of_a_part_the_survivors_alone_are_tried_again(monkeypatch: pytest.Monke
     for parts in ("5", ""):
         planted_again(Group("g", (), (), parts))
     assert runs == [("a",), (), ("a",)]
+
+
+PLAIN = """
+def f(self):
+    if self.over:
+        return None
+    self.told = True
+    self.tell(1)
+    try:
+        value = self.ask()
+        self.say(value)
+    finally:
+        self.lock.close()
+        self.tell(2)
+    log.info("done")
+    return value
+"""
+
+
+def test_each_kind_of_fault_is_planted_where_it_can_be() -> None:
+    """A kind that is never planted would count as seen."""
+    found = {(each.kind, each.line): each.source for each in faults(PLAIN)}
+    assert set(found) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
+    assert found["guard", 4] == PLAIN.replace("return None", "pass")
+    assert found["reset", 5] == PLAIN.replace("self.told = True", "pass")
+    assert found["swap", 5] == PLAIN.replace(
+        "    self.told = True\n    self.tell(1)\n", "    self.tell(1)\n    self.told = True\n"
+    )
+    assert found["finally", 11] == PLAIN.replace("        self.lock.close()\n        self.tell(2)", "        pass")
+
+
+def test_what_is_assigned_is_used_after_it_and_a_constructor_puts_nothing_back() -> None:
+    """Faults that end every call at once would make any tests look good."""
+    assert list(faults("def f():\n    a = 1\n    g(a)\n")) == []
+    assert list(faults("class C:\n    def __init__(self):\n        self.a = 0\n        self.g()\n")) == []
+    assert list(faults("def f(self):\n    self.a, self.b = self.g(), 1\n    self.c = self.h()\n")) == []
+
+
+def test_every_module_and_test_of_a_room_exists() -> None:
+    """A file that was renamed would be left out, and its faults with it."""
+    paths = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []

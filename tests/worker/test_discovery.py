@@ -182,3 +182,35 @@ def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
     ours.run(40.0)
     # One listing showed that it is to go, another that it is gone.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
+
+
+def test_the_shards_are_listed_again_every_five_minutes() -> None:
+    """What a listing missed, and no hole shows, would stay without a lease for ever; sooner, requests are wasted."""
+    discovery = Discovery(ListSource(four_shards()))
+    times = (0.0, 1.0, 299.9, 300.0, 300.1, 599.9, 600.0)
+    assert [discovery.shards(now, HEALTHY, ME) is not None for now in times] == [
+        *(True, False, False, True, False, False, True)
+    ]
+    sooner = Discovery(ListSource(four_shards()), safety_seconds=10.0)
+    assert [sooner.shards(now, HEALTHY, ME) is not None for now in (0.0, 9.9, 10.0)] == [True, False, True]
+
+
+class Unanswered(ListSource):
+    """A stream whose first listings fail, each for its reason."""
+
+    reasons: list[str] = ["no", "no", "yet"]  # noqa: RUF012  of one test
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Fail, while there is a reason left."""
+        if self.reasons:
+            raise SourceUnavailable(self.reasons.pop(0))
+        return super().shards()
+
+
+def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
+    """A fault said at every turn buries the rest of the log; one that is never called over is searched for."""
+    discovery = Discovery(Unanswered(four_shards()))
+    found = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
+    assert found == [False, False, False, True, False, False]
+    again = "the shards could not be listed, trying again at each turn: "
+    assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]

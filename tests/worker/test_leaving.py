@@ -1,5 +1,6 @@
 """A worker that cannot go on leaves, with its reason, and within a stated time: nothing is held and not read."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
@@ -10,6 +11,7 @@ from attrs import define, field
 from virtual_fleet import FaultyStore, four_shards
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.reading.guarding import Guarded
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.run import run
@@ -20,7 +22,7 @@ from leasehold.adapters.worker.tidings import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.stores.protocol import Listing
+from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
 
 WAIT = 30.0
 
@@ -225,6 +227,88 @@ def _then(holding: Holding, event: Event) -> Callable[[Holding], None]:
         event.set()
 
     return tell
+
+
+class Step:
+    """A step that fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.fails, self.steps = 0, 0
+
+    def __call__(self, now: float) -> float:
+        """Fail, or be due in a second."""
+        self.steps += 1
+        if self.fails:
+            self.fails -= 1
+            raise ValueError
+        return now + 1.0
+
+
+class Leaving:
+    """A holding whose release may not be answered, with all that its guard may ask for."""
+
+    def __init__(self) -> None:
+        self.key, self.lost, self.parting = "s-0", Event(), False
+        self.answers: list[bool | StoreError] = []
+        self.excluded: list[tuple[str, float]] = []
+        self.unforeseen: list[str] = []
+
+    def clock(self) -> float:
+        """The time stands still."""
+        return 1000.0
+
+    def ask_release(self) -> None:
+        """Remember it."""
+        self.parting = True
+
+    def part(self) -> bool:
+        """The next answer."""
+        answer = self.answers.pop(0)
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+
+def guarded() -> tuple[Guarded, Step, Leaving]:
+    step, held = Step(), Leaving()
+    scheduler: Any = type("S", (), {"clock": held.clock, "unforeseen": lambda _s, key, _f: held.unforeseen.append(key)})
+    one: Any = held
+    return Guarded(step, one, lambda *what: held.excluded.append(what), scheduler()), step, held
+
+
+def test_a_step_that_raises_three_times_in_a_row_lets_its_lease_go(caplog: pytest.LogCaptureFixture) -> None:
+    """A reading that can never go on would keep its lease; one that failed now and then would lose it."""
+    step, work, held = guarded()
+    held.answers = [OutcomeUnknown("no answer"), False, True]
+    assert step(1.0) == 2.0
+    work.fails = 2
+    assert [step(2.0), step(3.0), step(4.0)] == [1005.0, 1005.0, 5.0]
+    work.fails = 3
+    assert [step(5.0), step(6.0)] == [1005.0, 1005.0]
+    assert (held.excluded, held.parting) == ([], False)
+    assert [step(7.0), step(8.0), step(9.0)] == [1001.0, 1001.0, math.inf]
+    assert work.steps == 7, "what is let go is not read again"
+    assert held.excluded == [("s-0", 60.0)] * 3
+    assert held.unforeseen == ["s-0"] * 5
+    assert caplog.messages == [
+        "lease s-0 cannot be read here and is not released yet: no answer",
+        "lease s-0 cannot be read here and is released",
+        "lease s-0 cannot be read here and is released",
+    ]
+
+
+@pytest.mark.parametrize("parting", [True, False])
+def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, parting: bool) -> None:
+    """A drain would wait fifteen seconds for a reading that fails, or another worker be robbed of what it took."""
+    step, work, held = guarded()
+    work.fails, held.parting, held.answers = 1, parting, [True]
+    if not parting:
+        held.lost.set()
+    assert step(1.0) == math.inf
+    assert held.excluded == ([("s-0", 60.0)] if parting else [])
+    held.lost.set()
+    held.answers = []
+    assert guarded()[0](1.0) == 2.0
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_not_run() -> None:

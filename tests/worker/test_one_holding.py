@@ -51,6 +51,7 @@ class Held:
     def __init__(self, process: str = "p-1", replaced: str | None = None, store: Recorder | None = None) -> None:
         self.store, self.clock = store or Recorder(), Clock()
         self.noticed: list[Holding] = []
+        self.said: list[tuple[str, bool, bool]] = []
         self.store.write(CreateLease(Lease("s-0", weight=100)))
         self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
         self.store.asked.clear()
@@ -62,8 +63,12 @@ class Held:
             begun=1000.0,
             lease_seconds=10.0,
             replaced=replaced,
-            noticed=self.noticed.append,
+            noticed=self._notice,
         )
+
+    def _notice(self, holding: Holding) -> None:
+        self.noticed.append(holding)
+        self.said.append((holding.why, holding.duplicate_process, holding.lease.ended))
 
     @property
     def row(self) -> Lease:
@@ -383,7 +388,7 @@ def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
     assert younger.holding.renew() is False
     assert younger.end == (True, "another living process uses this worker id")
-    assert younger.holding.duplicate_process is True
+    assert younger.said == [("another living process uses this worker id", True, False)]
 
 
 def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
@@ -485,3 +490,18 @@ def test_a_renewal_carries_what_was_read_a_second() -> None:
     one.clock.now = 1060.0
     assert one.holding.renew()
     assert one.row.weight == 150
+
+
+def test_whoever_sees_a_lease_lost_can_read_why() -> None:
+    """Told before its reason is there, the log would say nothing, and a second process of one id go on."""
+    one = Held()
+    said: list[tuple[str, bool]] = []
+    lost_is_set = one.holding.lost.set
+
+    def told() -> None:
+        said.append((one.holding.why, one.holding.duplicate_process))
+        lost_is_set()
+
+    one.holding.lost.set = told  # type: ignore[method-assign]
+    one.holding.drop("left to expire")
+    assert said == [("left to expire", False)]

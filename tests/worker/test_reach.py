@@ -205,3 +205,13 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
     source.shelves["s-0"] = ShardRecords(waiting, size=20)
     assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0
+
+
+def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
+    """A shard of which nobody knows anything would be said to be at its end; the worker's metrics would fail."""
+    found = meter()
+    assert found.behind(0.0) is None
+    found.read(Batch((), None, None, 0.2), 1.0)
+    assert found.behind(40.0) is None
+    found.read(EMPTY, 41.0)
+    assert found.behind(41.0) == 0.0

@@ -63,6 +63,21 @@ def test_a_renewal_that_stalls_is_not_begun_again_beside_itself() -> None:
     assert stalling.begun.count("s-0") == 1
 
 
+def test_what_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
+    """The renewals would be gone through twenty times a second for as long as one request has no answer."""
+    _, alone, _ = stalled()
+    alone.run(6)
+    alone.each_renewal = lambda function, items: ()  # noqa: ARG005  nothing is answered any more
+    waits, drop_at = [], alone.worker.holdings[0].confirmed + 10.0 * 4 / 3
+    for _ in range(4):
+        alone.clock.now = max(alone.clock.now, alone.renew_due)
+        due = alone.worker.renew(alone.clock.now, alone.each_renewal)
+        waits.append(round(due - alone.clock.now, 6))
+        alone.renew_due = due
+    assert alone.clock.now < drop_at
+    assert min(waits[1:]) == 1.0
+
+
 def test_what_is_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
     """Others may have it by then: two would hand over its records."""
     _, alone, _ = stalled()

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from leasehold.adapters.sources.clock import seconds
-from leasehold.adapters.threads import ThreadQueue
+from leasehold.adapters.threads import ThreadQueue, ThreadScheduler
+from leasehold.adapters.worker.scheduler import Signal
 
 
 @contextmanager
@@ -47,3 +50,28 @@ def test_a_queue_waits_until_then_and_no_longer() -> None:
     assert queue.get(-1.0) is None
     queue.put("item")
     assert queue.get(seconds() - 1) == "item"
+
+
+def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread would return empty-handed after a second, and the run end with nothing to say."""
+    monkeypatch.setattr("leasehold.adapters.worker.threads.SIGNAL_SECONDS", 0.01)
+    queue = ThreadQueue(seconds)
+    until = seconds() + 0.05
+    assert queue.get(until) is None
+    assert seconds() >= until
+    threading.Timer(0.05, queue.put, ["item"]).start()
+    assert queue.get() == "item"
+
+
+def test_a_signal_that_was_given_many_times_ends_one_wait_and_can_be_given_again() -> None:
+    """A task would turn without a pause for each of them; or, once taken back, no signal would come any more."""
+    signal_ = Signal(ThreadScheduler(seconds))
+    answers = []
+    for given in (3, 0, 1, 0):
+        for _ in range(given):
+            signal_.set()
+        answers.append(signal_.wait(0.0))
+    assert answers == [True, False, True, False]
+    signal_.set()
+    signal_.clear()
+    assert signal_.wait(0.0) is False

@@ -16,3 +16,17 @@ def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_l
     store.lose_replies = 4
     one.run(3)
     assert one.held == ["s-0", "s-1", "s-2", "s-3"]
+
+
+def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
+    """Each turn would claim again what was lost to another in between, for as long as the process lives."""
+    clock, store = Clock(), FaultyStore()
+    store.write(CreateLease(Lease("s-0")))
+    one = member(store, ListSource(four_shards()), clock)
+    holdings = one.worker._holdings  # noqa: SLF001  what a turn asks it for
+    holdings.mark_unconfirmed(store.row("s-0"))
+    assert [lease.key for lease in holdings.unconfirmed] == ["s-0"]
+    assert holdings.readopt(store.row("s-0")) is None
+    (holding,) = holdings.all
+    holding.drop("taken")
+    assert (holdings.all, holdings.unconfirmed) == ((), ())

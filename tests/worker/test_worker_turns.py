@@ -1,5 +1,7 @@
 """One worker's appointments under a virtual clock: what it takes, keeps, loses, and takes up again."""
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, together
@@ -352,3 +354,40 @@ def test_a_refused_write_names_the_lease_as_it_is() -> None:
     store.write(ClaimLease(seen, "a-1"))
     assert store.write(ClaimLease(seen, "b-1")) == Lost("s", store.row("s"))
     assert shard("x", 0, 1).open
+
+
+def test_a_worker_that_leaves_takes_nothing_more() -> None:
+    """A turn that was under way as the drain began would claim what nobody here reads, and leave it to expire."""
+    store = FaultyStore()
+    one = member(store, ListSource(four_shards()), Clock())
+    one.worker.close()
+    one.run(30)
+    assert (one.held, store.list().leases) == ([], ())
+
+
+def test_who_is_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
+    """Woken before the mark is there, a turn would find nothing to do, and the children of a shard wait for a cycle."""
+    one = member(FaultyStore(), ListSource(four_shards()), Clock())
+    one.run(30)
+    listed: list[int] = []
+    source: Any = one.worker.source
+    shards = source.shards
+    turns = one.worker.turn
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(one.worker.discovery, "_source", Listed(shards, listed))
+        patched.setattr(one.worker, "_hurried", lambda: turns(one.clock.now))
+        one.worker.hurry()
+    assert listed == [4]
+
+
+class Listed:
+    """A stream that counts its listings."""
+
+    def __init__(self, shards: Any, listed: list[int]) -> None:  # noqa: ANN401  a method of the source
+        self._shards, self._listed = shards, listed
+
+    def shards(self) -> Any:  # noqa: ANN401  as the source answers
+        """List, and remember how many there were."""
+        found = self._shards()
+        self._listed.append(len(found))
+        return found

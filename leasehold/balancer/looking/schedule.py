@@ -43,6 +43,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Req
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
+from leasehold.balancer.handoff import live_moves
 from leasehold.balancer.looking.bulletin import bulletin_of, note_of
 from leasehold.balancer.looking.ranks import heartbeat_seconds, lookout_ranks, rank_digest, scaled
 from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me, Notes
@@ -244,8 +245,8 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
-    moving = {lease.key for lease in census.moving}
-    return bool(takers(census, counts, floor, moving, config.rules.most_leases))
+    moving = live_moves(census, config)
+    return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))
 
 
 def _abdication(leases: Iterable[Lease], me: Me, hearing: BulletinState) -> Notes:

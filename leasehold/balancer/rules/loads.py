@@ -13,6 +13,13 @@ Measures wander, and a fleet must not follow their noise. Hence four limits:
     it gains at least (a tenth of the mean)² / 4, the most that a lease gains where the gap is a tenth of the mean;
     a worker that gains in a series gives nothing in it: others would carry the second step out before the first.
 
+A lease moves once in a settling: one that changed hands within the last cycle stays, and the weight of one that is on
+its way counts for its heir already. Somebody who plans from an older reading names an owner that no longer has it, and
+is refused. What M6 moved for the counts' sake may go once more for the loads': no order of M4 knows both.
+
+Little traffic is no reason to move anything: below a hundredth of what a shard takes, for each lease, counts alone
+decide. Uneven counts go on to half of that, so that traffic about the limit does not move leases to and fro.
+
 Counts stay within limits too. Nobody is filled above the floor, one and the tolerance, nor above `max_leases`; a worker
 that is down to the floor less the tolerance gives only what leaves it above the mean.
 
@@ -23,7 +30,8 @@ the 10 is below 30 - 6, and goes to c. The series ends with 60, 70, 50, for b ha
 listing shows b above the band, and one of its tens goes to c: 60, 60, 60. That makes three moves.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
@@ -34,6 +42,9 @@ from leasehold.balancer.model import Lease
 BAND = 0.1
 """A worker's load may be so far above the mean before anything moves."""
 
+QUIET = 10_000
+"""Bytes a second for each lease, a hundredth of what a shard of Kinesis takes: below it counts alone decide."""
+
 UNKNOWN = 10
 """Of so many leases one may be unmeasured: a shard that was just split must not end the balance of loads."""
 
@@ -41,16 +52,24 @@ UNKNOWN = 10
 def slack(leases: Sequence[Lease], floor: int) -> int:
     """Counts may differ so far for the sake of loads: half a share where nearly every weight is known, else 0.
 
-    With no measured traffic, leases are balanced by count alone. Beside a KCL 3.x worker, which measures too, counts
+    With hardly any traffic, leases are balanced by count alone. Beside a KCL 3.x worker, which measures too, counts
     are all that both go by: a lease that one moved for its load the other would take back.
     """
     most = len(leases) // UNKNOWN
     if all(lease.weight is None for lease in leases[: most + 1]):
         return 0  # where nobody measures, without a look at the rest
-    weights = [lease.weight for lease in leases]
-    if weights.count(None) > most or not any(weights) or _mixed(leases):
+    known = [lease.weight for lease in leases if lease.weight is not None]
+    if len(leases) - len(known) > most or _quiet(leases, sum(known), len(known)) or _mixed(leases):
         return 0
     return (floor + 1) // 2
+
+
+def _quiet(leases: Sequence[Lease], load: int, measured: int) -> bool:
+    """Whether there is too little traffic to move anything for: half as much where counts already differ for it."""
+    if 2 * load < QUIET * measured or load >= QUIET * measured:
+        return load < QUIET * measured
+    counts = Counter(lease.owner for lease in leases if lease.owner is not None).values()
+    return not counts or max(counts) - min(counts) <= 1
 
 
 def _mixed(leases: Sequence[Lease]) -> bool:
@@ -70,15 +89,34 @@ def weight_of(lease: Lease, unknown: int) -> int:
     return unknown if lease.weight is None else lease.weight
 
 
+def loads_of(
+    census: Census, workers: Iterable[str], moving: Mapping[str, tuple[str, str]], unknown: int
+) -> dict[str, int]:
+    """The load of each of these workers, with the moves under way made: counted nowhere, an heir would get more."""
+    loads, dead = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
+    for lease in census.leases:
+        owner = moving[lease.key][1] if lease.key in moving else lease.owner
+        if owner in loads and lease.key not in dead:
+            loads[owner] += weight_of(lease, unknown)
+    return loads
+
+
 def takers(
-    census: Census, counts: Mapping[str, int], floor: int, moving: Container[str], most_leases: int | None
+    census: Census,
+    counts: Mapping[str, int],
+    floor: int,
+    moving: Mapping[str, tuple[str, str]],
+    most_leases: int | None,
+    *,
+    settling: float,
 ) -> dict[str, str]:
     """The taker of each lease (by key) that should move, once the counts are in order; none while a lease is free.
 
     counts       leases by worker, with the moves under way made
     floor        the least that anybody should hold
-    moving       the keys of the leases that are on their way
+    moving       owner and heir, by key, of the leases that are on their way
     most_leases  of one worker; None: no limit
+    settling     what changed hands less than so many seconds ago stays
     """
     tolerance = slack(census.leases, floor)
     if not tolerance or census.available:
@@ -88,16 +126,20 @@ def takers(
         return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
-        if lease.owner is not None and lease.key not in moving:
+        if lease.owner is not None and lease.key not in moving and lease.held >= settling:
             held[lease.owner].append(lease)
     most = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
     room = {worker: most - count for worker, count in counts.items()}
     spare = {worker: count - (floor - tolerance) for worker, count in counts.items()}
-    return relief(held, room, spare, unknown)
+    return relief(held, room, spare, unknown, loads_of(census, counts, moving, unknown))
 
 
 def relief(
-    held: Mapping[str, Sequence[Lease]], room: Mapping[str, int], spare: Mapping[str, int], unknown: int = 0
+    held: Mapping[str, Sequence[Lease]],
+    room: Mapping[str, int],
+    spare: Mapping[str, int],
+    unknown: int = 0,
+    loads: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """The taker of each lease (by key) that leaves an overloaded worker; the same for all that read alike.
 
@@ -105,10 +147,12 @@ def relief(
     room     how many leases each worker may gain
     spare    how many each may lose; a worker that stays above the mean may lose more
     unknown  the weight of a lease that was not measured yet
+    loads    of each worker, with what may not move; None: the leases in `held` are all there are
     """
-    loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in held.items()}
+    if loads is None:
+        loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in held.items()}
     scale = _LoadBalancer(
-        {worker: list(leases) for worker, leases in held.items()}, loads, dict(room), dict(spare), unknown
+        {worker: list(leases) for worker, leases in held.items()}, dict(loads), dict(room), dict(spare), unknown
     )
     while scale.step():
         pass

@@ -248,7 +248,14 @@ class _Turn:
         if not shares.tolerance or any(shares.short(worker) for worker in shares.lacking):
             return ()
         moving = live_moves(shares.census, shares.config)
-        takings = takers(shares.census, shares.counts, shares.floor, moving, self.rules.max_leases)
+        takings = takers(
+            shares.census,
+            shares.counts,
+            shares.floor,
+            moving,
+            self.rules.max_leases,
+            settling=shares.config.cycle_seconds,
+        )
         keys = {key for key, taker in takings.items() if taker == self.me.worker}
         mine = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
         return tuple(_steal(lease, "M13") for lease in sorted(mine, key=donation_order)[: self.rules.max_steals])

@@ -27,7 +27,7 @@ from leasehold.balancer.handoff import live_moves
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import FleetSeconds
 from leasehold.balancer.rules.groups import Groups, favoured
-from leasehold.balancer.rules.loads import BAND, average, weight_of
+from leasehold.balancer.rules.loads import BAND, average, loads_of, weight_of
 
 donation_order = order_under("minimal")
 """M4: the order in which leases are given up, and free ones are claimed."""
@@ -104,13 +104,19 @@ class Shares:
     def _unknown(self) -> int:
         return average(self.census.leases)
 
+    @cached_property
+    def _loads(self) -> dict[str, int]:
+        return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._unknown)
+
+    @cached_property
+    def _everybodys(self) -> int:
+        return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
+
     def loaded(self, worker: str) -> bool:
         """M13: whether a worker has its load, or a tenth less, for measures wander; no where loads are unknown."""
         if not self.tolerance:
             return False
-        its = sum(weight_of(lease, self._unknown) for lease in self.census.each_held_by({worker}))
-        everybodys = sum(weight_of(lease, self._unknown) for lease in self.census.leases)
-        return its * len(self.counts) >= (1 - BAND) * everybodys
+        return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._everybodys
 
     def short(self, worker: str) -> bool:
         """Whether this worker, seen or led, takes from the living for its count's sake (M6, M14)."""

@@ -209,11 +209,15 @@ def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = 
 
 @st.composite
 def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> Scene:
-    """Everybody holds a lease that says so, counts are uneven, and nearly all throughputs are known."""
+    """Everybody holds a lease that says so, counts are uneven, and nearly all throughputs are known.
+
+    In some fleets hardly anything flows.
+    """
     counts = draw(st.lists(st.integers(1, 12), min_size=2, max_size=len(WORKERS)))
     owners = [owner for owner, count in zip(WORKERS, counts, strict=False) for _ in range(count)]
     free = draw(st.sampled_from((0.0, 0.0, 0.1)))
-    weight = st.integers(1, 100) | st.integers(0, 5000)
+    unit = draw(st.sampled_from((1, 100, 10_000)))
+    weight = (st.integers(1, 100) | st.integers(0, 5000)).map(lambda bytes_: unit * bytes_)
     table = tuple(
         Lease(
             f"s-{place:02}",

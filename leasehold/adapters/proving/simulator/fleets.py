@@ -112,7 +112,7 @@ def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = _present(workers, config, draw)
     fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
-    weights = tuple(round(KB * draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
+    weights = tuple(round(64 * KB * draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
     return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
 
 

@@ -11,6 +11,7 @@ from attrs import field, frozen
 from leasehold.adapters.proving.simulator.misdeeds import Misdeed
 from leasehold.adapters.proving.simulator.mishaps import Mishap
 from leasehold.adapters.reading.handlers.handling import Handler
+from leasehold.adapters.reading.runner import DRAIN_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
@@ -41,6 +42,8 @@ class Member:
     foreign whether it stands for another library: it answers no requests for planned moves, and steals
             under the version as seen, as KCL 2.x and the Event Hubs SDKs do
     rate    how fast its clock runs
+    drain_seconds
+            most time for its drain
     """
 
     worker: str
@@ -53,6 +56,7 @@ class Member:
     plans: float = math.inf
     foreign: bool = False
     rate: float = 1.0
+    drain_seconds: float = DRAIN_SECONDS
 
     def alive(self, t: float) -> bool:
         """Whether it runs then."""

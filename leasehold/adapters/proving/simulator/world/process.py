@@ -74,7 +74,14 @@ class Process:
             measure=self._measure,
         )
         begin = None if self._scenario.reading else _hold
-        self._runner = Runner(worker, handling, begin=begin, crew=VirtualExecutor(self._time), wall=None)
+        self._runner = Runner(
+            worker,
+            handling,
+            begin=begin,
+            crew=VirtualExecutor(self._time),
+            wall=None,
+            drain_seconds=member.drain_seconds,
+        )
 
     def run(self) -> None:
         """Work until the end, its naps and its death included."""

@@ -1,0 +1,194 @@
+"""Plants the faults that mutmut has no operator for, one at a time, and says which of them no test sees, by room.
+
+    python tests/mutation/statements.py                 all rooms of statements.toml
+    python tests/mutation/statements.py worker --each 4 every fourth fault of one room
+
+Two statements change places; a guard goes on where it would return; a reset is left out; a `finally` does nothing.
+The tests run in a fork of this process, in a copy under build/statements, and stop at the first that fails.
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import argparse
+import ast
+import importlib
+import os
+import shutil
+import signal
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SECONDS = 120.0
+"""A fault under which the tests take longer has been seen."""
+
+RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
+"""Methods that put something back."""
+
+ARGUMENTS = (
+    *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "ci", "-p", "no:cacheprovider"),
+    *("-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests", "-o", "addopts="),
+    *("-m", "not (more or services or spark or slow)"),
+)
+
+
+@frozen
+class Fault:
+    """A change of a few lines: its kind, the first line it touches, and the whole module with it."""
+
+    kind: str
+    line: int
+    source: str
+
+
+def faults(source: str) -> Iterator[Fault]:
+    """Every fault that can be planted into this module."""
+    for node in ast.walk(ast.parse(source)):
+        within = not isinstance(node, ast.Module | ast.ClassDef)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if within and isinstance(block, list):
+                if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                    continue  # nothing is there to put back, and the order seldom matters
+                yield from _swaps(source, block)
+                yield from (_dropped(source, "reset", each, each) for each in block if _resets(each))
+        if isinstance(node, ast.If) and not node.orelse and isinstance(last := node.body[-1], _LEAVES):
+            yield _dropped(source, "guard", last, last)
+        if isinstance(node, ast.Try) and node.finalbody:
+            yield _dropped(source, "finally", node.finalbody[0], node.finalbody[-1])
+
+
+_LEAVES = ast.Return | ast.Continue | ast.Break | ast.Raise
+
+
+def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
+    """Neighbours that both do something, one by a call alone; the second needs no name that the first has bound."""
+    for first, second in pairwise(block):
+        calls = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
+        if _acts(first) and _acts(second) and calls and not (_bound(first) & _read(second)):
+            lines = source.splitlines(keepends=True)
+            one, two = lines[first.lineno - 1 : first.end_lineno], lines[second.lineno - 1 : second.end_lineno]
+            between = lines[first.end_lineno or 0 : second.lineno - 1]
+            lines[first.lineno - 1 : second.end_lineno] = [*two, *between, *one]
+            yield Fault("swap", first.lineno, "".join(lines))
+
+
+def _acts(statement: ast.stmt) -> bool:
+    """A call, or an assignment, that is not a word for people."""
+    if isinstance(statement, ast.Assign | ast.AugAssign):
+        return True
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and not ast.unparse(call.func).startswith("log.")
+
+
+def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
+    return {each.id for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    return _names(statement, ast.Store)
+
+
+def _read(statement: ast.stmt) -> set[str]:
+    return _names(statement, ast.Load)
+
+
+def _resets(statement: ast.stmt) -> bool:
+    """A constant, or nothing, that is put into an attribute, and a method that puts back or sets free."""
+    if isinstance(statement, ast.Assign):
+        value = statement.value
+        empty = isinstance(value, ast.Constant) or (isinstance(value, ast.Tuple | ast.List) and not value.elts)
+        return empty and isinstance(statement.targets[0], ast.Attribute | ast.Subscript)
+    if not (isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call)):
+        return isinstance(statement, ast.Delete)
+    return isinstance(call.func, ast.Attribute) and call.func.attr in RESETS
+
+
+def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
+    lines = source.splitlines(keepends=True)
+    lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
+    return Fault(kind, first.lineno, "".join(lines))
+
+
+def seen(place: Path, tests: list[str]) -> bool:
+    """Whether these tests fail, or do not end, in the copy as it is now."""
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        os.chdir(place)
+        sys.path[:0] = [str(place)]
+        silent = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(silent, stream)
+        os._exit(int(pytest.main([*ARGUMENTS, *tests]) != 0))
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status != 0
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def planted(name: str, modules: dict[str, list[str]], each: int) -> float:
+    """Plant every so-manieth fault into each of these modules, tell the survivors, and answer the share seen."""
+    place = ROOT / "build" / "statements" / name
+    shutil.rmtree(place, ignore_errors=True)
+    for folder in ("leasehold", "tests", "specs"):
+        shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(ROOT / "pyproject.toml", place)
+    kinds, alive, number = Counter[str](), Counter[str](), 0
+    for module, tests in modules.items():
+        path, before = place / module, (ROOT / module).read_text(encoding="utf-8")
+        if seen(place, tests):
+            sys.exit(f"{module}: its tests fail, or take too long, without any fault")
+        sys.dont_write_bytecode = True  # what was compiled for the run without a fault serves all others
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            compiled.unlink()
+        for fault in faults(before):
+            number += 1
+            if number % each:
+                continue
+            path.write_text(fault.source, encoding="utf-8")
+            kinds[fault.kind] += 1
+            if not seen(place, tests):
+                alive[fault.kind] += 1
+                text = before.splitlines()[fault.line - 1].strip()
+                print(f"  {module}:{fault.line}: {fault.kind}: {text}", flush=True)
+        path.write_text(before, encoding="utf-8")
+        sys.dont_write_bytecode = False
+    told = ", ".join(f"{kind} {kinds[kind] - alive[kind]} of {kinds[kind]}" for kind in sorted(kinds))
+    share = 1 - alive.total() / max(1, kinds.total())
+    print(f"{name}: {share:.0%} of {kinds.total()} seen ({told})", flush=True)
+    return share
+
+
+def rooms() -> dict[str, dict[str, list[str]]]:
+    """The modules of each room of statements.toml, each with its tests, the fastest first."""
+    return tomllib.loads((HERE / "statements.toml").read_text(encoding="utf-8"))
+
+
+def main() -> int:
+    """Plant and tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("room", nargs="?", choices=[*rooms()])
+    parser.add_argument("--each", type=int, default=1, help="every so-manieth fault")
+    asked = parser.parse_args()
+    importlib.import_module("boto3")  # once, and shared with every fork
+    shares = [planted(name, room, asked.each) for name, room in rooms().items() if asked.room in {None, name}]
+    return int(min(shares) < 0.9)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

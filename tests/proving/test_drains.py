@@ -1,0 +1,136 @@
+"""Law of deploys: a drain, however slow its batches, costs no record twice and no expiry."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
+
+import pytest
+from every_call import unhurried
+
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.judge import judge
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
+from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+
+CONFIG = Config(initial_position=TRIM_HORIZON)
+LEAVER, PEER, NEWCOMER = "a-0", "a-1", "a-2"
+LEASE = CONFIG.lease_seconds
+STOPS = 20.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> Iterator[None]:
+    with unhurried():
+        yield
+
+
+def drained(
+    seed: int,
+    *,
+    handling: float = 1.4 * LEASE,
+    shards: int = 9,
+    newcomer: float | None = None,
+    config: Config = CONFIG,
+    drain_seconds: float = 30.0,
+    peers: bool = True,
+) -> SimulatedHistory:
+    """A worker of many shards is stopped at a moment of its batches that the seed draws, beside a peer.
+
+    newcomer  comes so long before the stop: the leaver is asked for leases, and drains with heirs that wait
+    """
+    stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
+    joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
+    peer = Member(PEER, config, starts=0.0 if peers else stop + 70.0)
+    scenario = Scenario(
+        seed=seed,
+        owners=tuple(PEER if peers and place % 2 else LEAVER for place in range(shards)),
+        members=(Member(LEAVER, config, ends=stop, ending="leave", drain_seconds=drain_seconds), peer, *joins),
+        seconds=stop + 150.0,
+        calm=stop + 10.0,
+        network=Network(latency=(0.005, 0.05), stall=0.0, unanswered=0.0, reading=(0.01, 0.1)),
+        reading=True,
+        full=True,
+        handling_seconds=handling,
+    )
+    return run(scenario)
+
+
+def twice(history: SimulatedHistory) -> list[tuple[str, str]]:
+    """What was handed over more than once."""
+    handed = Counter((each.shard, each.digest) for each in history.events if each.event == "record")
+    return sorted(what for what, count in handed.items() if count > 1)
+
+
+def expiries(history: SimulatedHistory) -> list[str]:
+    """The leases that another worker took, or set free, while their owner had not let them go."""
+    return [
+        f"{write.worker} {write.verb} {write.key} of {write.before.owner} at {write.t:.1f}"
+        for write in history.writes
+        if write.done and write.before is not None and write.before.owner not in {None, write.worker}
+        if write.verb in {"claim", "steal", "release"}
+    ]
+
+
+def told(history: SimulatedHistory, limits: Limits) -> list[str]:
+    return [str(breach) for breach in judge(history, limits)]
+
+
+def gaps(history: SimulatedHistory) -> list[str]:
+    """What the leaver still had in its drain and did not renew for a lease, with room for a request."""
+    (stop,) = (each.t for each in history.incidents if each.what == "leave")
+    (gone,) = (each.t for each in history.incidents if each.what == "gone")
+    written = {each.key: [stop - LEASE] for each in history.first}
+    left: dict[str, float] = {}
+    for write in history.writes:
+        if write.process.startswith(LEAVER) and write.done and write.after is not None:
+            written[write.key].append(write.t)
+            if write.after.owner != LEAVER:
+                left[write.key] = write.t
+    held = {write.key for write in history.writes if write.process.startswith(LEAVER)}
+    return [
+        f"{key} at {before:.1f}"
+        for key in sorted(held)
+        for before, after in pairwise([*written[key], left.get(key, gone)])
+        if before >= stop - LEASE and after - before > LEASE
+    ]
+
+
+@pytest.mark.parametrize("newcomer", [None, 0.3, 2.0, 9.0])
+@pytest.mark.parametrize("lease_seconds", [LEASE, 3.0])
+def test_a_drain_of_slow_batches_costs_no_record_twice_and_no_expiry(
+    newcomer: float | None, lease_seconds: float
+) -> None:
+    """Renewals that stop when a drain begins let every lease expire under the batch that is being finished."""
+    config = Config(lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
+    for seed in range(10):
+        history = drained(seed, newcomer=newcomer, config=config)
+        limits = Limits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
+        assert (twice(history), expiries(history), told(history, limits)) == ([], [], []), seed
+        finished = {(each.shard, each.digest) for each in history.events if each.event == "finished"}
+        assert finished == {(each.key, each.digest) for each in history.sent}
+
+
+@pytest.mark.parametrize("handling", [0.1, 0.9 * LEASE, 2.9 * LEASE])
+def test_a_drain_renews_what_it_holds_until_it_lets_go(handling: float) -> None:
+    """Nobody would be there to show that a lease has expired: the shard is handed over twice a cycle later."""
+    for seed in range(6):
+        history = drained(seed, handling=handling, shards=5, peers=False)
+        assert (gaps(history), twice(history), expiries(history)) == ([], [], []), seed
+
+
+@pytest.mark.parametrize("drain_seconds", [5.0, 12.0, 25.0])
+def test_what_a_drain_cannot_finish_is_held_until_its_time_is_over(drain_seconds: float) -> None:
+    """Others would begin on a shard whose handler is still at work, with time left to finish."""
+    for seed in range(6):
+        history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
+        (stop,) = (each.t for each in history.incidents if each.what == "leave")
+        (gone,) = (each.t for each in history.incidents if each.what == "gone")
+        assert gone == pytest.approx(stop + drain_seconds, abs=1.0)
+        ends = [float(said.rpartition(" ")[2]) for said in expiries(history)]
+        assert ends
+        assert min(ends) >= gone + LEASE / 3, seed
+        assert gaps(history) == []
