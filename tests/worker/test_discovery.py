@@ -154,6 +154,7 @@ def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> N
 def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() -> None:
     """Without it finished leases, which Java workers count as load, would stay for minutes; or everybody would list."""
     source = ListSource(four_shards())
+    source.end("s-0", shard("c-0", 0, 12, "s-0"), shard("c-1", 13, 24, "s-0"))
     workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
 
     def listings_at(checkpoint: Position) -> int:

@@ -34,6 +34,7 @@ Nothing is skipped: a caller checkpoints only what its handler has finished, eve
 checkpoint, and no write of a worker moves it back. What was handled after the last checkpoint is handled twice.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import Event, Lock
@@ -44,6 +45,7 @@ from leasehold.adapters.worker.identity import Identity
 from leasehold.adapters.worker.reach import ReachMeter
 from leasehold.adapters.worker.throughput import Throughput
 from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store
 from leasehold.stores.writes import (
     AnnotateLease,
@@ -54,6 +56,8 @@ from leasehold.stores.writes import (
     RenewLease,
     Write,
 )
+
+log = escaped(logging.getLogger("leasehold.holding"))
 
 ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
@@ -76,6 +80,7 @@ class Holding:
     noticed        called once the lease is lost, given or released
     lock           makes what serialises its writes
 
+    `contradiction` is a sentence once the table has shown less than this owner had stored (L13).
     `fence` is the number that handlers are given: it never falls while the lease exists, and is None where the
     layout cannot promise that.
     """
@@ -98,6 +103,7 @@ class Holding:
         self.fence = lease.epoch if store.promises.counts_owners else None
         self.lost = Event()
         self.why = ""
+        self.contradiction = ""
         self.duplicate_process = False
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
@@ -260,6 +266,13 @@ class Holding:
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:
             # Ours: the reply to one of our writes was lost, or an heir was named in between.
+            if stored.checkpoint.order < self._lease.checkpoint.order and not self.contradiction:
+                back, ours = stored.checkpoint.sequence, self._lease.checkpoint.sequence
+                self.contradiction = (
+                    f"lease {self.key} is at {back} in the table, and its owner had stored {ours}: was the table set "
+                    "back? The next checkpoint moves it forward again; look at the rows of shards that nobody reads"
+                )
+                log.error("%s", self.contradiction)
             self._lease = stored
         else:
             self._resolve_conflict(stored)
@@ -282,7 +295,7 @@ class Holding:
         return evolve(lease, weight=self.throughput.average(self._clock()))
 
     def _signed(self, lease: Lease, notes: Notes) -> Notes:
-        more = () if self._identity.signed(lease) else self._identity.notes
+        more = self._identity.lacking(lease)
         return tuple(sorted({**dict(notes), **dict(self.reach.notes(self._clock())), **dict(more)}.items()))
 
     def _lose(self, why: str) -> None:

@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 
 from leasehold.balancer.actions import Create
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Notes, Position, Shard
 from leasehold.balancer.shards.ancestry import Family
 
 
@@ -58,17 +58,21 @@ def births(
     )
 
 
-def _create(shard: Shard, position: Position, rule: str) -> Create:
+def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
     """The lease of a shard that nobody owns yet."""
-    lease = Lease(
+    return Lease(
         key=shard.id,
         stream=shard.stream,
         shard=shard.id.removeprefix(f"{shard.stream}:"),  # KCL's multi-stream keys
         parents=shard.parents,
         checkpoint=position,
         hash_range=shard.hash_range,
+        notes=notes,
     )
-    return Create(lease, rule=rule)
+
+
+def _create(shard: Shard, position: Position, rule: str) -> Create:
+    return Create(lease_of(shard, position), rule=rule)
 
 
 def _missing_children(family: Family, config: Config) -> dict[str, Create]:
