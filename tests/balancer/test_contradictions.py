@@ -106,7 +106,7 @@ def test_the_sentences_say_what_to_do() -> None:
             "made anew",
             "",
             "0",
-            "stream 1:orders was made anew at 9 (1970 is 0), and its leases are of the one made at 7: nothing is "
+            "stream 1:orders was made anew at 9 s since 1970, and its leases are of the one made at 7: nothing is "
             f"read; {do}",
         ),
     )

@@ -313,6 +313,6 @@ def test_a_stream_that_was_made_anew_is_not_read_unless_told_so(
     world.run(400)
     after = {lease.key: lease.checkpoint for lease in world.store.list().leases}
     assert (after, world.held, [each for each in world.handed if each[1] >= world.first]) == (before, [], [])
-    said = [text for text in caplog.messages if "stream listed was made anew at 2 (1970 is 0)" in text]
+    said = [text for text in caplog.messages if "stream listed was made anew at 2 s since 1970" in text]
     assert len(said) == len(world.fleet), "each worker says it, once"
     assert [len(member.worker.discovery.contradictions) for member in world.fleet] == [1, 1, 1]

@@ -4,7 +4,7 @@ What the listing and the table contradict each other in is found here too, and l
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from heapq import nsmallest
 from threading import Event
 from typing import Literal
@@ -25,6 +25,7 @@ from leasehold.balancer.shards.contradictions import (
     Contradiction,
     Restart,
     contradictions,
+    noted,
     restarts,
 )
 from leasehold.balancer.shards.lineage import HOLE_CONFIDENCE
@@ -87,7 +88,12 @@ class Discovery:
         if self._unread - unread:
             self.want()  # a row was mended: leases for the shards left out may be due
         self._unread = unread
-        if self._hole_lasts(me, crowd) or self._ripened(leases, me.worker) or self._overdue(now, me, crowd):
+        if (
+            self.unheard(leases)
+            or self._hole_lasts(me, crowd)
+            or self._ripened(leases, me.worker)
+            or self._overdue(now, me, crowd)
+        ):
             self.want()
         malformed = [
             f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "
@@ -99,6 +105,13 @@ class Discovery:
         told = [each.what for each in self.contradictions]
         self._say(malformed + told + [_told(problem) for problem in problems(shards or ())])
         return None if shards is None or self.refusing else apart(shards, unread)
+
+    def unheard(self, leases: Iterable[Lease]) -> bool:
+        """Whether another worker noted a contradiction on one of these rows, and this one has not seen it yet."""
+        if self.refusing:
+            return False
+        known = {each.key for each in self.contradictions}
+        return bool(noted(lease for lease in leases if lease.key not in known))
 
     @property
     def refusing(self) -> bool:
@@ -234,7 +247,7 @@ class Recreated:
         found, discovery = self._discovery.contradictions, self._discovery
         mendable = [each for each in found if each.mendable]
         if self._start is None or not mendable:
-            self._note({each.key: each.what for each in found if each.kind != "old listing"}, leases)
+            self._note([each for each in found if each.kind != "old listing"], leases)
             return False
         if not discovery.current or (discovery.refusing and holdings):
             return False  # at a look to come: once the shards are listed as they are, and nothing is held here
@@ -278,12 +291,19 @@ class Recreated:
             notes[LATEST_MS] = UNPINNED
         return tuple(sorted(notes.items()))
 
-    def _note(self, wrong: dict[str, str], leases: Collection[Lease]) -> None:
-        """Tell those who see the table alone; the row of an owner only where that does not cost it a renewal."""
+    def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
+        """Tell those who see the table alone, and owners that have not listed the shards since.
+
+        The row of an owner is noted only where that does not cost it a renewal.
+        """
+        wrong = {each.key: each.what for each in found}
+        whole = next((each.what for each in found if each.of_stream), None)
+        present = {None, SETTLED, self._discovery.incarnation}
         for lease in leases:
-            noted = lease.note(CONTRADICTION)
-            said = wrong.get(lease.key, SETTLED if noted is not None else None)
-            if said not in {None, noted} and (lease.owner is None or self._store.promises.free_notes):
+            before = lease.note(CONTRADICTION)
+            strange = whole if lease.note(INCARNATION) not in present else None
+            said = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
+            if said not in {None, before} and (lease.owner is None or self._store.promises.free_notes):
                 try:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
                 except StoreError as fault:

@@ -134,6 +134,8 @@ class Worker:
         Raises WorkerError if another living process uses this worker's id.
         """
         self._renewing.begin(self.holdings, now, self._asking(), self._look, each)
+        if self.discovery.unheard(holding.lease for holding in self.holdings):
+            self.hurry()
         self._holdings.check_identity()
         soon = min(self._renewing.due(self.holdings, now), now + renew_pause(self.watch, self.config))
         return max(now + SOON_SECONDS, soon)

@@ -87,7 +87,7 @@ def _elsewhere(lease: Lease, incarnation: str) -> Contradiction | None:
     if made > made_now:
         what = f"stream {stream} was listed as made at {made_now}, and lease {lease.key} is of one made at {made}"
         return Contradiction("old listing", lease.stream, lease.key, f"{what}: the shards are listed again")
-    what = f"stream {stream} was made anew at {made_now} (1970 is 0), and its leases are of the one made at {made}"
+    what = f"stream {stream} was made anew at {made_now} s since 1970, and its leases are of the one made at {made}"
     return Contradiction("made anew", lease.stream, lease.key, f"{what}: nothing is read; {DO}")
 
 
@@ -120,9 +120,10 @@ def _listed(lease: Lease, family: Family) -> bool:
 
 
 def noted(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """The sentences that workers have noted on rows, for those who see the table alone; in order of key."""
+    """The sentences that workers have noted on rows, for those who see the table alone; each once, in order of key."""
     ordered = sorted(leases, key=lambda lease: lease.key)
-    return tuple(said for lease in ordered if (said := lease.note(CONTRADICTION)) not in {None, SETTLED})
+    said = (lease.note(CONTRADICTION) for lease in ordered)
+    return tuple(dict.fromkeys(each for each in said if each not in {None, SETTLED}))
 
 
 @frozen
