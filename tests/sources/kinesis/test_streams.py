@@ -115,7 +115,7 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
 
 
 def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a worker without that right, or beside a stand-in that tells nothing, would list no shards."""
+    """Without it a worker without that right would list no shards."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     source = KinesisSource(kinesis, "orders")
     with Stubber(kinesis) as stub:
