@@ -108,6 +108,7 @@ def _reset(stored: Lease, write: writes.ResetLease) -> Lease | None:
     if stored.owner is not None or stored.version != write.lease.version:
         return None
     row = evolve(_unowned(stored), checkpoint=write.position, notes=merged(stored.notes, write.notes))
+    row = evolve(row, parents=write.lease.parents, hash_range=write.lease.hash_range)
     return counted(row, max(stored.epoch + 1, write.epoch))
 
 

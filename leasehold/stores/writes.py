@@ -157,7 +157,8 @@ class ResetLease:
 
     Condition: the version as seen, and nobody owns the lease; an owner would read on from another place, and
     checkpoint over it. The counter grows by one, or to `epoch` where that is further: a lease copied from
-    another store goes on above the numbers that its handlers have seen.
+    another store goes on above the numbers that its handlers have seen. Parents and hash range become those of
+    `lease`: of a stream that was made anew, a shard of the same id may have others.
     """
 
     lease: Lease

@@ -331,7 +331,8 @@ def test_a_reset_counts_on_and_wants_nobody(position: Position, epoch: int, furt
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": f"{SEEN} AND {NOBODYS}",
         "UpdateExpression": f"SET {MOVE}, ownerSwitchesSinceCheckpoint = :zero, #note0 = :note0 "
-        f"ADD leaseCounter :further REMOVE {OWNERS}, {PENDING}, checkpointToken{children}",
+        f"ADD leaseCounter :further REMOVE {OWNERS}, {PENDING}, checkpointToken{children}, "
+        "parentShardId, startingHashKey, endingHashKey",
         "ExpressionAttributeNames": {"#note0": "lh_latest_ms"},
         "ExpressionAttributeValues": {
             ":checkpoint": {"S": position.sequence},

@@ -4,13 +4,15 @@ import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Clock, Driven, FaultyStore, Kept, four_shards
+from virtual_fleet import KCL, Clock, Driven, FaultyStore, Kept, four_shards, member
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
+from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.writes import CreateLease
 
@@ -154,6 +156,7 @@ def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> N
 def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() -> None:
     """Without it finished leases, which Java workers count as load, would stay for minutes; or everybody would list."""
     source = ListSource(four_shards())
+    source.end("s-0", shard("c-0", 0, 12, "s-0"), shard("c-1", 13, 24, "s-0"))
     workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
 
     def listings_at(checkpoint: Position) -> int:
@@ -214,3 +217,47 @@ def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptur
     assert found == [False, False, False, True, False, False]
     again = "the shards could not be listed, trying again at each turn: "
     assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]
+
+
+def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without it one stale listing would call a split a fault; or a shard would be read by nobody, in silence."""
+    clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
+    store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
+    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
+    clock.now += ours.worker.turn(clock.now) - clock.now
+    assert (source.listings, ours.worker.discovery.contradictions) == (1, ())
+    ours.run(60)
+    (found,) = ours.worker.discovery.contradictions
+    assert (found.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
+    assert caplog.messages.count(found.what) == 1
+    assert noted(store.list().leases) == (found.what,)
+    source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
+    ours.worker.hurry()
+    ours.turn_due = clock.now
+    ours.run(60)
+    assert (ours.worker.discovery.contradictions, noted(store.list().leases)) == ((), ())
+
+
+def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:
+    """Without it a table of a version before would keep a shard unread although the operator asked for it."""
+    clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
+    store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
+    store.write(CreateLease(Lease("s-1", checkpoint=Position("7"))))
+    worker = Worker(
+        store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, if_recreated="TRIM_HORIZON"
+    )
+    ours = Driven(worker, clock, clock.now, clock.now)
+    ours.run(120)
+    assert (ours.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
+        ["s-0", "s-1", "s-2", "s-3"],
+        TRIM_HORIZON,
+        Position("7"),
+    )
+
+
+def test_another_start_is_refused() -> None:
+    """Without it a slip of the pen would be read as LATEST, and skip records."""
+    with pytest.raises(ValueError, match=r"^if_recreated: 'EARLIEST' is neither TRIM_HORIZON nor LATEST$"):
+        Worker(store=FaultyStore(), source=ListSource(), me="a-1", if_recreated="EARLIEST")  # type: ignore[arg-type]

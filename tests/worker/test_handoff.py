@@ -215,7 +215,8 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.part()
-    store.write(ClaimLease(store.row(holding.key), "b-1", Identity("b-1", "p-2").notes))
+    given = store.row(holding.key)
+    store.write(ClaimLease(given, "b-1", Identity("b-1", "p-2").notes_on(given)))
     assert holding.part()
     one.turn_due = clock.now
     one.run(2.1)

@@ -100,6 +100,21 @@ def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> Non
     assert bench.handed == [data(2), data(2, 2)]
 
 
+def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it records of a partition made anew would be handed over, and not be read again after a crash."""
+    bench = Bench(ShardRecords([*records(2, 50), *records(4)], size=2))
+    reading = bench.reading()
+    bench.steps(reading, 4)
+    said = (
+        "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream made anew? --if-recreated "
+        "TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
+    )
+    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
+    assert [text for text in caplog.messages if "fall" in text] == [
+        f"shard s-0 stops here: {said}; released, not taken again for 60 s"
+    ]
+
+
 @settings(max_examples=50)
 @given(seed=st.randoms(use_true_random=False), size=st.integers(1, 4), every=st.sampled_from([0.0, 2.0]))
 def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with(

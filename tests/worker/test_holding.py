@@ -4,12 +4,13 @@ from collections.abc import Callable
 from threading import Barrier, Thread
 
 import pytest
+from attrs import evolve
 from virtual_fleet import Clock, FaultyStore
 
 from leasehold.adapters.reading.handlers.handling import Delivery
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.identity import Identity
-from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease, Write
 
@@ -167,3 +168,19 @@ def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
     assert (holding.confirmed, clock.now) == (1000.0, 1008.0)
     clock.now = 1010.1
     assert holding.expired
+
+
+def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a table restored from a backup would have shards read twice, and nobody would know why."""
+    store = FaultyStore()
+    holding = held(store)
+    early = store.row("s-0")
+    assert holding.checkpoint(Position("5"))
+    store.rewrite("s-0", lambda _now: evolve(early, version=Version("1000"), epoch=1000))
+    assert holding.renew()
+    assert holding.contradiction == (
+        "lease s-0 is at TRIM_HORIZON in the table, and its owner had stored 5: was the table set back? The next "
+        "checkpoint moves it forward again; look at the rows of shards that nobody reads"
+    )
+    assert holding.checkpoint(Position("6"))
+    assert (store.row("s-0").checkpoint, caplog.messages) == (Position("6"), [holding.contradiction])

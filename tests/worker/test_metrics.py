@@ -47,7 +47,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
-    assert told(reader) == {("worker_leases", "a-1"): 0, ("rows_remade", "a-1"): 0}
+    assert told(reader) == {("worker_leases", "a-1"): 0, ("rows_remade", "a-1"): 0, ("contradictions", "a-1"): 0}
     ours.run(60)
     store.rewrite("s-3", lambda lease: evolve(lease, owner=None))
     ours.worker.holdings[3].drop("it is another's now")
@@ -62,6 +62,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
         ("unread_leases", "a-1"): 1,
         ("lag_max", "a-1"): 0,
         ("lag_sum", "a-1"): 0,
+        ("contradictions", "a-1"): 0,
         ("worker_leases", "a-1"): 4,
         ("rows_remade", "a-1"): 0,
         ("millis_behind_latest", "s-0"): 0,
@@ -138,7 +139,8 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     assert ("total_leases", "a-1") in told(reader)
     clock.now += 41
-    assert {name for name, _ in told(reader)} == {"total_shards", "worker_leases", "rows_remade"}
+    found = {name for name, _ in told(reader)}
+    assert found == {"total_shards", "contradictions", "worker_leases", "rows_remade"}
     assert metrics is not None
 
 

@@ -116,6 +116,10 @@ Until = Annotated[
     str | None,
     typer.Option(help="Read a slice, from --from up to this time, and end. The store holds its leases alone."),
 ]
+IfRecreated = Annotated[
+    Literal["TRIM_HORIZON", "LATEST"] | None,
+    typer.Option(help="Where leases begin anew if the stream was made anew under its name. [nothing is read then]"),
+]
 Processes = Annotated[int, typer.Option(min=1, help="How many workers to run here, each in a process of its own.")]
 MemoryMib = Annotated[int, typer.Option(min=1, help="MiB for what is read and not handled yet, of all shards.")]
 Metrics = Annotated[
@@ -136,6 +140,7 @@ def command(  # noqa: PLR0917  one for each option
     initial_position: InitialPosition = "LATEST",
     timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.")] = None,
     until: Until = None,
+    if_recreated: IfRecreated = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting, as name=value.")] = None,
     concurrency: Concurrency = None,
     attempts: Annotated[int, typer.Option(help="How often a batch is handed over.")] = 5,
@@ -170,7 +175,7 @@ def command(  # noqa: PLR0917  one for each option
         )
         if processes > 1:
             raise typer.Exit(supervise(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
-        joined = joined_worker(source, store, me, config, until, wait=wait, create=create)
+        joined = joined_worker(source, store, me, config, until, wait=wait, create=create, if_recreated=if_recreated)
     limits = {"drain_seconds": drain_seconds, "memory_bytes": memory_mib * MIB}
     run_worker(joined, handling, metrics, limits, told=_out(until, events=events), wait=wait)
 

@@ -14,6 +14,7 @@ from leasehold.adapters.reading.lag import LeaseLag, fleet_lag
 from leasehold.adapters.steering.shares import shares
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.groups import path_of
+from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Malformed
@@ -59,6 +60,7 @@ def cells(reading: TableView, by: str | None, *, full: bool = False) -> Cells:
 def below(reading: TableView) -> tuple[str, tuple[str, ...]]:
     """The sums over all leases, and the faults that were found."""
     bad = tuple(f"{row.key} cannot be read: {row.field}: {row.why}" for row in reading.malformed)
+    bad += noted(reading.leases)
     return f"{_total(reading.leases)}{_behind(reading)}", bad + (
         (f"{reading.trouble}; trying again",) if reading.trouble else ()
     )

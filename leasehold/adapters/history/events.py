@@ -55,7 +55,9 @@ VERBS: Mapping[type[writes.Write], WriteVerb] = {
 }
 """The word for each kind of write."""
 
-IncidentKind = Literal["start", "crash", "leave", "gone", "nap", "zombie", "split", "merge", "double", "trouble", "end"]
+IncidentKind = Literal[
+    "start", "crash", "leave", "gone", "nap", "zombie", "split", "merge", "double", "anew", "trouble", "end"
+]
 
 REFUSABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
 """The writes that another worker may have made first."""

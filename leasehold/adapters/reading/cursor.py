@@ -55,7 +55,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
 from leasehold.balancer.model import SHARD_END, Position, Shard
 
 
@@ -268,11 +268,21 @@ class ShardPull:
         """
         try:
             batch = self.open().read()
+            self._rising(batch)
             keep(batch)
         except BaseException:
             self.close()
             raise
         return batch
+
+    def _rising(self, batch: Batch) -> None:
+        """Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it."""
+        before, end = self.cursor.read, batch.end
+        if end is not None and end.numbered and before.numbered and end.order < before.order:
+            raise SourceError(
+                f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
+                "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
+            )
 
     def drop(self) -> None:
         """Read again what is behind `delivered`: its rows are not in memory any more."""

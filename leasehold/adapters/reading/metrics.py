@@ -83,6 +83,11 @@ class WorkerMetrics:
         """The number of unfinished leases that nobody reads, of all workers."""
         return self._of_table(lambda: fleet_lag(self._lags()).unread)
 
+    def contradictions(self) -> Iterable[Observation]:
+        """In how many things listing, table and memory contradict each other, as this worker sees it (L14)."""
+        held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
+        return self._observed(len(self._worker.discovery.contradictions) + held)
+
     def worker_leases(self) -> Iterable[Observation]:
         """The number of unfinished leases that this worker holds."""
         return self._observed(sum(not holding.lease.ended for holding in self._worker.holdings))
@@ -149,6 +154,11 @@ class _Instruments:
             (WorkerMetrics.lag_max, "s", "How far the lease that is furthest behind is behind, of all workers."),
             (WorkerMetrics.lag_sum, "s", "How far all leases together are behind, of all workers."),
             (WorkerMetrics.unread_leases, "{lease}", "Unfinished leases that nobody reads, of all workers."),
+            (
+                WorkerMetrics.contradictions,
+                "{contradiction}",
+                "What stream, table and memory contradict each other in.",
+            ),
             (WorkerMetrics.worker_leases, "{lease}", "Unfinished leases that this worker holds."),
             (WorkerMetrics.rows_remade, "{row}", "Rows, deleted under the fleet, that this worker made anew."),
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),

@@ -4,18 +4,12 @@ import logging
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.identity import LATEST_MS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.start"))
-
-LATEST_MS = "latest_ms"
-"""Our attribute: the time that LATEST means on this row, in milliseconds since 1970."""
-
-UNPINNED = "-"
-"""Its value once the row was set to LATEST anew: the next owner pins it."""
-
 
 MS_DIGITS = 14
 """Enough for three thousand years; a service refuses what lies further off."""

@@ -1,6 +1,6 @@
 """A source that passes every call on to another: what a wrapper of a source begins with."""
 
-from leasehold.adapters.sources.protocol import Reader, Selective, Source
+from leasehold.adapters.sources.protocol import Identified, Reader, Selective, Source
 from leasehold.balancer.model import Lease, Position, Shard
 
 
@@ -18,6 +18,10 @@ class PassingSource:
     def reads(self, lease: Lease) -> bool:
         """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
         return self._source.reads(lease) if isinstance(self._source, Selective) else True
+
+    def incarnation(self) -> str:
+        """Which of the streams of this name it is, or ""."""
+        return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:
         """The complete listing."""

@@ -131,6 +131,17 @@ class Selective(Protocol):
         """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
 
 
+@runtime_checkable
+class Identified(Protocol):
+    """A source that tells its stream from an earlier one of the same name."""
+
+    def incarnation(self) -> str:
+        """`<stream>:<seconds since 1970 at which it was made>`, or "" if that cannot be told; asked after a listing.
+
+        Raises SourceUnavailable or SourceError.
+        """
+
+
 @frozen
 class Settled:
     """The records of a shard that arrived before a time are all there now: none that is read later can have.

@@ -17,6 +17,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
+from leasehold.balancer.shards.contradictions import noted
 
 
 @frozen
@@ -169,7 +170,7 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
         lines.append(f"it is on its way to {lease.heir}")
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
-    return (*lines, f"checkpoint {lease.checkpoint.sequence}")
+    return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
 
 
 def _renewed(table: WatchedTable, lease: Lease) -> str:

@@ -1,20 +1,37 @@
-"""The decision when to list a stream's shards: seldom, because all workers share the service's rate limit."""
+"""The decision when to list a stream's shards: seldom, because all workers share the service's rate limit.
+
+What the listing and the table contradict each other in is found here too, and leases of a former stream begin anew.
+"""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from heapq import nsmallest
 from threading import Event
+from typing import Literal
 
 from attrs import evolve
 
-from leasehold.adapters.sources.protocol import Selective, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.identity import LATEST_MS, UNPINNED
 from leasehold.balancer.chance import digest_under
-from leasehold.balancer.model import Hole, Lease, Me, Problem, Shard
+from leasehold.balancer.model import LATEST, Hole, Lease, Me, Notes, Position, Problem, Shard
 from leasehold.balancer.shards.ancestry import apart, problems
 from leasehold.balancer.shards.cleanup import ripe
+from leasehold.balancer.shards.contradictions import (
+    CONTRADICTION,
+    INCARNATION,
+    SETTLED,
+    Contradiction,
+    Restart,
+    contradictions,
+    noted,
+    restarts,
+)
 from leasehold.balancer.shards.lineage import HOLE_CONFIDENCE
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Listing
+from leasehold.stores.protocol import Done, Listing, Outcome, Store, StoreError
+from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease
 
 log = escaped(logging.getLogger("leasehold.discovery"))
 
@@ -31,7 +48,9 @@ class Discovery:
     hash range uncovered three times, when the row of an unended lease is gone, when finished leases wait to be
     deleted, and every `safety_seconds`.
     A whole fleet sees a hole, or that this time has passed: then a few workers list, drawn anew each time.
-    `open_shards` counts the open shards of the last listing; `answered` tells whether there was one.
+    `open_shards` counts the open shards of the last listing, `listed`; `answered` tells whether there was one.
+    `incarnation` is that of the stream, "" where the source cannot tell it; `contradictions` are those between the last
+    listing and the table that still hold (L14).
     """
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
@@ -47,6 +66,15 @@ class Discovery:
         self._said: frozenset[str] = frozenset()
         self._fault = ""
         self.open_shards: int | None = None
+        self.incarnation = ""
+        self.listed: tuple[Shard, ...] = ()
+        self.contradictions: tuple[Contradiction, ...] = ()
+        self._suspected: frozenset[str] = frozenset()
+
+    @property
+    def current(self) -> bool:
+        """Whether there was a listing, and nothing asks for another one."""
+        return self.answered and not self._wanted.is_set()
 
     def want(self) -> None:
         """List at the next turn."""
@@ -63,7 +91,8 @@ class Discovery:
             self.want()  # a row was mended: leases for the shards left out may be due
         self._unread = unread
         if (
-            self._row_vanished(me)
+            self.unheard(leases)
+            or self._row_vanished(me)
             or self._hole_lasts(me, crowd)
             or self._ripened(leases, me.worker)
             or self._overdue(now, me, crowd)
@@ -75,8 +104,40 @@ class Discovery:
             for row in listing.malformed
         ]
         shards = self._list(now) if self._wanted.is_set() else None
-        self._say(malformed + [_told(problem) for problem in problems(shards or ())])
-        return shards if shards is None else apart(shards, unread)
+        self._judge(shards, leases)
+        told = [each.what for each in self.contradictions]
+        self._say(malformed + told + [_told(problem) for problem in problems(shards or ())])
+        return None if shards is None or self.refusing else apart(shards, unread)
+
+    def unheard(self, leases: Iterable[Lease]) -> bool:
+        """Whether another worker noted a contradiction on one of these rows, and this one has not seen it yet."""
+        if self.refusing:
+            return False
+        known = {each.key for each in self.contradictions}
+        return bool(noted(lease for lease in leases if lease.key not in known))
+
+    @property
+    def refusing(self) -> bool:
+        """Whether no lease of the stream can be trusted: none is taken, created, deleted, or kept (L14)."""
+        return any(each.of_stream for each in self.contradictions)
+
+    def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
+        """Find what contradicts; without a listing, what still does, or what other workers have noted since.
+
+        What one listing alone shows of a shard is listed once more: a listing may be a moment old.
+        """
+        strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
+        if shards is None and not (self.contradictions or (self.incarnation and strange)):
+            return
+        found = contradictions(self.listed, leases, self.incarnation)
+        known = self._suspected if shards is not None else {each.key for each in self.contradictions}
+        self.contradictions = tuple(each for each in found if each.of_stream or each.key in known)
+        if shards is not None:
+            self._suspected, before = frozenset(each.key for each in found), self._suspected
+            if not self._suspected <= before or any(each.kind == "old listing" for each in found):
+                self.want()
+        elif any(each.kind == "old listing" for each in found):
+            self.want()
 
     def concerning(self, listing: Listing) -> Listing:
         """The listing without leases of streams that this worker does not read."""
@@ -125,7 +186,8 @@ class Discovery:
         # Cleared first: a shard may end while we list.
         self._wanted.clear()
         try:
-            shards = self._source.shards()
+            shards, before = self._source.shards(), self.incarnation
+            self.incarnation = self._identified()
         except SourceError as fault:
             if not (self.answered or isinstance(fault, SourceUnavailable)):
                 raise
@@ -137,8 +199,21 @@ class Discovery:
         if self._fault:
             log.warning("the shards are listed again")
         self.answered, self._next, self._fault = True, now + self._safety_seconds, ""
-        self.open_shards = sum(shard.open for shard in shards)
+        self.open_shards, self.listed = sum(shard.open for shard in shards), shards
+        if before not in {"", self.incarnation}:
+            self.want()  # it may have been made anew between the two answers: these shards may be the former ones
         return shards
+
+    def _identified(self) -> str:
+        if not isinstance(self._source, Identified):
+            return ""
+        try:
+            # What was once told and is not told now (a right was taken away) still holds.
+            return self._source.incarnation() or self.incarnation
+        except SourceUnavailable:
+            if not self.incarnation:
+                raise
+            return self.incarnation
 
     def _confirmed(self, question: Callable[[], bool]) -> bool:
         try:
@@ -154,6 +229,93 @@ class Discovery:
                 log.warning("%s", text)
         if texts:
             self._said = frozenset(texts)
+
+
+class Recreated:
+    """What this worker does about contradictions: leases begin anew at `start`, or they are noted where it is None.
+
+    Several workers do so at once. Each step is a conditional write of one lease, so that two workers which take the
+    same step do it once. A worker first lets its own leases go, batches in hand included; those of others are taken
+    from them, and their next write is refused: what they hold counts records of a stream that is no more. A step that
+    is refused, or not answered, ends the pass; the next look begins with what is left. No lease whose shard is there
+    is ever without its row, and no number that handlers are given falls.
+    Raises ValueError for another start.
+    """
+
+    def __init__(
+        self, store: Store, me: str, discovery: Discovery, start: Literal["TRIM_HORIZON", "LATEST"] | None
+    ) -> None:
+        if start not in {None, "TRIM_HORIZON", "LATEST"}:
+            raise ValueError(f"if_recreated: {start!r} is neither TRIM_HORIZON nor LATEST")
+        self._store, self._me, self._discovery = store, me, discovery
+        self._start = None if start is None else Position(start)
+
+    def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
+        """Whether leases began anew by now; `leases` as read before the shards were listed, or with no new listing."""
+        found, discovery = self._discovery.contradictions, self._discovery
+        mendable = [each for each in found if each.mendable]
+        if self._start is None or not mendable:
+            self._note([each for each in found if each.kind != "old listing"], leases)
+            return False
+        if not discovery.current or (discovery.refusing and holdings):
+            return False  # at a look to come: once the shards are listed as they are, and nothing is held here
+        steps = restarts(discovery.listed, leases, mendable, discovery.incarnation, self._start)
+        try:
+            for done, step in enumerate(steps):
+                if not isinstance(self._taken(step), Done):
+                    log.info("%d of %d leases begin anew here, another worker writes them too", done, len(steps))
+                    return True
+        except StoreError as fault:
+            log.warning("leases that were to begin anew are tried again: %s", fault)
+            return False
+        if not any(step.marks for step in steps):
+            log.warning("%d leases begin anew at %s", len(steps), self._start.sequence)
+        return True
+
+    def _taken(self, step: Restart) -> Outcome:
+        match step:
+            case Restart(None, Lease() as fresh):
+                self._store.write(CreateLease(fresh))  # refused: another worker was faster, which is as good
+                return Done(fresh)
+            case Restart(Lease() as stored, None):
+                return self._store.write(DeleteLease(stored))
+            case Restart(Lease() as stored, Lease() as fresh, marks=True):
+                return self._store.write(AnnotateLease(stored, INCARNATION, fresh.note(INCARNATION) or SETTLED))
+            case Restart(Lease() as stored, Lease() as fresh):
+                freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
+                if not isinstance(freed, Done):
+                    return freed
+                seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
+                return self._store.write(ResetLease(seen, fresh.checkpoint, self._noted(stored)))
+            case _:
+                raise AssertionError(step)
+
+    def _noted(self, stored: Lease) -> Notes:
+        """The present incarnation, nothing that was wrong before, and LATEST to be pinned by the next owner."""
+        notes = {INCARNATION: self._discovery.incarnation or SETTLED}
+        if stored.note(CONTRADICTION) is not None:
+            notes[CONTRADICTION] = SETTLED
+        if self._start == LATEST or stored.note(LATEST_MS) is not None:
+            notes[LATEST_MS] = UNPINNED
+        return tuple(sorted(notes.items()))
+
+    def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
+        """Tell those who see the table alone, and owners that have not listed the shards since.
+
+        The row of an owner is noted only where that does not cost it a renewal.
+        """
+        wrong = {each.key: each.what for each in found}
+        whole = next((each.what for each in found if each.of_stream), None)
+        present = {None, SETTLED, self._discovery.incarnation}
+        for lease in leases:
+            before = lease.note(CONTRADICTION)
+            strange = whole if lease.note(INCARNATION) not in present else None
+            said = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
+            if said not in {None, before} and (lease.owner is None or self._store.promises.free_notes):
+                try:
+                    self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
+                except StoreError as fault:
+                    log.debug("lease %s: not noted: %s", lease.key, fault)
 
 
 def _crowd(listing: Listing, me: Me) -> frozenset[str]:

@@ -38,6 +38,7 @@ Nothing is skipped: a caller checkpoints only what its handler has finished, eve
 checkpoint, and no write of a worker moves it back. What was handled after the last checkpoint is handled twice.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import Event, Lock
@@ -49,6 +50,7 @@ from leasehold.adapters.worker.reach import ReachMeter
 from leasehold.adapters.worker.throughput import Throughput
 from leasehold.balancer.model import Lease, Notes, Position
 from leasehold.balancer.shards.lineage import EPOCHS_UNSEEN
+from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store
 from leasehold.stores.writes import (
     AnnotateLease,
@@ -62,6 +64,8 @@ from leasehold.stores.writes import (
     StealLease,
     Write,
 )
+
+log = escaped(logging.getLogger("leasehold.holding"))
 
 ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
@@ -85,6 +89,7 @@ class Holding:
     remade         called with what became of a row that was gone
     lock           makes what serialises its writes
 
+    `contradiction` is a sentence once the table has shown less than this owner had stored (L14).
     `fence` is the number that handlers are given: it never falls while the lease exists, and is None where the
     layout cannot promise that.
     """
@@ -108,6 +113,7 @@ class Holding:
         self.fence = lease.epoch if store.promises.counts_owners else None
         self.lost = Event()
         self.why = ""
+        self.contradiction = ""
         self.duplicate_process = False
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
@@ -272,6 +278,13 @@ class Holding:
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:
             # Ours: the reply to one of our writes was lost, or an heir was named in between.
+            if stored.checkpoint.order < self._lease.checkpoint.order and not self.contradiction:
+                back, ours = stored.checkpoint.sequence, self._lease.checkpoint.sequence
+                self.contradiction = (
+                    f"lease {self.key} is at {back} in the table, and its owner had stored {ours}: was the table set "
+                    "back? The next checkpoint moves it forward again; look at the rows of shards that nobody reads"
+                )
+                log.error("%s", self.contradiction)
             self._lease = stored
         else:
             self._resolve_conflict(stored)
@@ -321,7 +334,7 @@ class Holding:
         return evolve(lease, weight=self.throughput.average(self._clock()))
 
     def _signed(self, lease: Lease, notes: Notes) -> Notes:
-        more = () if self._identity.signed(lease) else self._identity.notes
+        more = self._identity.lacking(lease)
         return tuple(sorted({**dict(notes), **dict(self.reach.notes(self._clock())), **dict(more)}.items()))
 
     def _lose(self, why: str) -> None:

@@ -180,7 +180,7 @@ class Holdings:
         A reading instead of the claim would not do: the giver of a lease and its heir could both own it.
         """
         begun = self._clock()
-        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes))
+        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
             return None

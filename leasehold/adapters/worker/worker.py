@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
@@ -21,7 +21,7 @@ from leasehold.adapters.sources.clock import seconds
 from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.bench import Bench
-from leasehold.adapters.worker.discovery import Discovery
+from leasehold.adapters.worker.discovery import Discovery, Recreated
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import Holdings
@@ -67,6 +67,9 @@ class Worker:
     hurried   called (from any thread) when `turn` wishes to be called sooner than it said; `tidings` if left out
     scheduler makes what serialises the writes of one lease, and runs the tasks of a runner: threads, if left out
     tracer    where spans go; to the program's own provider, if left out and it has set one before
+    if_recreated
+              where the leases begin anew if the stream was deleted and made anew under its name; if left out, nothing
+              is read then, and the log says what to do (L14)
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Worker:
         hurried: Callable[[], None] | None = None,
         scheduler: Scheduler | None = None,
         tracer: "Tracer | None" = None,
+        if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
     ) -> None:
         self.spans = spans_of(me, tracer)
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
@@ -93,8 +97,9 @@ class Worker:
         self.consumer: HoldingConsumer = consumer or outbox
         self.clock, self.uniform = clock, uniform
         self._hurried = hurried or (outbox.hurry if consumer is None else _nobody)
-        self._identity = Identity(me, process or uuid.uuid4().hex)
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
+        self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation)
+        self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
         self._holdings = Holdings(
             self.store,
             self._identity,
@@ -135,6 +140,8 @@ class Worker:
         Raises WorkerError if another living process uses this worker's id.
         """
         self._renewing.begin(self.holdings, now, self._asking(), self._look, each)
+        if self.discovery.unheard(holding.lease for holding in self.holdings):
+            self.hurry()
         self._holdings.check_identity()
         soon = min(self._renewing.due(self.holdings, now), now + renew_pause(self.watch, self.config))
         return max(now + SOON_SECONDS, soon)
@@ -220,10 +227,14 @@ class Worker:
         found = self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
         listing = self.discovery.concerning(found)
         self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
+        me = self._asking()
+        # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
+        first = asked is None and not self.discovery.answered
+        shards = self.discovery.shards(now, listing, me, leases) if first else None
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
         fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
-        late = tuple(filter(None, each(self._holdings.readopt, unheld)))
+        late = () if self.discovery.refusing else tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
         there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         asked_of = tuple(held.key for held in self.holdings if asked is None or held.key in asked)
@@ -231,7 +242,8 @@ class Worker:
         doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
         list(each(self._holdings.reconfirm, doubted))
         self._slow_peers.observe(me, self.config)
-        shards = self.discovery.shards(now, listing, me, leases) if asked is None else None
+        if asked is None and not first:
+            shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.parted, None if listing.malformed else shards)
         me = self._asking()
         with self.spans.over("plan"):
@@ -241,6 +253,9 @@ class Worker:
             actions = tuple(action for action in actions if action.lease.key in asked)
             late += fresh
         actions += self._handoffs.again(late)
+        if self.discovery.refusing:
+            actions = tuple(action for action in actions if isinstance(action, Renew))
+            self._leave_all()
         early = self._early(actions, leases, now) if asked is None else {}
         list(
             each(
@@ -253,9 +268,18 @@ class Worker:
             self.discovery.want()
             soon = max(SOON_SECONDS, min(early.values()))
             self._look = evolve(self._look, keys=None, seconds=min(self._look.seconds, soon))
+        judged = asked is None and (shards is not None or self.discovery.contradictions)
+        if judged and self._recreated.mended(leases, self.holdings):
+            self.hurry()  # see what became of it, and list
         self._turns += 1
         told = news(self.holdings, self.me, self._look)
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
+
+    def _leave_all(self) -> None:
+        """Finish the running batches and release everything: the records are not those that the leases count (L14)."""
+        for holding in self.holdings:
+            holding.ask_release()
+            self.consumer.part(holding)
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
@@ -306,7 +330,7 @@ class Worker:
             return
         begun = self.clock()
         try:
-            outcome = execute(self.store, action, self.me, notes=self._identity.notes)
+            outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
         except StoreError as fault:
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")

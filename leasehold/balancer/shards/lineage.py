@@ -16,7 +16,7 @@ from attrs import evolve
 
 from leasehold.balancer.actions import Create
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Notes, Position, Shard
 from leasehold.balancer.shards.ancestry import Family
 from leasehold.balancer.shards.cleanup import NOT_STARTED
 
@@ -61,17 +61,21 @@ def births(
     )
 
 
-def _create(shard: Shard, position: Position, rule: str) -> Create:
+def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
     """The lease of a shard that nobody owns yet."""
-    lease = Lease(
+    return Lease(
         key=shard.id,
         stream=shard.stream,
         shard=shard.id.removeprefix(f"{shard.stream}:"),  # KCL's multi-stream keys
         parents=shard.parents,
         checkpoint=position,
         hash_range=shard.hash_range,
+        notes=notes,
     )
-    return Create(lease, rule=rule)
+
+
+def _create(shard: Shard, position: Position, rule: str) -> Create:
+    return Create(lease_of(shard, position), rule=rule)
 
 
 def _remembered(family: Family, gone: Mapping[str, Lease]) -> dict[str, Create]:

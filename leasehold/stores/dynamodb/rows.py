@@ -61,6 +61,15 @@ def checkpoint_fields(checkpoint: Position) -> Item:
     return fields | ({"checkpointToken": text(checkpoint.token)} if checkpoint.token else {})
 
 
+def family_fields(lease: Lease) -> Item:
+    """The attributes that hold parents and hash range, of those that are known."""
+    fields = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents else {}
+    if lease.hash_range:
+        first, last = lease.hash_range
+        fields |= {"startingHashKey": text(str(first)), "endingHashKey": text(str(last))}
+    return fields
+
+
 def to_item(lease: Lease) -> Item:
     """The item of a new lease; absent facts are absent attributes, for Java reads them so."""
     item: dict[str, AttributeValue] = {
@@ -71,11 +80,7 @@ def to_item(lease: Lease) -> Item:
     }
     if lease.owner is not None:
         item |= {"leaseOwner": text(lease.owner), "handoffOwner": text(lease.owner)}
-    if lease.parents:
-        item["parentShardId"] = shard_ids(lease, lease.parents)
-    if lease.hash_range:
-        first, last = lease.hash_range
-        item |= {"startingHashKey": text(str(first)), "endingHashKey": text(str(last))}
+    item |= family_fields(lease)
     if lease.stream or lease.shard != lease.key:
         item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}
     if lease.weight is not None:

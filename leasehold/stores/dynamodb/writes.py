@@ -21,6 +21,7 @@ from leasehold.stores.dynamodb.rows import (
     NOTE,
     AttributeValue,
     checkpoint_fields,
+    family_fields,
     number,
     shard_ids,
     text,
@@ -248,8 +249,11 @@ def _reset(write: writes.ResetLease) -> Request:
     sets, stale, fields = _move(write.position)
     # KCL reads the children of an ended lease. A lease that is read again gets them anew at its next end.
     children = () if write.position.ended else ("childShardIds",)
-    gone = ", ".join((_OWNERS, _PENDING, *stale, *children))
-    setting = _set(*sets, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
-    further = {"further": number(max(1, write.epoch - write.lease.epoch))}
+    family = family_fields(write.lease)
+    alone = tuple(name for name in ("parentShardId", "startingHashKey", "endingHashKey") if name not in family)
+    gone = ", ".join((_OWNERS, _PENDING, *stale, *children, *alone))
+    born = tuple(f"{name} = :{name}" for name in family)
+    setting = _set(*sets, *born, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
+    values = {**fields, **family, "further": number(max(1, write.epoch - write.lease.epoch))}
     update = f"{setting}ADD leaseCounter :further REMOVE {gone}"
-    return _request(write.lease, f"{_SEEN} AND {free}", update, {**fields, **further}, write.notes)
+    return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.notes)

@@ -270,7 +270,9 @@ def _owned_anew(before: Lease, after: Lease) -> bool:
 
 
 def _moved(before: Lease, after: Lease) -> bool:
-    return (before.checkpoint, before.checkpoint.token) != (after.checkpoint, after.checkpoint.token)
+    """Whether the checkpoint object must be written; it has parents and hash range too, which a reset may change."""
+    family = (before.parents, before.hash_range) != (after.parents, after.hash_range)
+    return family or (before.checkpoint, before.checkpoint.token) != (after.checkpoint, after.checkpoint.token)
 
 
 def _closing(before: Lease, after: Lease) -> bool:

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from threading import Lock
+from typing import Any
 from uuid import uuid4
 
 import boto3
@@ -17,7 +19,7 @@ from leasehold.adapters.reading.handlers.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -98,6 +100,56 @@ def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
             streams.shards()
         stub.add_client_error("describe_stream_summary", "LimitExceededException")
         assert not streams.reads(Lease("s-0", stream="1:orders:2"))
+
+
+def test_a_stream_that_was_made_anew_is_another_stream() -> None:
+    """Without it its shards would be read on from the places of the former ones, which have the same ids."""
+    kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
+    streams = KinesisStreams([KinesisSource(kinesis, "orders")])
+    with Stubber(kinesis) as stub:
+        for made in (7, 9):
+            stub.add_response("describe_stream_summary", _summary("orders", made))
+        stub.add_response("list_shards", _shards())
+        assert [shard.id for shard in streams.shards()] == ["1:orders:9:shardId-000000000000"]
+        assert [streams.reads(Lease("s", stream=f"1:orders:{made}")) for made in (7, 9)] == [False, True]
+
+
+def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a worker without that right would list no shards."""
+    kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
+    source = KinesisSource(kinesis, "orders")
+    with Stubber(kinesis) as stub:
+        for _ in range(2):
+            stub.add_client_error("describe_stream_summary", "AccessDeniedException")
+        assert [source.incarnation() for _ in range(2)] == ["", ""]
+        stub.add_response("describe_stream_summary", _summary("orders", 9))
+        assert source.incarnation() == "1:orders:9"
+        stub.add_client_error("describe_stream_summary", "LimitExceededException")
+        with pytest.raises(SourceUnavailable):
+            source.incarnation()
+    said = "stream orders: aggregates are filtered by hash range, and the stream is not told from one that is made anew"
+    assert caplog.messages == [f"{said} under its name, for want of kinesis:DescribeStreamSummary"]
+
+
+def _summary(name: str, made: int) -> dict[str, Any]:
+    return {
+        "StreamDescriptionSummary": {
+            "StreamName": name,
+            "StreamARN": f"arn:aws:kinesis:eu-west-1:1:stream/{name}",
+            "StreamStatus": "ACTIVE",
+            "RetentionPeriodHours": 24,
+            "StreamCreationTimestamp": datetime.fromtimestamp(made, UTC),
+            "EnhancedMonitoring": [],
+            "OpenShardCount": 1,
+        }
+    }
+
+
+def _shards() -> dict[str, Any]:
+    keys = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
+    shard = {"ShardId": "shardId-000000000000", "HashKeyRange": keys, "SequenceNumberRange": {}}
+    shard["SequenceNumberRange"] = {"StartingSequenceNumber": "1"}
+    return {"Shards": [shard], "ResponseMetadata": {"HTTPHeaders": {}}}
 
 
 def test_a_url_may_name_several_streams() -> None:

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from contextlib import closing
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import typer
 
@@ -33,15 +33,23 @@ log = escaped(logging.getLogger("leasehold.consume"))
 
 
 def joined_worker(
-    source: str, store: str, me: str, config: Config, until: str | None, *, wait: bool, create: bool
+    source: str,
+    store: str,
+    me: str,
+    config: Config,
+    until: str | None,
+    *,
+    wait: bool,
+    create: bool,
+    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None,
 ) -> Worker:
     """Make the worker, of a slice if `until` says so. Raises ValueError, StoreError and SourceError."""
     cut = None if until is None else Slice(config.initial_position, _until(until))
     opened = _opened(store, config, wait=wait, create=create)
     read = open_source(source)
     if cut is None:
-        return Worker(store=opened, source=read, me=me, config=config)
-    return Worker(store=cut.store(opened), source=cut.source(read), me=me, config=config)
+        return Worker(store=opened, source=read, me=me, config=config, if_recreated=if_recreated)
+    return Worker(store=cut.store(opened), source=cut.source(read), me=me, config=config, if_recreated=if_recreated)
 
 
 def _opened(url: str, config: Config, *, wait: bool, create: bool) -> Store:

@@ -22,6 +22,7 @@ from leasehold.adapters.cli.steer.asking import (
 from leasehold.adapters.steering.explaining import LeaseStory, WorkerPlan, plans, rules_of, story
 from leasehold.adapters.steering.watching import WatchedTable
 from leasehold.balancer.config import Config
+from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import StoreError
 
@@ -88,6 +89,7 @@ def _json(
 ) -> dict[str, Any]:
     about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
     about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
+    about |= {"contradictions": list(wrong)} if (wrong := noted(table.leases)) else {}
     if tale is not None:
         return about | tale.as_json()
     return about | {"workers": [each.as_json() for each in chosen], "says": dict(rules_of(chosen))}
@@ -97,6 +99,7 @@ def _workers(table: WatchedTable, config: Config, chosen: tuple[WorkerPlan, ...]
     free = sum(row.owner is None for row in table.unended)
     head = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
     lines = [f"{head}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s"]
+    lines += noted(table.leases)
     if not chosen:
         lines.append("no worker holds a lease; --worker NAME says what one would do")
     for each in chosen:

@@ -20,7 +20,11 @@ def obey(line: bytes, hubs: dict[str, Hub]) -> bytes:
 
 def _create(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
     hub = Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
+    former = hubs.get(hub.name.lower())
     hubs[hub.name.lower()] = hub
+    for partition in former.partitions if former else ():
+        for reading in tuple(partition.readers):
+            reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
     return {"partitions": len(hub.partitions)}
 
 

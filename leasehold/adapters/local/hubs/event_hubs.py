@@ -62,7 +62,7 @@ class LocalHubs:
         return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
 
     def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
-        """Add a hub; with no groups named, any consumer group will do."""
+        """Add a hub; with no groups named, any consumer group will do. One of that name is deleted first."""
         self._ask(do="create", hub=hub, count=partitions, groups=groups)
 
     def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:

@@ -18,6 +18,8 @@ from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.writes import counted
 
 OPERATOR = "operator"
+_FURTHER = 1_000_000
+"""The numbers of a stream that was made anew go on above those of the former one, as those of Kinesis do."""
 
 
 def run(scenario: Scenario) -> SimulatedHistory:
@@ -25,6 +27,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
     tasks = Tasks()
     source = ListSource(even_shards(scenario.keys) if scenario.keys else [])
     weights = scenario.weights or (None,) * len(scenario.owners)
+    source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
     rows = zip(source.listed, scenario.owners, weights, strict=True)
     first = tuple(_row(each, owner, weight, scenario) for each, owner, weight in rows)
     table = SimulatedTable(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
@@ -96,7 +99,7 @@ def _produce(world: World) -> None:
         for each in world.source.listed:
             shelf = world.source.shelves.setdefault(each.id, ShardRecords(wait_seconds=seconds))
             if each.open and world.tasks.now < world.scenario.calm:
-                shelf.records += records(1, len(shelf.records))
+                shelf.records += records(1, _FURTHER * world.source.made + len(shelf.records))
         world.tasks.sleep(seconds)
 
 
@@ -112,7 +115,7 @@ def _empty(world: World, emptying: Emptying) -> None:
 
 
 def _reshape(world: World, reshape: Reshape) -> None:
-    """Split a shard, merge it with its neighbour, or split all."""
+    """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
     world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     ranged = [(each.hash_range, each) for each in world.source.listed if each.open and each.hash_range]
     shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
@@ -125,6 +128,8 @@ def _reshape(world: World, reshape: Reshape) -> None:
         case "merge" if len(shards) > 1:
             place = reshape.place % (len(shards) - 1)
             _merge(world.source, shards[place], shards[place + 1])
+        case "anew":
+            world.source.recreate(even_shards(world.scenario.keys))
         case "merge":
             pass
 

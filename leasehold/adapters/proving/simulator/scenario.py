@@ -16,7 +16,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
 MemberEnding = Literal["crash", "leave"]
-Reshaping = Literal["split", "merge", "double"]
+Reshaping = Literal["split", "merge", "double", "anew"]
 
 
 @frozen
@@ -92,7 +92,10 @@ class Network:
 
 @frozen
 class Reshape:
-    """A change of the stream: the shards, by place among those open, that split or merge; "double" splits all."""
+    """A change of the stream: the shards, by place among those open, that split or merge; "double" splits all.
+
+    "anew" deletes the stream and makes it again, with the shards and ids of the start.
+    """
 
     at: float
     what: Reshaping
@@ -137,6 +140,8 @@ class Scenario:
               how long a worker leaves a lease to others that it cannot read
     start     the checkpoint of the first rows
     emptyings when rows are deleted
+    if_recreated
+              what all workers are told to do with a stream that was made anew
     """
 
     seed: int
@@ -162,6 +167,7 @@ class Scenario:
     bench_seconds: float = 60.0
     start: Position = TRIM_HORIZON
     emptyings: tuple[Emptying, ...] = ()
+    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -48,17 +48,18 @@ def starting(position: Position) -> EventPosition:
 
 
 class Partitions:
-    """Asks one hub about its partitions."""
+    """Asks one hub about its partitions; `made` is when the hub last listed was made."""
 
     def __init__(self, background: Background, access: Access) -> None:
         self._background, self._access = background, access
+        self.made: datetime | None = None
 
     def all(self) -> tuple[Shard, ...]:
         """Every partition there is now, those added at run time included, in the order of their numbers."""
-        found = self._ask(_ids)
-        return tuple(
-            Shard(each, stream=self._access.stream) for each in sorted(found, key=lambda each: (len(each), each))
-        )
+        found = self._ask(_hub)
+        self.made = found["created_at"]
+        ids = sorted(found["partition_ids"], key=lambda each: (len(each), each))
+        return tuple(Shard(each, stream=self._access.stream) for each in ids)
 
     def latest(self, partition: str) -> Position:
         """The last event enqueued; of a partition that never had one, the beginning of time.
@@ -89,8 +90,8 @@ class Partitions:
             raise explained(error, self._access, *about) from error
 
 
-async def _ids(client: EventHubConsumerClient) -> list[str]:
-    return await client.get_partition_ids()
+async def _hub(client: EventHubConsumerClient) -> dict[str, Any]:
+    return await client.get_eventhub_properties()
 
 
 async def _properties(client: EventHubConsumerClient, partition: str) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class EventHubsSource:
         """Every partition, those added at run time included. Raises SourceUnavailable or SourceError."""
         return self._partitions.all()
 
+    def incarnation(self) -> str:
+        """Namespace, hub and group, and when the hub was made, as the last listing told."""
+        made = self._partitions.made
+        return "" if made is None else f"{self.stream}:{int(made.timestamp())}"
+
     def gone(self, shard: str) -> bool:
         """Whether the hub answers and has no such partition: it was made anew, with fewer."""
         return all(each.id != shard for each in self._partitions.all())

@@ -13,7 +13,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import POLL_SECONDS, SUBSCRIPTION_SECONDS, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
-from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.faults import DENIED, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.pace import PollPace, poll_seconds_of
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.shards import listed
@@ -63,6 +63,7 @@ class KinesisSource:
         self._client, self.name, self._rewind, self._clock = client, name, rewind, clock
         self._misplaced, self._poll = misplaced, poll
         self._since_1970: float | None = None
+        # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
         self._keys_decide: bool | None = None
 
     @property
@@ -74,8 +75,25 @@ class KinesisSource:
         """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
         with said_plainly(self.name), understood(self.name):
             summary = self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
+            self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
             account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"
+
+    def incarnation(self) -> str:
+        """Its identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
+        try:
+            return self.identity()
+        except SourceError as fault:
+            if isinstance(fault.__cause__, KeyError) and self._keys_decide is not None:
+                return ""  # a stand-in that answers without the ARN or the time
+            if not (isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in DENIED):
+                raise
+        if self._keys_decide is None:
+            lacking = "for want of kinesis:DescribeStreamSummary"
+            anew = "and the stream is not told from one that is made anew under its name"
+            log.warning("stream %s: aggregates are filtered by hash range, %s, %s", self.name, anew, lacking)
+            self._keys_decide = True
+        return ""
 
     def shards(self) -> tuple[Shard, ...]:
         """Every page of ListShards. Raises SourceUnavailable or SourceError."""
@@ -116,7 +134,7 @@ class KinesisSource:
     def open(self, lease: Lease, start: Position) -> Poller:
         """A reader that starts just after `start`."""
         if self._keys_decide is None:
-            self._keys_decide = self._ask_whether_keys_decide()
+            self.incarnation()
         return self.reader(
             self._client,
             self.name,
@@ -131,19 +149,6 @@ class KinesisSource:
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
-
-    def _ask_whether_keys_decide(self) -> bool:
-        """Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced."""
-        with said_plainly(self.name), understood(self.name):
-            try:
-                summary = self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
-            except ClientError as error:
-                if code_of(error) != "AccessDeniedException":
-                    raise
-                lacking = "for want of kinesis:DescribeStreamSummary"
-                log.warning("stream %s: aggregates are filtered by hash range, %s", self.name, lacking)
-                return True
-            return summary.get("RecordDistributionStrategy") != "AUTO"
 
     def _set_clock(self, headers: Mapping[str, str]) -> None:
         # The header's whole seconds are cut off, so what is derived from it is early by less than one.

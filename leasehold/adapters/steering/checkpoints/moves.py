@@ -6,8 +6,9 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.reading.start import LATEST_MS, UNPINNED
+from leasehold.adapters.worker.identity import LATEST_MS, UNPINNED
 from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.shards.contradictions import CONTRADICTION, INCARNATION
 from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown, Store, StoreError
 from leasehold.stores.writes import ReleaseLease, ResetLease
 
@@ -51,8 +52,8 @@ def blank(lease: Lease, position: Position) -> Lease:
         hash_range=lease.hash_range,
         weight=lease.weight,
         epoch=lease.epoch,
-        # What LATEST means on this row; the other notes are their owners'.
-        notes=tuple(note for note in lease.notes if noted and note[0] == LATEST_MS),
+        # What LATEST means on this row, and of which stream it is; the other notes are their owners'.
+        notes=tuple(note for note in lease.notes if noted and note[0] in {LATEST_MS, INCARNATION}),
     )
 
 
@@ -118,9 +119,10 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
 
 
 def _unpinned(stored: Lease, lease: Lease) -> Notes:
-    """The note of what LATEST means on this row: as noted on the lease, or from now on."""
-    pinned = stored.note(LATEST_MS) is not None or lease.note(LATEST_MS) is not None
-    return ((LATEST_MS, lease.note(LATEST_MS) or UNPINNED),) if pinned else ()
+    """The notes of what LATEST means on this row, and of its stream: as noted on the lease, or from now on (L13)."""
+    names = (CONTRADICTION, INCARNATION, LATEST_MS)
+    noted = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
+    return tuple((name, lease.note(name) or UNPINNED) for name in noted)
 
 
 def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:

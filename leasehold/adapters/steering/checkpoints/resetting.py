@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from leasehold.adapters.steering.checkpoints.copying import wanting
 from leasehold.adapters.steering.checkpoints.moves import Move, blank, carried_out, placed
 from leasehold.balancer.model import Lease, Position
+from leasehold.balancer.shards.contradictions import INCARNATION, SETTLED
 from leasehold.stores.protocol import Store
 from leasehold.stores.writes import CheckpointLate
 
@@ -25,7 +26,9 @@ def _move(stored: Lease, position: Position, live: Collection[str]) -> Move:
     lease = blank(stored, position)
     forward = position.order > stored.checkpoint.order and position.numbered
     move = Move("forward" if forward else "back", lease, stored)
-    if stored.checkpoint == position and stored.checkpoint.token == position.token:
+    # A row that names the stream whose records it counts is written also where it stays: that may be a former one.
+    named = stored.note(INCARNATION) not in {None, SETTLED}
+    if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
         return Move("same", lease, stored)
     return move.refused(f"{stored.owner} is working on it") if stored.key in live else move
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import Factory, define, frozen
 
-from leasehold.adapters.sources.protocol import Selective, Source, SourceError
+from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import RightsTrial, attempted
 from leasehold.adapters.steering.doctor.expectations import (
@@ -24,6 +24,7 @@ from leasehold.adapters.steering.doctor.findings import Finding, clock_of, well
 from leasehold.adapters.steering.doctor.recognised import recognised
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.shards.contradictions import contradictions
 from leasehold.stores.protocol import Listing, OutcomeUnknown, Promises, Store, StoreError
 from leasehold.stores.schemes import Scheme
 from leasehold.stores.urls import open_store, store_address
@@ -153,6 +154,14 @@ def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
         with closing(source):
             seen.shards = source.shards()
             seen.findings += recognised(listing, seen.shards, lambda lease: _read_by(source, lease))
+            incarnation = source.incarnation() if isinstance(source, Identified) else ""
+            # Listed after the table was read: what ended in between contradicts nothing.
+            found = contradictions(seen.shards, listing.leases, incarnation)
+            seen.findings += [
+                Finding("contradiction", "wrong", each.what)
+                for each in found
+                if each.kind != "another shard"  # said above
+            ]
     except SourceError:  # said by its rights
         said = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
         seen.findings.append(Finding("table", "unknown", said))

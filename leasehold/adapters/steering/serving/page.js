@@ -84,8 +84,9 @@ function leases(state) {
 function draw() {
   const state = chosen();
   if (!state) return;
-  at("state").textContent = state.trouble || (state.at ? `read ${clock(state.at)}; rules ${state.rules}` : "waiting for the first reading");
-  at("state").className = state.trouble ? "bad" : "";
+  const wrong = [state.trouble, ...(state.contradictions || [])].filter(Boolean).join("; ");
+  at("state").textContent = wrong || (state.at ? `read ${clock(state.at)}; rules ${state.rules}` : "waiting for the first reading");
+  at("state").className = wrong ? "bad" : "";
   facts(state);
   lag(state.lag);
   rows("workers", [["worker", "", "name"], ["leases"], ["target"], ["lag"], ["KB/s"]], state.workers.map(worker => row([

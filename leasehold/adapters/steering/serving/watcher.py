@@ -20,6 +20,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.looking.watch import Watch
 from leasehold.balancer.model import Lease
+from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import said, text_of
 from leasehold.stores.protocol import Store, StoreError
@@ -159,6 +160,7 @@ class TableWatcher:
             "total": self._total(seen),
             "workers": self.workers(),
             "leases": [_lease(lease, seen.lags.get(lease.key, LeaseLag())) for lease in seen.table.leases],
+            "contradictions": list(noted(seen.table.leases)),
             "malformed": [[row.key, row.field, row.why] for row in seen.table.malformed],
             "moves": moves,
             "lag": lag,

@@ -57,6 +57,7 @@ class Process:
             uniform=self._draw.uniform,
             process=self.process_id,
             scheduler=self._time,
+            if_recreated=self._scenario.if_recreated,
         )
         checkpoints = self._scenario.checkpoints
         self._misdeeds = tuple(each for each in self._scenario.misdeeds if each.worker == member.worker)

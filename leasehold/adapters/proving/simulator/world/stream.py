@@ -2,7 +2,7 @@
 
 from attrs import define, evolve, field
 
-from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
 
 FIRST_MS = 1_700_000_000_000
@@ -21,6 +21,7 @@ class ShardRecords:
     ended: bool = False
     size: int = 100
     wait_seconds: float = 0.2
+    deleted: bool = False
 
 
 @define
@@ -32,7 +33,9 @@ class ListReader:
     closed: bool = False
 
     def read(self) -> Batch:
-        """The next records."""
+        """The next records. Raises SourceError once the stream was deleted."""
+        if self.shelf.deleted:
+            raise SourceError("the stream that this reader was opened on was deleted")
         records = tuple(self.shelf.records[self.at : self.at + self.shelf.size])
         self.at += len(records)
         ended = self.shelf.ended and self.at >= len(self.shelf.records)
@@ -55,6 +58,11 @@ class ListSource:
     opened: list[tuple[str, Position]] = field(factory=list)
     missing: set[str] = field(factory=set)
     stream: str = ""
+    made: int = 0
+
+    def incarnation(self) -> str:
+        """The stream and when it was made; a source that never was told cannot tell."""
+        return f"listed:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
         """The listing, counted."""
@@ -79,6 +87,12 @@ class ListSource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def recreate(self, shards: list[Shard]) -> None:
+        """Delete the stream, and make it anew with these shards."""
+        for shelf in self.shelves.values():
+            shelf.deleted = True
+        self.listed, self.shelves, self.made = shards, {}, self.made + 1
 
     def end(self, name: str, *children: Shard) -> None:
         """Close a shard, which these follow."""

@@ -30,6 +30,10 @@ class StreamClient:
         """The name leases carry."""
         return self._source.stream
 
+    def incarnation(self) -> str:
+        """When the stream was made; asked only where a run makes it anew, or every run would be another one."""
+        return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
+
     def shards(self) -> tuple[Shard, ...]:
         """The listing; a lie shows it as it was when this process started."""
         listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})

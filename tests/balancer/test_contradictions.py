@@ -1,0 +1,175 @@
+"""L14: what listing and table say about one shard agrees, or is named; and leases begin anew in a safe order."""
+
+from typing import Any
+
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.proving.properties.strategies import scenes
+from leasehold.adapters.proving.simulator.world.stream import shard
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
+from leasehold.balancer.shards.contradictions import (
+    CONTRADICTION,
+    INCARNATION,
+    SETTLED,
+    Contradiction,
+    contradictions,
+    noted,
+    restarts,
+)
+
+OLD, NEW = "1:orders:7", "1:orders:9"
+SPLIT = (shard("0", 0, 99, open=False), shard("1", 0, 49, "0"), shard("2", 50, 99, "0"))
+
+
+def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
+    """The leases of a fleet that has read this stream for a while."""
+    note = ((INCARNATION, incarnation),) if incarnation else ()
+    return {
+        each.id: Lease(
+            each.id,
+            parents=each.parents,
+            hash_range=each.hash_range,
+            checkpoint=Position("500") if each.open else SHARD_END,
+            notes=note,
+        )
+        for each in shards
+    }
+
+
+def _grown(counts: int, places: list[int]) -> tuple[Shard, ...]:
+    shards = [shard(str(number), 100 * number, 100 * number + 99) for number in range(counts)]
+    for place in places:
+        still = [each for each in shards if each.open]
+        parent = still[place % len(still)]
+        first, last = parent.hash_range or (0, 0)
+        shards[shards.index(parent)] = evolve(parent, open=False)
+        middle = (first + last) // 2
+        shards.append(shard(str(len(shards)), first, middle, parent.id))
+        shards.append(shard(str(len(shards)), middle + 1, last, parent.id))
+    return tuple(shards)
+
+
+grown = st.builds(_grown, st.integers(1, 3), st.lists(st.integers(0, 9), max_size=3))
+
+
+@given(scenes(), st.sampled_from(("", OLD, NEW, "x", ":")), st.data())
+def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, data: st.DataObject) -> None:  # noqa: ANN401
+    """Without it one odd row would end a worker's turn, and with it all creating and deleting."""
+    values = st.sampled_from((None, "", SETTLED, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
+    leases = [
+        lease if (note := data.draw(values)) is None else evolve(lease, notes=((INCARNATION, note),))
+        for lease in scene.leases
+    ]
+    shards = scene.shards or ()
+    found = contradictions(shards, leases, incarnation)
+    assert contradictions(reversed(shards), reversed(leases), incarnation) == found, "whatever their order"
+    for start in (TRIM_HORIZON, LATEST):
+        steps = restarts(shards, leases, found, incarnation, start)
+        keys = [(step.stored or step.lease or Lease("")).key for step in steps]
+        assert len(set(keys)) == len(keys), "one step for a key"
+        assert not (steps and all(not each.mendable for each in found)), "another stream's leases stay as they are"
+
+
+@given(grown, st.sampled_from(("", NEW)))
+def test_a_fleet_at_work_contradicts_nothing(shards: tuple[Shard, ...], incarnation: str) -> None:
+    """Without it a healthy group would stop, or be begun anew."""
+    assert contradictions(shards, _kept(shards, incarnation).values(), incarnation) == ()
+    assert contradictions(shards, _kept(shards, "").values(), incarnation) == (), "of a version before, or of Java"
+
+
+@given(grown, st.data())
+def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], data: st.DataObject) -> None:
+    """Without it a shard would be read by nobody, or from the place of another one, and nobody would say so."""
+    leases = _kept(shards, "")
+    victim = data.draw(st.sampled_from([each for each in shards if each.open]))
+    untrue: dict[str, Lease] = {
+        "ended and open": evolve(leases[victim.id], checkpoint=SHARD_END),
+        "another shard": evolve(leases[victim.id], hash_range=(7, 8)),
+        "made anew": evolve(leases[victim.id], notes=((INCARNATION, OLD),)),
+        "old listing": evolve(leases[victim.id], notes=((INCARNATION, "1:orders:10"),)),
+        "another stream": evolve(leases[victim.id], notes=((INCARNATION, "1:bills:9"),)),
+    }
+    for kind, lease in untrue.items():
+        found = contradictions(shards, (leases | {victim.id: lease}).values(), NEW)
+        assert [(each.kind, each.key) for each in found] == [(kind, victim.id)]
+
+
+def test_the_sentences_say_what_to_do() -> None:
+    """Without it an operator would know that something is wrong, and not how to mend it."""
+    do = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
+    again = (shard("0", 0, 99),)
+    kept = _kept(SPLIT, OLD)
+    assert contradictions(again, kept.values(), NEW) == (
+        Contradiction(
+            "made anew",
+            "",
+            "0",
+            "stream 1:orders was made anew at 9 s since 1970, and its leases are of the one made at 7: nothing is "
+            f"read; {do}",
+        ),
+    )
+    assert contradictions(again, kept.values(), "") == (
+        Contradiction(
+            "ended and open",
+            "",
+            "0",
+            "lease 0 says SHARD_END, and its shard is open and has no children: it is read by nobody; if the stream "
+            f"was made anew, {do}",
+        ),
+    )
+    (other,) = contradictions(again, kept.values(), "1:bills:9")
+    assert other.what == "the leases are those of 1:orders, and 1:bills is read: give each stream a table of its own"
+
+
+@given(grown, grown, st.sampled_from((TRIM_HORIZON, LATEST)), st.booleans(), st.data())
+def test_however_far_each_of_several_workers_comes_all_begins_anew(
+    before: tuple[Shard, ...],
+    after: tuple[Shard, ...],
+    start: Position,
+    some_unnoted: bool,
+    data: st.DataObject,
+) -> None:
+    """Without it a worker that dies half-way would leave rows of the former stream that look like rows of this one."""
+    table = _kept(before, OLD)
+    if some_unnoted and len(table) > 1:
+        last = max(table)
+        table[last] = evolve(table[last], notes=())
+    while found := contradictions(after, table.values(), NEW):
+        assert [each.kind for each in found] == ["made anew"], "until the last of them is written"
+        steps = restarts(after, table.values(), found, NEW, start)
+        for step in steps[: data.draw(st.integers(1, len(steps)))]:
+            if step.lease is None:
+                assert step.stored is not None
+                del table[step.stored.key]
+            elif step.marks:
+                table[step.lease.key] = step.lease
+            else:
+                table[step.lease.key] = evolve(step.lease, notes=((INCARNATION, NEW),))
+            if step.stored is not None and step.lease is not None and not step.marks:
+                above = [table[parent].note(INCARNATION) for parent in step.lease.parents if parent in table]
+                assert set(above) <= {NEW}, "a child may be read once its parent's lease says the truth"
+    names = {each.id for each in after if each.open or start != LATEST}
+    assert names <= table.keys() <= {each.id for each in after}
+    for each in after:
+        if each.id in table:
+            row = table[each.id]
+            closed = start == LATEST and not each.open
+            assert (row.checkpoint, row.parents, row.hash_range) == (
+                SHARD_END if closed else start,
+                each.parents,
+                each.hash_range,
+            )
+
+
+def test_what_an_operator_set_to_a_place_is_of_the_stream_that_is_there() -> None:
+    """Without it a stream that was set back by hand would be refused for ever."""
+    settled = tuple(evolve(lease, notes=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
+    assert contradictions(SPLIT, settled, NEW) == ()
+
+
+def test_what_workers_noted_is_told_until_it_is_settled() -> None:
+    """Without it those who see the table alone would see nothing, or what was long mended."""
+    rows = (Lease("b", notes=((CONTRADICTION, "is wrong"),)), Lease("a", notes=((CONTRADICTION, SETTLED),)), Lease("c"))
+    assert noted(rows) == ("is wrong",)

@@ -1,0 +1,60 @@
+"""A stream that is deleted and made anew under its name, in mid-run, under a seed's other faults."""
+
+import random
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.history.events import ReadingEvent
+from leasehold.adapters.proving.simulator.chaos import CALM, PEACE, trial
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Reshape, Scenario
+from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.balancer.rules.minimal import Minimal
+
+FURTHER = 2_000_000
+"""The numbers of the second stream are above this."""
+
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
+
+
+def _scenario(seed: int) -> Scenario:
+    """The seed's fleet and faults; the stream is made anew after a reshard, and perhaps split again."""
+    scenario, draw = trial(seed, Minimal()).scenario, random.Random(f"anew {seed}")  # noqa: S311  a seed is the point
+    at = draw.uniform(30.0, CALM - 30.0)
+    before = tuple(each for each in scenario.reshapes if each.at < at)
+    early = before or (Reshape(draw.uniform(5.0, 20.0), draw.choice(("double", "split"))),)
+    again = (Reshape(at + draw.uniform(0.5, 25.0), draw.choice(("double", "split", "merge"))),) * draw.randrange(2)
+    seconds = scenario.seconds + 2 * PEACE  # each lease of the former stream is let go, and taken again
+    stays = Member("z", scenario.members[0].config)  # somebody is to be there in the end
+    scenario = evolve(scenario, members=(*scenario.members, stays))
+    return evolve(scenario, reshapes=(*early, Reshape(at, "anew"), *again), misdeeds=(), seconds=seconds)
+
+
+def _handed(history: SimulatedHistory) -> list[ReadingEvent]:
+    """The hand-overs of records of the second stream, in order of time."""
+    return [event for event in history.events if event.event == "record" and event.place[0] >= FURTHER]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) -> None:
+    """Without it a crash, a nap or a lost reply at the wrong moment would leave a shard unread, or begun half-way."""
+    history = run(evolve(_scenario(seed), if_recreated="TRIM_HORIZON"))
+    handed: dict[str, list[int]] = {each.key: [] for each in history.sent}
+    for event in _handed(history):
+        if event.place[0] not in handed[event.shard]:
+            handed[event.shard].append(event.place[0])
+    assert history.faults == []
+    assert handed == {key: [each.number for each in history.sent if each.key == key] for key in handed}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_record_of_the_second_stream_is_handed_over_unasked(seed: int) -> None:
+    """Without it a worker would go on from the places of records that are no more, and pass over those that are.
+
+    A worker that has not listed the shards since may take a lease that another one let go, until it learns of it.
+    """
+    scenario = _scenario(seed)
+    history = run(scenario)
+    noticed = CALM + 2 * scenario.members[0].config.cycle_seconds
+    assert (history.faults, [event for event in _handed(history) if event.t > noticed]) == ([], [])
