@@ -18,6 +18,7 @@ from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.json_form.lease import lease_json
 from leasehold.adapters.json_form.question import question
 from leasehold.adapters.reading.lag import LeaseLag
+from leasehold.adapters.reading.status import Status
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
@@ -29,8 +30,20 @@ FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {
     "s-0": LeaseLag(12.5, age=14.0, host="vm-7", moves=3),
     "s-1": LeaseLag(0.0, end=True),
-    "s-2": LeaseLag(unread=True),
+    "s-2": LeaseLag(),
 }
+STATUSES = {
+    "s-0": Status("BEHIND", "12.5 s behind, and all the time further"),
+    "s-1": Status("OK", "read to the tip"),
+    "s-2": Status("ORPHAN", "nobody owns it, for 99 s"),
+    "s-3": Status("OK", "read to its end"),
+    "s-4": Status("UNKNOWN", "west tells nothing"),
+}
+WRONG = [
+    "ORPHAN s-2: nobody owns it, for 99 s",
+    "BEHIND s-0: 12.5 s behind, and all the time further",
+    "UNKNOWN s-4: west tells nothing",
+]
 LEASES = (
     Lease("s-2", checkpoint=FAR, idle=float("inf")),
     Lease("s-0", owner="east-1", idle=0.0, weight=1536, heir="east-2", yields=True),
@@ -51,14 +64,15 @@ def text(reading: TableView, by: str | None = None) -> list[str]:
 
 def test_one_row_for_each_lease() -> None:
     """An operator would not see which lease nobody reads."""
-    assert text(TableView(LEASES, lags=LAGS)) == [
-        "┃ lease ┃ owner ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
-        "| s-0 | east-1 | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
-        "| s-1 | east-2 | 0.0 | yes | TRIM_HORIZON | | 3.2 | 2.0 | | | |",
-        "| s-2 | nobody | | | …575989136588898/2 | | | | | | |",
-        "| s-3 | west-1 | | | SHARD_END | | 9.0 | | | | |",
-        "| s-4 | west | | | TRIM_HORIZON | | 1.0 | | | | |",
-        "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most, 1 unread",
+    assert text(TableView(LEASES, lags=LAGS, statuses=STATUSES)) == [
+        "┃ lease ┃ owner ┃ status ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
+        "| s-0 | east-1 | BEHIND | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
+        "| s-1 | east-2 | OK | 0.0 | yes | TRIM_HORIZON | | 3.2 | 2.0 | | | |",
+        "| s-2 | nobody | ORPHAN | | | …575989136588898/2 | | | | | | |",
+        "| s-3 | west-1 | | | | SHARD_END | | 9.0 | | | | |",
+        "| s-4 | west | UNKNOWN | | | TRIM_HORIZON | | 1.0 | | | | |",
+        "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN",
+        *WRONG,
     ]
 
 
@@ -71,7 +85,7 @@ def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
     store.close()
     for width in ("20", "80"):
         shown = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
-        assert [line.split()[:2] + line.split()[4:5] for line in shown.stdout.splitlines()] == [
+        assert [line.split()[:2] + line.split()[5:6] for line in shown.stdout.splitlines()] == [
             ["LEASE", "OWNER", "CHECKPOINT"],
             [key, owner, f"{FAR.sequence}/{FAR.sub}"],
             ["two\\x20words", "nobody", "TRIM_HORIZON"],
@@ -91,29 +105,31 @@ def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
 
 def test_one_row_for_each_worker_or_group() -> None:
     """An uneven fleet would have to be counted by hand."""
-    head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ unread ┃ KB/s ┃ longest idle s ┃"
-    total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most, 1 unread"
-    assert text(TableView(LEASES, lags=LAGS), "worker") == [
+    head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ status ┃ KB/s ┃ longest idle s ┃"
+    total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN"
+    assert text(TableView(LEASES, lags=LAGS, statuses=STATUSES), "worker") == [
         f"┃ worker ┃ {head}",
-        "| east-1 | 1 | 1 | 25.0% | 1 | 12.5 | 0 | 1.5 | |",
-        "| east-2 | 1 | 2 | 25.0% | 1 | 0.0 | 0 | 2.0 | 3.2 |",
-        "| nobody | 1 | | 25.0% | 0 | | 1 | | |",
-        "| west | 1 | 1 | 25.0% | 1 | | 0 | | 1.0 |",
+        "| east-1 | 1 | 1 | 25.0% | 1 | 12.5 | BEHIND | 1.5 | |",
+        "| east-2 | 1 | 2 | 25.0% | 1 | 0.0 | OK | 2.0 | 3.2 |",
+        "| nobody | 1 | | 25.0% | 0 | | ORPHAN | | |",
+        "| west | 1 | 1 | 25.0% | 1 | | UNKNOWN | | 1.0 |",
         total,
+        *WRONG,
     ]
-    assert text(TableView(LEASES, lags=LAGS), "group") == [
+    assert text(TableView(LEASES, lags=LAGS, statuses=STATUSES), "group") == [
         f"┃ group ┃ {head}",
-        "| (none) | 1 | 1 | 25.0% | 1 | | 0 | | 1.0 |",
-        "| east | 2 | 3 | 50.0% | 2 | 12.5 | 0 | 3.5 | 3.2 |",
-        "| nobody | 1 | | 25.0% | 0 | | 1 | | |",
+        "| (none) | 1 | 1 | 25.0% | 1 | | UNKNOWN | | 1.0 |",
+        "| east | 2 | 3 | 50.0% | 2 | 12.5 | BEHIND | 3.5 | 3.2 |",
+        "| nobody | 1 | | 25.0% | 0 | | ORPHAN | | |",
         total,
+        *WRONG,
     ]
 
 
 def test_what_is_wrong_stands_below() -> None:
     """A row nobody can read would stop all creation without a word, and markup in a name spoil the screen."""
     assert text(TableView((), (Malformed("[red]s-9", "checkpoint", "is missing"),), "the line is down"))[1:] == [
-        "0 leases, 0 finished, 0 without an owner; 0 workers",
+        "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
         "[red]s-9 cannot be read: checkpoint: is missing",
         "the line is down; trying again",
     ]
@@ -205,7 +221,8 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--by", "group"])
-    total = "1 leases, 0 finished, 0 without an owner; 1 workers\n"
+    says = "ann-1 tells nothing of its reading: watch it (--watch)"
+    total = f"1 leases, 0 finished, 0 without an owner; 1 workers; UNKNOWN\nUNKNOWN s-0: {says}\n"
     assert (shown.exit_code, shown.stdout.splitlines()[1].split()[:2], shown.stderr) == (0, ["ann", "1"], total)
     printed = CliRunner().invoke(app, [url, "--json"])
     told = json.loads(printed.stdout)
@@ -216,7 +233,10 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
             | {"yields": True, "epoch": 1}
         ],
         "malformed": [],
-        "lags": {"s-0": {"end": False, "unread": False}},
+        "status": "UNKNOWN",
+        "says": f"1 of 1 leases, s-0 first: {says}",
+        "lags": {"s-0": {"end": False}},
+        "statuses": {"s-0": {"status": "UNKNOWN", "says": says}},
     }
 
 

@@ -22,6 +22,7 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import RenewLease
 
 CONFIG = Config()
+OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"
 
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
@@ -51,7 +52,7 @@ def test_every_rule_that_a_plan_can_name_has_its_sentence() -> None:
 def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
     """An operator would see that a lease moves and never why."""
     a, b = plans(table(*FLEET), CONFIG)
-    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, ("nothing: it holds its share or more (M3)",))
+    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
     assert (b.held, b.share) == (1, 3)
     assert [line.split(" s-")[0] for line in b.lines] == ["would ask a for"] * 2
     assert all(line.endswith("(H2)") for line in b.lines)
@@ -124,7 +125,7 @@ def test_watching_tells_the_living_from_the_dead() -> None:
         now[0] += seconds
         rows.append(done(store.write(RenewLease(rows[-1]))))
 
-    seen = watched(store, 12.0, lambda: now[0], wait)
+    seen = watched(store, 12.0, 10.0, lambda: now[0], wait)
     assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
     assert (seen.seconds, dead.owner) == (12.0, "b")
 
@@ -144,7 +145,15 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
     ]
     assert told["says"]["K8"] == SENTENCES["K8"]
     lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
-    assert lease.stdout.splitlines()[:2] == ["s-5", "  b owns it; one look does not tell when it was renewed"]
+    assert lease.stdout.splitlines() == [
+        "s-5",
+        "UNKNOWN: b tells nothing of its reading: watch it (--watch)",
+        "  b owns it; one look does not tell when it was renewed",
+        "  checkpoint TRIM_HORIZON",
+        "  its row tells nothing of its reading",
+        "should have it: b: it holds 1 where its share is 3, no more than its share",
+        "would move: when workers come or go; or if b stands still for 10.5 s more",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,11 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
     assert noted(found, 100.0).behind == 100.0
 
 
-def test_nothing_is_told_before_a_reading_nor_unasked() -> None:
-    """A simulated fleet would write real times, and a new owner another's lag as its own."""
+def test_nothing_is_told_unasked_and_at_once_afterwards() -> None:
+    """A simulated fleet would write real times; and what nobody ever could read would say nothing of it."""
     assert ReachMeter(Lease("s-0"), "a").notes(1.0) == ()
+    assert not ReachMeter(Lease("s-0"), "a").untold(1_000.0)
     found = meter()
-    assert (found.notes(1.0), found.untold(1_000.0)) == ((), False)
-    found.read(EMPTY, 1.0)
     assert (found.untold(FIRST_SECONDS - 1), found.untold(FIRST_SECONDS)) == (False, True)
     noted(found, FIRST_SECONDS)
     again = FIRST_SECONDS + TELL_SECONDS
@@ -137,14 +136,14 @@ TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, 
 @pytest.mark.parametrize(
     ("lease", "lag"),
     [
-        (row("a", TOLD), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=12.0, host="vm-7", moves=1)),
-        (row(None, TOLD), LeaseLag(12.0, age=12.0, moves=1, unread=True)),
-        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=12.0, host="vm-7", moves=1, unread=True)),
-        (row("a", evolve(TOLD, at=NOW, read=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1, unread=True)),
+        (row("a", TOLD), LeaseLag(2.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
+        (row(None, TOLD), LeaseLag(12.0, age=2.0, moves=1)),
+        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(TOLD, at=NOW, end=True, read=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
         (row("java", evolve(TOLD, at=NOW - 90)), LeaseLag(moves=2)),
         (Lease("s-0", owner="java", idle=1.0), LeaseLag()),
-        (Lease("s-0"), LeaseLag(unread=True)),
+        (Lease("s-0"), LeaseLag()),
     ],
 )
 def test_what_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
@@ -156,7 +155,7 @@ def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
     """An alarm on the whole would need every lease's own series."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
-    assert (whole.most, whole.total, whole.unread, whole.unknown) == (12.0, 14.0, 1, 1)
+    assert (whole.most, whole.total) == (12.0, 14.0)
 
 
 def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:

@@ -6,11 +6,8 @@ from typing import Any
 from attrs import asdict, frozen
 
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.adapters.worker.reach import SILENT_SECONDS, TELL_SECONDS, reach_of
+from leasehold.adapters.worker.reach import patience, reach_of
 from leasehold.balancer.model import Lease
-
-UNREAD_SECONDS = SILENT_SECONDS + TELL_SECONDS
-"""A lease whose owner lives and told of no reading for longer stands still: its handler, or its reader, hangs."""
 
 
 @frozen
@@ -19,11 +16,10 @@ class LeaseLag:
 
     seconds  behind the tip of the shard, at most; None where nobody told
     events   the same as a count, where the stream tells counts (Event Hubs)
-    end      whether reading had reached the tip
-    age      seconds since the last record that was done had arrived; it grows on a quiet shard too
+    end      whether reading had reached the tip, and lately
+    age      seconds that the last record that was done had been in the stream, when its owner told of it
     host     the machine of the owner that told
     moves    how often the lease passed from one worker to another, as far as our workers saw
-    unread   whether nobody reads it: no living owner, or one that has told of no reading for too long
     """
 
     seconds: float | None = None
@@ -32,7 +28,6 @@ class LeaseLag:
     age: float | None = None
     host: str = ""
     moves: int | None = None
-    unread: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes; what is unknown is left out."""
@@ -48,19 +43,17 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     reach = reach_of(lease)
     held = lease.owner is not None and lease.idle <= limit
     if reach is None:
-        return LeaseLag(unread=not held)
-    ours = reach.owner == lease.owner
-    if held and not ours and now - reach.at > UNREAD_SECONDS:
+        return LeaseLag()
+    ours, long = reach.owner == lease.owner, patience(reach.lease or limit)
+    if held and not ours and now - reach.at > long:
         return LeaseLag(moves=reach.moves + 1)  # another library reads it by now, and tells nothing
-    stuck = ours and reach.read is not None and now - reach.read > UNREAD_SECONDS
     seconds = reach.lag(now, held=held and ours)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=reach.end and held and ours,
-        age=None if reach.arrived is None else round(max(0.0, now - reach.arrived), 3),
+        end=reach.end and held and ours and now - (reach.read or 0.0) <= long,
+        age=None if reach.arrived is None else round(max(0.0, reach.at - reach.arrived), 3),
         host=reach.host if ours else "",
         moves=reach.moves + (lease.owner is not None and not ours),
-        unread=not held or stuck,
     )
 
 
@@ -75,25 +68,16 @@ class FleetLag:
 
     most     seconds of the lease that is furthest behind; None where nobody told of any
     total    seconds of all leases together
-    unread   unfinished leases that nobody reads
-    unknown  unfinished leases of which nobody told
     """
 
     most: float | None
     total: float
-    unread: int
-    unknown: int
 
 
 def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
     """The lags of all leases as one."""
     known = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    return FleetLag(
-        max(known, default=None),
-        round(sum(known), 3),
-        sum(lag.unread for lag in lags.values()),
-        sum(lag.seconds is None and lag.events is None for lag in lags.values()),
-    )
+    return FleetLag(max(known, default=None), round(sum(known), 3))
 
 
 def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
@@ -113,7 +97,7 @@ def _asked(source: Source, lease: Lease, known: LeaseLag) -> LeaseLag:
     latest = source.latest(lease)
     if latest.numbered and lease.checkpoint.numbered:
         events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
-        return LeaseLag(0.0 if not events else None, events, not events, unread=known.unread)
+        return LeaseLag(0.0 if not events else None, events, not events)
     if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
         return known
     reader = source.open(lease, lease.checkpoint)
@@ -125,4 +109,4 @@ def _asked(source: Source, lease: Lease, known: LeaseLag) -> LeaseLag:
         reader.close()
     waiting = batch.records[0].arrived if batch.records else None
     behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
-    return known if behind is None else LeaseLag(round(behind, 3), end=not behind, unread=known.unread)
+    return known if behind is None else LeaseLag(round(behind, 3), end=not behind)

@@ -90,8 +90,10 @@ class ShardReading:
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
             log.warning("shard %s: trying again in %.1f s: %s", self.holding.key, wait, fault)
+            self.holding.reach.failed(str(fault), now)
             return self._rest(now + wait)
         except SourceError as fault:
+            self.holding.reach.failed(str(fault), now)
             return self._stop(now, f"it cannot be read: {fault}")
         self._faults.reset()
         return due
@@ -163,6 +165,7 @@ class ShardReading:
 
     def _read(self, now: float) -> float:
         if not self._slot.ask():
+            self.holding.reach.failed("batches of other shards take all the memory there is for them", now)
             self.holding.throughput.rest(now)
             return now + ROOM_SECONDS
 
@@ -237,6 +240,8 @@ class ShardReading:
             self._cursor.consumer_acknowledged(checkpoint)
         if isinstance(error, Ending):
             return self._release(now)
+        # The name alone: the text of a user's fault may hold a record.
+        self.holding.reach.failed(f"its handler raised {type(error).__name__}", now)
         match self._attempts.failed(piece, error):
             case TryAgain(seconds):
                 return self._rest(self._member.clock() + seconds)
@@ -260,6 +265,7 @@ class ShardReading:
 
     def _hand(self, call: Callable[[], object], then: NextStep, now: float) -> float:
         self._then = then
+        self.holding.reach.working(now)
         return self._found(self._watch.begin(call, now), now)
 
     def _found(self, found: Found, now: float) -> float:
@@ -267,6 +273,7 @@ class ShardReading:
             case Later(due):
                 return due
             case CallEnded(fault):
+                self.holding.reach.rested()
                 then, self._then = self._then, _nothing  # or the batch would be in memory beside the next
                 return then(fault, now)
             case LeaseLost():

@@ -142,6 +142,7 @@ class ShardPrefetcher:
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
+            self.holding.reach.failed(str(fault), now)
             return now + wait
         except SourceError as fault:
             return self._exclude(now, fault)
@@ -219,6 +220,7 @@ class ShardPrefetcher:
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
             self._reached(now, behind=None)
         if self._at_tip:
+            self.holding.reach.excused("the query asked for what was there when it began, and has that")
             return now + ROOM_SECONDS
 
         def keep(batch: Batch) -> None:
@@ -261,6 +263,7 @@ class ShardPrefetcher:
         pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)
         if self._buffer.count < pace.rows // feeds and self._buffer.bytes < pace.bytes // feeds:
             return False
+        self.holding.reach.excused("what was read ahead waits for the query")
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True
 

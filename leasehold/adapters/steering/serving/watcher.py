@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lags_of
+from leasehold.adapters.reading.status import GroupWatch, Status, group_status, statuses_of
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.steering.explaining import alive, explained, plans, story
 from leasehold.adapters.steering.move_rules import moved, rules_between
@@ -36,6 +37,11 @@ class SeenFleet:
     lags: Mapping[str, LeaseLag] = Factory(dict)
     trouble: str = ""
 
+    @property
+    def statuses(self) -> Mapping[str, Status]:
+        """Of its leases, by key."""
+        return {} if self.table is None else self.table.statuses
+
 
 class TableWatcher:
     """Watches one table from `start` to `close`.
@@ -61,7 +67,7 @@ class TableWatcher:
         self.name, self.config, self.every = name, config, every
         self._store, self._record, self._source = store, record, source
         self._wall, self._clock = wall, clock
-        self._watch, self._first = Watch(), -math.inf
+        self._watch, self._window, self._first = Watch(), GroupWatch(), -math.inf
         self._seen, self._lock, self._ending = SeenFleet(), Lock(), Event()
         self._thread = Thread(target=self._run, name="leasehold-serve", daemon=True)
 
@@ -88,12 +94,16 @@ class TableWatcher:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            try:
-                self.look()
-            except (StoreError, SourceError) as error:
-                with self._lock:
-                    self._seen = SeenFleet(self._seen.at, self._seen.table, self._seen.lags, str(error))
+            self.try_look()
             self._ending.wait(self.every)
+
+    def try_look(self) -> None:
+        """Read once, or keep why that failed."""
+        try:
+            self.look()
+        except (StoreError, SourceError) as error:
+            with self._lock:
+                self._seen = evolve(self._seen, trouble=str(error))
 
     def look(self) -> None:
         """Read once. Raises StoreError or SourceError."""
@@ -106,25 +116,38 @@ class TableWatcher:
         lags = lags_of(rows, now, expires_above(self.config))
         if self._source is not None:
             lags = asked(self._source, rows, lags)
-        table = WatchedTable(rows, self._watch.history, ended - self._first, listing.malformed)
+        self._window = self._window.after(began, rows, lags)
+        statuses = statuses_of(rows, lags, now, self.config.lease_seconds, self._window)
+        table = WatchedTable(rows, self._watch.history, ended - self._first, listing.malformed, now, statuses)
         whole = fleet_lag(lags)
         moves = _moves(before.table, table, now, self.config)
-        self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total, whole.unread))
+        self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total))
         with self._lock:
             self._seen = SeenFleet(now, table, lags)
+
+    @property
+    def status(self) -> Status:
+        """Of the group, by the last reading; not known where that is too old to be believed."""
+        seen = self.seen
+        why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
+        return group_status(seen.statuses, why)
 
     def state(self) -> dict[str, Any]:
         """Everything the page shows, as JSON values."""
         seen = self.seen
         told = {"store": self.name, "at": seen.at, "trouble": seen.trouble, "rules": self.config.rules.name}
+        told |= self.status.as_json() | {"number": self.status.number}
         if seen.table is None:
             return told | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
         moves = [[move.at, move.key, move.before, move.after, move.rule] for move in self._record.moves(self.name)]
-        lag = [[point.at, point.most, point.total, point.unread] for point in self._record.lag(self.name)]
+        lag = [[point.at, point.most, point.total] for point in self._record.lag(self.name)]
         return told | {
             "total": self._total(seen),
             "workers": self.workers(),
-            "leases": [_lease(lease, seen.lags.get(lease.key, LeaseLag())) for lease in seen.table.leases],
+            "leases": [
+                _lease(lease, seen.lags.get(lease.key, LeaseLag()), seen.statuses[lease.key])
+                for lease in seen.table.leases
+            ],
             "malformed": [[row.key, row.field, row.why] for row in seen.table.malformed],
             "moves": moves,
             "lag": lag,
@@ -141,7 +164,7 @@ class TableWatcher:
             "workers": len({lease.owner for lease in alive(working, self.config)} - {None}),
             "lag_max": whole.most,
             "lag_sum": whole.total if whole.most is not None else None,
-            "unread": whole.unread,
+            "not_ok": sum(not status.ok for status in seen.statuses.values()),
             "moves": self._record.count(self.name),
         }
 
@@ -172,7 +195,7 @@ class TableWatcher:
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
 
-def _lease(lease: Lease, lag: LeaseLag) -> dict[str, Any]:
+def _lease(lease: Lease, lag: LeaseLag, status: Status) -> dict[str, Any]:
     return {
         "key": lease.key,
         "owner": lease.owner,
@@ -182,6 +205,8 @@ def _lease(lease: Lease, lag: LeaseLag) -> dict[str, Any]:
         "checkpoint": lease.checkpoint.sequence,
         "kbps": None if lease.weight is None else round(kilobytes(lease.weight), 1),
         "lag": lag.as_json(),
+        **status.as_json(),
+        "number": status.number,
     }
 
 

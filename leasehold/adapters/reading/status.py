@@ -1,0 +1,262 @@
+"""The status of a lease and of a group: one word and one sentence, by one function, wherever somebody asks.
+
+`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all say what `status_of` says. There is
+no threshold to set: as in LinkedIn's Burrow, a lease is judged by what happened over a window of time. Rule 1: OK is
+said only where a row, or our own watching, shows it. Rule 2: who does not know says UNKNOWN, which is not OK either.
+Rule 3: how long is long follows `lease_seconds` and the pace of readings and notes (`worker/reach.py:patience`).
+
+The words, the worst last: see `MEANINGS`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import Factory, evolve, frozen
+
+from leasehold.adapters.reading.lag import LeaseLag
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.balancer.model import Lease
+from leasehold.balancer.shards.ancestry import readable
+
+MEANINGS = {
+    "OK": "read and handled up to the tip, or not falling behind",
+    "UNKNOWN": "nobody tells: the table or the rows say too little, or were watched too shortly",
+    "BEHIND": "read, and all the time further behind for two minutes",
+    "STALLED": "owned, and its position stands: readings, or the handler, fail",
+    "HUNG": "its handler is at work without an end",
+    "UNREAD": "owned, and nobody has read it, without a reason",
+    "ORPHAN": "nobody alive has owned it for longer than it should take",
+}
+"""Each word with its meaning, the worst last."""
+
+NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
+"""As the exit status of `leases --check` and the value of a metric: OK is 0, the others 3 to 8, the worst the highest.
+
+1 and 2 are a command's own: a store that failed, bad usage.
+"""
+
+
+@frozen
+class Status:
+    """A word of `MEANINGS`, and a sentence that says why."""
+
+    word: str
+    says: str
+
+    @property
+    def number(self) -> int:
+        """The word as a number."""
+        return NUMBERS[self.word]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well."""
+        return self.word == "OK"
+
+    def as_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        return {"status": self.word, "says": self.says}
+
+
+@frozen
+class LeaseWatch:
+    """The window of an onlooker on one lease, for rows that say nothing of their reading.
+
+    samples  (seconds of a clock, position, lag) of looks, the last `STEPS` steps of them
+    """
+
+    samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
+
+    def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
+        """The window after one look more."""
+        behind = lag.seconds if lag.events is None else float(lag.events)
+        kept = tuple(each for each in self.samples if at - each[0] <= STEPS * STEP_SECONDS)
+        close = len(kept) > 1 and kept[-1][1] == lease.checkpoint.order and at - kept[-2][0] < 1.0  # looks may be many
+        return LeaseWatch((*(kept[:-1] if close else kept), (at, lease.checkpoint.order, behind)))
+
+    @property
+    def stands(self) -> float:
+        """For how long the position has stood."""
+        since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
+        return since[-1] - since[0] if since else 0.0
+
+    @property
+    def moved(self) -> bool:
+        """Whether the position was seen to move."""
+        return len({position for _, position, _ in self.samples}) > 1
+
+    @property
+    def grows(self) -> bool:
+        """Whether lag has only grown."""
+        return growing([(at, behind) for at, _, behind in self.samples if behind is not None])
+
+
+@frozen
+class GroupWatch:
+    """The window of an onlooker on all leases of a table."""
+
+    leases: Mapping[str, LeaseWatch] = Factory(dict)
+    began: float = math.inf
+    at: float = math.inf
+
+    def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
+        """The window after one look more, at this second of one clock."""
+        seen = {
+            lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
+            for lease in leases
+            if lease.key in lags
+        }
+        return GroupWatch(seen, min(self.began, at), at)
+
+    @property
+    def seconds(self) -> float:
+        """For how long the table has been watched."""
+        return 0.0 if self.at == math.inf else self.at - self.began
+
+
+def statuses_of(
+    leases: Iterable[Lease],
+    lags: Mapping[str, LeaseLag],
+    now: float,
+    lease_seconds: float,
+    watch: GroupWatch | None = None,
+    *,
+    contradictions: Mapping[str, str] | None = None,
+) -> dict[str, Status]:
+    """The status of every lease, by key.
+
+    now             seconds since 1970
+    lease_seconds   of owners whose rows do not say theirs
+    contradictions  why a lease cannot be right, by key
+    """
+    rows = {lease.key: lease for lease in leases}
+    watch, wrong = watch or GroupWatch(), contradictions or {}
+    return {
+        key: status_of(
+            lease,
+            lags.get(key, LeaseLag()),
+            now,
+            lease_seconds,
+            watched=watch.seconds,
+            watch=watch.leases.get(key, LeaseWatch()),
+            waits=not readable(lease, rows),
+            contradiction=wrong.get(key, ""),
+        )
+        for key, lease in rows.items()
+    }
+
+
+def status_of(
+    lease: Lease,
+    lag: LeaseLag,
+    now: float,
+    lease_seconds: float,
+    *,
+    watched: float = 0.0,
+    watch: LeaseWatch = LeaseWatch(),
+    waits: bool = False,
+    contradiction: str = "",
+) -> Status:
+    """The status of one lease.
+
+    lag            as the row tells it, or the stream
+    now            seconds since 1970
+    lease_seconds  of an owner whose row does not say its own
+    watched        for how many seconds the table was watched; `lease.idle` was counted meanwhile
+    watch          what was seen of this lease then
+    waits          whether a parent is not done: its children are not read before (L12)
+    contradiction  why it cannot be right
+    """
+    if contradiction or lease.ended:
+        return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
+    reach = reach_of(lease)
+    long = patience(lease_seconds if reach is None or reach.lease is None else reach.lease)
+    if waits:
+        return Status("OK", "its parents are not done: it is read after them")
+    alone = _alone(lease, reach, now, watched)
+    if lease.owner is None or alone > long:
+        return _unowned(lease, reach, alone, watched, long)
+    if reach is None or (reach.owner != lease.owner and now - reach.at > long):
+        return _untold(lease, lag, watched, watch, long)
+    if reach.owner == lease.owner:
+        # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
+        return _told(reach, reach.at if now - reach.at > long else max(now, reach.at), long)
+    return Status("OK", f"it has come to {lease.owner} lately")
+
+
+def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> float:
+    """For how many seconds, at least, nobody has renewed it: as far as it was seen, or as its last note tells."""
+    seen = lease.idle if lease.idle < math.inf else 0.0
+    told = reach is not None and reach.owner == (lease.owner or reach.owner)
+    if reach is None or not told or watched > lease.idle + 1.0:  # its version has moved while we looked
+        return seen
+    return max(seen, now - reach.at)
+
+
+def _unowned(lease: Lease, reach: Reach | None, alone: float, watched: float, long: float) -> Status:
+    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not renewed it"
+    if alone > long:
+        return Status("ORPHAN", f"{whose}, for {alone:.0f} s, and nobody else takes it")
+    if reach is not None:
+        return Status("OK", f"{whose}; the next look of a worker finds it")
+    if watched <= 0:
+        return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
+    return Status("UNKNOWN", f"{whose}, for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
+
+
+def _told(reach: Reach, now: float, long: float) -> Status:
+    """By the owner's own note."""
+    last, work = reach.began if reach.read is None else reach.read, reach.work
+    quiet = 0.0 if last is None else now - last
+    ever = "has not been read" if reach.read is None else "was last read"
+    ago = f"{ever} for {quiet:.0f} s" if reach.read is None else f"{ever} {quiet:.0f} s ago"
+    if quiet <= long or reach.excused:
+        if reach.grows:
+            return Status("BEHIND", f"{_behind(reach)}, and all the time further for two minutes")
+        return Status("OK", reach.excused or _behind(reach))
+    if work is not None and now - work > long:
+        return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
+    if reach.fault:
+        return Status("STALLED", f"it {ago}: {reach.fault}")
+    if work is not None:
+        return Status("OK", f"its handler checkpoints a long batch; {_behind(reach)}")
+    return Status("UNREAD", f"{reach.owner} owns it, and it {ago}, for no reason that it tells")
+
+
+def _behind(reach: Reach) -> str:
+    if reach.behind is None:
+        return "not read yet" if reach.read is None else "read, how far behind is not known"
+    return "read to the tip" if reach.end else f"{reach.behind:.1f} s behind"
+
+
+def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long: float) -> Status:
+    """Of another library's lease, whose row says nothing of its reading: by what was seen of it."""
+    waiting = lag.seconds if lag.events is None else float(lag.events)
+    how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
+    if waiting == 0:
+        return Status("OK", "read to the tip")
+    if watch.grows and watch.moved:
+        return Status("BEHIND", f"{how}, and all the time further for two minutes")
+    if waiting is not None and watch.stands > long:
+        return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
+    if watch.moved and watch.stands <= long:
+        return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
+    if watched <= 0:
+        return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
+    asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
+    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")
+
+
+def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
+    """The status of all leases together: that of the worst; `trouble` is why the table cannot be read."""
+    if trouble:
+        return Status("UNKNOWN", f"the table cannot be read: {trouble}")
+    if not statuses:
+        return Status("UNKNOWN", "the table has no leases")
+    worst = max(statuses.values(), key=lambda each: each.number)
+    keys = sorted(key for key, each in statuses.items() if each.word == worst.word)
+    if worst.ok:
+        return Status("OK", f"{len(keys)} leases are read, and do not fall behind")
+    whole = f"{len(keys)} of {len(statuses)} leases"
+    return evolve(worst, says=f"{whole}, {keys[0]} first: {statuses[keys[0]].says}")
