@@ -101,14 +101,16 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     for holding in ours.worker.holdings:
         holding.reach.read(Batch((), None, 40.0, 0.2), clock.now)
+        holding.reach.done(clock.now)
     ours.worker.holdings[0].reach.working(clock.now)
     assert told(reader)["group_status", "a-1"] == 0
     ours.run(60)
     for holding in ours.worker.holdings[1:]:
         holding.reach.read(Batch((), None, 0.0, 0.2), clock.now)
+        holding.reach.done(clock.now)
     ours.run(ours.turn_due - clock.now)
     found = told(reader)
-    assert (found["group_status", "a-1"], found["lag_max", "a-1"]) == (6, pytest.approx(105, abs=5))
+    assert (found["group_status", "a-1"], 100 <= found["lag_max", "a-1"] < 120) == (6, True)
     assert [found["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
     assert metrics is not None
 

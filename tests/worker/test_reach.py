@@ -57,7 +57,7 @@ def test_a_batch_of_columns_is_read_like_any_other() -> None:
     found = meter()
     found.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
     assert noted(found, 10.0).behind == 14.0
-    found.done()
+    found.done(moment[0])
     assert noted(found, 10.0).behind == 4.0
 
 
@@ -66,7 +66,7 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
     found = meter()
     found.read(BATCH, 0.0)
     assert noted(found, 10.0).behind == 14.0
-    found.done()
+    found.done(moment[0])
     done = noted(found, 10.0)
     assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
     found.read(EMPTY, 11.0)
@@ -113,7 +113,10 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
         "[]",
         "{}",
         '{"at": "now", "owner": "a"}',
-        '{"at": 1, "owner": "a", "more": 1}',
+        '{"more": 1}',
+        '{"at": 1, "owner": "a", "fault": 7}',
+        '{"at": 1, "owner": "a", "grows": 1.5}',
+        '{"at": 1, "owner": "a", "done": -1}',
         '{"at": NaN, "owner": "a"}',
         '{"at": 1, "owner": 7}',
         '{"at": 1, "owner": "a", "moves": 1.5}',
@@ -130,7 +133,7 @@ def row(owner: str | None, reach: Reach, idle: float = 1.0) -> Lease:
     return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
 
 
-TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10)
+TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, 
         (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
         (row(None, TOLD), LeaseLag(12.0, age=2.0, moves=1)),
         (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, at=NOW, end=True, read=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
+        (row("a", evolve(TOLD, at=NOW, end=True, done=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
         (row("java", evolve(TOLD, at=NOW - 90)), LeaseLag(moves=2)),
         (Lease("s-0", owner="java", idle=1.0), LeaseLag()),
         (Lease("s-0"), LeaseLag()),

@@ -173,6 +173,7 @@ class World:
     watcher: TableWatcher = field(init=False)
     made: int = 0
     busy: bool = True
+    poison: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         self.chance = random.Random(self.seed)  # noqa: S311  a seed is the point
@@ -193,7 +194,9 @@ class World:
         return EPOCH + self.clock.now
 
     def handle(self, delivery: Delivery) -> None:
-        """Take them all."""
+        """Take them all, unless they are poison."""
+        if delivery.shard in self.poison:
+            raise ValueError("no handler takes it")
 
     def live(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
         """Let so much time go by, with records that come and somebody who looks."""
@@ -246,6 +249,16 @@ def hang(world: World) -> Callable[[], None]:
     return holder.crew.wake
 
 
+def poison(world: World) -> Callable[[], None]:
+    """No worker can handle what comes on one shard: each tries, and lets its lease go."""
+    world.busy, world.poison = True, (world.chance.choice(world.shards),)
+
+    def heal() -> None:
+        world.poison = ()
+
+    return heal
+
+
 def store_down(world: World) -> Callable[[], None]:
     """The table does not answer."""
     world.store.down = True
@@ -289,6 +302,7 @@ FAULTS: dict[str, Fault] = {
     "one shard is silent": stream("silent", whole=False),
     "one shard is throttled": stream("throttled", whole=False),
     "a handler hangs": hang,
+    "a handler fails": poison,
     "a worker is dead": dead(1),
     "all workers are dead": dead(99),
     "the store is silent": store_down,

@@ -50,7 +50,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     seconds = reach.lag(now, held=held and ours)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=reach.end and held and ours and now - (reach.read or 0.0) <= long,
+        end=reach.end and held and ours and now - (reach.done or now) <= long,
         age=None if reach.arrived is None else round(max(0.0, reach.at - reach.arrived), 3),
         host=reach.host if ours else "",
         moves=reach.moves + (lease.owner is not None and not ours),

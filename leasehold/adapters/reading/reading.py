@@ -151,6 +151,7 @@ class ShardReading:
         lease, member = self.holding.lease, self._member
         parents = {parent.key: parent for parent in member.store.get(lease.parents)} if lease.parents else {}
         if not readable(lease, parents):  # L12
+            self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
         start = self._start.find()
@@ -206,6 +207,7 @@ class ShardReading:
             return self._done(batch, now)
         self._cursor.consumer_acknowledged(piece.read_to)
         self._attempts.passed(piece.read_to)
+        self.holding.reach.progressed(now)
         return now if self._stored(now) else self._leave("lease-lost")
 
     def _done(self, batch: Batch, now: float) -> float:
@@ -214,7 +216,7 @@ class ShardReading:
         for end_of_batch in (batch.end, SHARD_END if batch.ended else None):
             if end_of_batch is not None:
                 self._cursor.consumer_acknowledged(end_of_batch)
-        self.holding.reach.done()
+        self.holding.reach.done(now)
         self._slot.clear()
         self._attempts.done(batch)
         if not self._stored(now):

@@ -175,14 +175,18 @@ def status_of(
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
     alone = _alone(lease, reach, now, watched)
-    if lease.owner is None or alone > long:
-        return _unowned(lease, reach, alone, watched, long)
-    if reach is None or (reach.owner != lease.owner and now - reach.at > long):
+    recent = reach is not None and now - reach.at <= long
+    if alone > long or (lease.owner is None and not recent):
+        return _unowned(lease, alone, watched, long)
+    if reach is None or not (recent or reach.owner == lease.owner):
         return _untold(lease, lag, watched, watch, long)
-    if reach.owner == lease.owner:
-        # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
-        return _told(reach, reach.at if now - reach.at > long else max(now, reach.at), long)
-    return Status("OK", f"it has come to {lease.owner} lately")
+    # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
+    told = _told(reach, max(now, reach.at) if recent else reach.at, long)
+    if not told.ok or reach.owner == lease.owner:
+        return told
+    return Status(
+        "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
+    )
 
 
 def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> float:
@@ -194,12 +198,10 @@ def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> flo
     return max(seen, now - reach.at)
 
 
-def _unowned(lease: Lease, reach: Reach | None, alone: float, watched: float, long: float) -> Status:
+def _unowned(lease: Lease, alone: float, watched: float, long: float) -> Status:
     whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not renewed it"
     if alone > long:
         return Status("ORPHAN", f"{whose}, for {alone:.0f} s, and nobody else takes it")
-    if reach is not None:
-        return Status("OK", f"{whose}; the next look of a worker finds it")
     if watched <= 0:
         return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
     return Status("UNKNOWN", f"{whose}, for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
@@ -207,21 +209,18 @@ def _unowned(lease: Lease, reach: Reach | None, alone: float, watched: float, lo
 
 def _told(reach: Reach, now: float, long: float) -> Status:
     """By the owner's own note."""
-    last, work = reach.began if reach.read is None else reach.read, reach.work
-    quiet = 0.0 if last is None else now - last
-    ever = "has not been read" if reach.read is None else "was last read"
-    ago = f"{ever} for {quiet:.0f} s" if reach.read is None else f"{ever} {quiet:.0f} s ago"
-    if quiet <= long or reach.excused:
+    work, stands = reach.work, 0.0 if reach.done is None else now - reach.done
+    if stands <= long:
         if reach.grows:
             return Status("BEHIND", f"{_behind(reach)}, and all the time further for two minutes")
         return Status("OK", reach.excused or _behind(reach))
     if work is not None and now - work > long:
         return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
     if reach.fault:
-        return Status("STALLED", f"it {ago}: {reach.fault}")
-    if work is not None:
-        return Status("OK", f"its handler checkpoints a long batch; {_behind(reach)}")
-    return Status("UNREAD", f"{reach.owner} owns it, and it {ago}, for no reason that it tells")
+        return Status("STALLED", f"it has stood for {stands:.0f} s: {reach.fault}")
+    return Status(
+        "UNREAD", f"{reach.owner} owns it, and has not read it for {stands:.0f} s, for no reason that it tells"
+    )
 
 
 def _behind(reach: Reach) -> str:

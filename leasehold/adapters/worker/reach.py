@@ -15,7 +15,7 @@ from itertools import pairwise
 from threading import Lock
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, fields_dict, frozen
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Lease, Notes
@@ -76,9 +76,10 @@ class Reach:
     behind   seconds behind the tip of the shard: of the last reading, and longer while its batch is not done
     end      whether the last reading reached the tip, and its batch is done
     arrived  when the last record that was done had arrived in the stream, seconds since 1970
-    began    when the lease came to its owner, seconds since 1970
+    read     when the shard last answered, seconds since 1970
+    done     when all that had been read was last handled, or the position last moved, seconds since 1970; before that,
+             when the lease came to its owner, or what the owner before it told
     tried    when the shard was last asked for records, seconds since 1970
-    read     when it last answered, seconds since 1970
     fault    why it gave no answer then, or why a batch could not be handled; "" once one was
     work     since when the handler has been at work without an end or a checkpoint, seconds since 1970
     grows    whether lag has only grown over the window
@@ -93,9 +94,9 @@ class Reach:
     behind: float | None = None
     end: bool = False
     arrived: float | None = None
-    began: float | None = None
-    tried: float | None = None
     read: float | None = None
+    done: float | None = None
+    tried: float | None = None
     fault: str = ""
     work: float | None = None
     grows: bool = False
@@ -123,14 +124,16 @@ def reach_of(lease: Lease) -> Reach | None:
     """The reach that the row tells, or None where it tells nothing that can be read."""
     try:
         said = json.loads(lease.note(NOTE) or "null")
-        return Reach(**said) if isinstance(said, dict) and _fits(said) else None
+        # In a rolling upgrade a newer worker may tell more than this one knows.
+        known = {name: said[name] for name in fields_dict(Reach).keys() & said.keys()} if isinstance(said, dict) else {}
+        return Reach(**known) if known and _fits(known) else None
     except (ValueError, TypeError, RecursionError):
         return None
 
 
 def _fits(said: dict[str, Any]) -> bool:
     times = [
-        said[name] for name in ("at", "behind", "arrived", "began", "tried", "read", "work", "lease") if name in said
+        said[name] for name in ("at", "behind", "arrived", "done", "tried", "read", "work", "lease") if name in said
     ]
     moves, flags = said.get("moves", 0), [said.get(name, True) for name in ("end", "grows")]
     texts = all(isinstance(said.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
@@ -158,15 +161,20 @@ class ReachMeter:
         before = reach_of(lease)
         moved = before is not None and before.owner != me
         self.moved = moved
-        self._now = Reach(0.0, me, moves=(before.moves if before else 0) + moved, lease=lease_seconds)
+        # A batch that no owner can handle would look young with each of them: what stands still is told on.
+        before = before or Reach(0.0, me)
+        self._now = Reach(
+            0.0, me, moves=before.moves + moved, done=before.done, fault=before.fault, lease=lease_seconds
+        )
         self._wall: Callable[[], float] | None = None
-        self._before = before.behind if before else None
+        self._before = before.behind
         self._behind: float | None = None
         self._began, self._told = now, -math.inf
         self._tried: float | None = None
         self._read: float | None = None
         self._work: float | None = None
-        self._unfinished = False
+        self._done: float | None = None
+        self._unfinished = self._pending = False
         self._arriving: float | None = None
         self._lags: deque[tuple[float, float]] = deque(maxlen=STEPS * 64)
         self._lock = Lock()
@@ -184,9 +192,9 @@ class ReachMeter:
         with self._lock:
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
-            self._unfinished = bool(batch.count)
+            self._unfinished, self._pending = bool(batch.count), True
             self._arriving = batch.last_arrived
-            self._now = evolve(self._now, fault="", excused="")
+            self._now = evolve(self._now, excused="")
             if batch.behind_seconds is not None:
                 self._sample(now, batch.behind_seconds)
 
@@ -202,9 +210,10 @@ class ReachMeter:
             self._tried = now
             self._now = evolve(self._now, fault=why[:FAULT_LENGTH], excused="")
 
-    def excused(self, why: str) -> None:
+    def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now, where that is as it should be."""
         with self._lock:
+            self._done = now
             self._now = evolve(self._now, fault="", excused=why)
 
     def working(self, now: float) -> None:
@@ -213,22 +222,22 @@ class ReachMeter:
             self._work = now
 
     def progressed(self, now: float) -> None:
-        """Note that a handler at work has checkpointed a part of its batch."""
+        """Note that a part of a batch is done: its handler has checkpointed it, or the batch came in pieces."""
         with self._lock:
-            self._work = self._work and now
+            self._done, self._work = now, self._work and now
 
     def rested(self) -> None:
         """Note that no handler is at work any more."""
         with self._lock:
             self._work = None
 
-    def done(self) -> None:
-        """Note that what was read last is done."""
+    def done(self, now: float) -> None:
+        """Note that what was read last is done; where the last reading failed, nothing was read."""
         with self._lock:
-            if self._unfinished:  # else nothing was read, perhaps for a fault that lasts
-                self._unfinished, self._now = False, evolve(self._now, fault="")
-            if self._arriving is not None:
-                self._now = evolve(self._now, arrived=self._arriving)
+            if self._pending:
+                arrived = self._now.arrived if self._arriving is None else self._arriving
+                self._done, self._now = now, evolve(self._now, arrived=arrived, fault="")
+            self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
         """Seconds behind the tip now; None before the first reading that knew."""
@@ -259,7 +268,7 @@ class ReachMeter:
                 at=round(wall, 3),
                 behind=None if behind is None else round(behind, 3),
                 end=behind == 0.0,
-                began=since_1970(self._began),
+                done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
                 tried=since_1970(self._tried),
                 read=since_1970(self._read),
                 work=since_1970(self._work),

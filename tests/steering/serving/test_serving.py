@@ -38,7 +38,7 @@ EVIL = '<b>x</b>"\\\n'
 def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
     """A lease that one of our workers signed, and told how far behind it is."""
     now = time.time()
-    reach = Reach(now, owner, "vm-7", moves, behind, not behind, now - 1, now)
+    reach = Reach(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
     return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
 
 
