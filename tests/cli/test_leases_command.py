@@ -3,8 +3,10 @@
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -13,18 +15,19 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.lease_tables import TableView, page
-from leasehold.adapters.cli.leases import app, keyed, readings
+from leasehold.adapters.cli.leases import app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.json_form.lease import lease_json
 from leasehold.adapters.json_form.question import question
 from leasehold.adapters.reading.lag import LeaseLag
 from leasehold.adapters.reading.status import Status
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown
-from leasehold.stores.writes import ClaimLease, ReleaseLease, StealLease
+from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {
@@ -263,3 +266,66 @@ def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.M
     monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
     assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
+
+
+def told(worker: str, seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
+    """A note that its owner wrote so long ago, having read then."""
+    at = time.time() - seconds_ago
+    values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
+    return ((NOTE, Reach(at, worker, **values).note),)
+
+
+@pytest.mark.parametrize(
+    ("notes", "status", "says"),
+    [
+        (told("ann", 5.0), 0, "; OK\n"),
+        ((), 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
+        (told("ann", 5.0, grows=True, behind=7.0, end=False), 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (told("ann", 5.0, done=1.0, fault="throttled"), 5, " s: throttled\n"),
+        (told("ann", 5.0, done=1.0, work=1.0), 6, "HUNG s-0: its handler has been at work for "),
+        (told("ann", 5.0, done=1.0), 7, "UNREAD s-0: ann owns it, and has not read it for "),
+        (told("ann", 500.0), 8, "ORPHAN s-0: ann owns it and has not renewed it, for "),
+    ],
+)
+def test_check_ends_with_the_status_as_a_number(
+    tmp_path: Path, notes: tuple[tuple[str, str], ...], status: int, says: str
+) -> None:
+    """A script could not tell a fleet that is dead from one that is well."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, Lease("s-0", owner="ann", notes=notes))
+    store.close()
+    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
+    assert ran.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
+    shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
+    assert (shown.exit_code, shown.stdout) == (0, ran.stdout)
+
+
+def test_check_watches_until_the_status_is_known_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living fleet of Java would never be known, or a quiet one be watched for ever."""
+    store, passed = MemoryStore(), [0.0]
+    row = [placed(store, Lease("s-0", owner="java"))]
+    monkeypatch.setattr(
+        leases, "time", SimpleNamespace(monotonic=lambda: passed[0], time=time.time, strftime=time.strftime)
+    )
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+        if moving and passed[0] > 7:
+            row.append(done(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
+
+    moving = True
+    seen = next(known(readings(store, 2.0, wait), watch=True))
+    assert (seen.status.word, passed[0]) == ("OK", 8.0)
+    moving, passed[0] = False, 0.0
+    assert (next(known(readings(store, 2.0, wait), watch=False)).status.word, passed[0]) == ("UNKNOWN", 0.0)
+    quiet = next(known(readings(store, 2.0, wait), watch=True))
+    # Nobody renews it meanwhile: after the time that this may take its owner is known to be dead.
+    assert (quiet.status.word, passed[0]) == ("ORPHAN", 52.0)
+
+    def renewed(seconds: float) -> None:
+        passed[0] += seconds
+        row.append(done(store.write(RenewLease(row[-1]))))
+
+    passed[0] = 0.0
+    assert (next(known(readings(store, 2.0, renewed), watch=True)).status.word, passed[0]) == ("UNKNOWN", 120.0)

@@ -9,10 +9,12 @@ from attrs import evolve
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.explain import app
-from leasehold.adapters.steering.explaining import plans, story
+from leasehold.adapters.reading.status import Status
+from leasehold.adapters.steering.explaining import plans, rules_of, story
 from leasehold.adapters.steering.sentences import SENTENCES
 from leasehold.adapters.steering.shares import shares
 from leasehold.adapters.steering.watching import WatchedTable, watched
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, History, Lease
 from leasehold.balancer.rules.kcl import Kcl
@@ -178,3 +180,72 @@ def test_kcl_plans_are_told_by_its_own_rules() -> None:
     """Under another rule set the sentences of ours would be wrong."""
     _, b = plans(table(*FLEET[:6]), Config(Kcl()))
     assert [action.rule for action in b.actions] == ["K8"]
+
+
+NOW = 1_700_000_000.0
+TOLD = Reach(
+    NOW - 5, "a", behind=62.0, read=NOW - 60, done=NOW - 61, tried=NOW - 6, fault="asked to slow down", work=NOW - 55
+)
+
+
+@pytest.mark.parametrize(
+    ("reach", "lines"),
+    [
+        (
+            TOLD,
+            (
+                "its owner told of its reading 5.0 s ago",
+                "it was 62.0 s behind then; it was last read 60.0 s ago, and last tried 6.0 s ago",
+                "the last fault: asked to slow down",
+                "its handler has been at work for 55.0 s without an end or a checkpoint",
+            ),
+        ),
+        (
+            evolve(TOLD, tried=TOLD.read, fault="", work=None, behind=None, excused="its parents are not done"),
+            (
+                "its owner told of its reading 5.0 s ago",
+                "how far behind it was, nobody knows; it was last read 60.0 s ago",
+                "it is not read now: its parents are not done",
+            ),
+        ),
+        (
+            Reach(NOW - 9, "z"),
+            (
+                "z, who had it before, told of its reading 9.0 s ago",
+                "how far behind it was, nobody knows; it was never read by it",
+            ),
+        ),
+        (None, ("its row tells nothing of its reading",)),
+    ],
+)
+def test_the_story_says_why_a_lease_is_not_read(reach: Reach | None, lines: tuple[str, ...]) -> None:
+    """Somebody would know who holds a lease, and not that nothing comes of it, nor since when, nor why."""
+    row = evolve(FLEET[0], notes=FLEET[0].notes + (() if reach is None else ((NOTE, reach.note),)))
+    status = Status("STALLED", "it has stood for 61 s: asked to slow down")
+    now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
+    tale = story(now, CONFIG, row, plans(now, CONFIG))
+    assert (tale.reading, tale.status) == (lines, status)
+    said = tale.as_json()
+    assert (said["reading"], said["status"], said["says"]) == (list(lines), "STALLED", status.says)
+    assert story(now, CONFIG, FLEET[6], plans(now, CONFIG)).reading == ()
+
+
+def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
+    """Counts that differ for the sake of throughput would be told as a worker that should have more leases."""
+    heavy = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
+    light = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
+    now = table(*heavy, *light)
+    a, b = plans(now, CONFIG)
+    by_load = "as throughput is balanced before counts (M13): its leases bring"
+    assert a.lines == (
+        f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, those of the mean worker 12240.6",
+    )
+    assert b.lines == (
+        f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, those of the mean worker 12240.6",
+    )
+    assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
+    should = story(now, CONFIG, light[0], (a, b)).should
+    assert should == f"b: {b.rest.removeprefix('nothing: it ')}, where its share is 4"
+    # Where nobody measures, and under rules that go by counts, M13 has no part in it.
+    assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
+    assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]

@@ -137,7 +137,7 @@ def command(  # noqa: PLR0917  one for each option
         with suppress(KeyboardInterrupt):  # the way to end a watch
             looks = readings(opened, every, source=asked_of)
             if check:
-                status = _show(_known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
+                status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
             if watch and not as_json and for_eyes(wide=wide) and keyed():
                 _steer(opened, asked_of, by, every)
@@ -145,7 +145,7 @@ def command(  # noqa: PLR0917  one for each option
                 _show(looks, by, watch=watch, as_json=as_json, wide=wide)
 
 
-def _known(looks: Iterator[TableView], *, watch: bool) -> Iterator[TableView]:
+def known(looks: Iterator[TableView], *, watch: bool) -> Iterator[TableView]:
     """The first look, or with `watch` the first by which the status of every lease is known; the last one at least."""
     until = time.monotonic() + STEPS * STEP_SECONDS
     for shown in looks:

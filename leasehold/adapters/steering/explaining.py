@@ -196,7 +196,7 @@ def _reading(lease: Lease, now: float) -> tuple[str, ...]:
     told = "its owner" if reach.owner == lease.owner else f"{reach.owner}, who had it before,"
     lines = [f"{told} told of its reading {now - reach.at:.1f} s ago"]
     behind = (
-        "how far behind it is, nobody knows" if reach.behind is None else f"it was {reach.behind:.1f} s behind then"
+        "how far behind it was, nobody knows" if reach.behind is None else f"it was {reach.behind:.1f} s behind then"
     )
     read = "was never read by it" if reach.read is None else f"was last read {now - reach.read:.1f} s ago"
     tried = "" if reach.tried in {None, reach.read} else f", and last tried {now - (reach.tried or now):.1f} s ago"
