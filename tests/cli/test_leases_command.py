@@ -268,31 +268,31 @@ def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.M
     assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
 
 
-def told(worker: str, seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
-    """A note that its owner wrote so long ago, having read then."""
+def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
+    """A note that the owner, ann, wrote so long ago, having read then."""
     at = time.time() - seconds_ago
     values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
-    return ((NOTE, Reach(at, worker, **values).note),)
+    return ((NOTE, Reach(at, "ann", **values).note),)
 
 
 @pytest.mark.parametrize(
-    ("notes", "status", "says"),
+    ("seconds_ago", "more", "status", "says"),
     [
-        (told("ann", 5.0), 0, "; OK\n"),
-        ((), 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
-        (told("ann", 5.0, grows=True, behind=7.0, end=False), 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
-        (told("ann", 5.0, done=1.0, fault="throttled"), 5, " s: throttled\n"),
-        (told("ann", 5.0, done=1.0, work=1.0), 6, "HUNG s-0: its handler has been at work for "),
-        (told("ann", 5.0, done=1.0), 7, "UNREAD s-0: ann owns it, and has not read it for "),
-        (told("ann", 500.0), 8, "ORPHAN s-0: ann owns it and has not renewed it, for "),
+        (5.0, {}, 0, "; OK\n"),
+        (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
+        (5.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (5.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
+        (5.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
+        (5.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
+        (500.0, {}, 8, "ORPHAN s-0: ann owns it and has not been heard of for "),
     ],
 )
 def test_check_ends_with_the_status_as_a_number(
-    tmp_path: Path, notes: tuple[tuple[str, str], ...], status: int, says: str
+    tmp_path: Path, seconds_ago: float | None, more: dict[str, Any], status: int, says: str
 ) -> None:
     """A script could not tell a fleet that is dead from one that is well."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", notes=notes))
+    placed(store, Lease("s-0", owner="ann", notes=() if seconds_ago is None else told(seconds_ago, **more)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr

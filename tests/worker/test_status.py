@@ -29,7 +29,7 @@ def row(reach: Reach | None, owner: str | None = "a", idle: float = 0.0) -> Leas
     return Lease("s-0", owner=owner, idle=idle, notes=() if reach is None else ((NOTE, reach.note),))
 
 
-LONE = "a owns it and has not renewed it"
+LONE = "a owns it and has not been heard of"
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ LONE = "a owns it and has not renewed it"
         # An owner of two minutes renews, and so tells, less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
         # A note that is old, by a table that was looked at once; where its row has moved since, its clock errs.
-        (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE}, for 55 s, and nobody else takes it")),
+        (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and nobody else takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
-        (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE}, for 51 s, and nobody else takes it")),
+        (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and nobody else takes it")),
         (row(TIP, owner="b"), 0.0, Status("OK", "it came lately")),
         (
             row(evolve(LATE, fault="its handler raised X"), owner="b"),
@@ -76,7 +76,7 @@ LONE = "a owns it and has not renewed it"
         (
             row(evolve(TIP, at=NOW - 51), owner=None, idle=float("inf")),
             0.0,
-            Status("ORPHAN", "nobody owns it, for 51 s, and nobody else takes it"),
+            Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
         ),
         (
             row(None, owner=None, idle=float("inf")),
@@ -86,19 +86,19 @@ LONE = "a owns it and has not renewed it"
         (
             row(None, owner=None, idle=20.0),
             20.0,
-            Status("UNKNOWN", "nobody owns it, for 20 s as far as was seen; within 50 s somebody should"),
+            Status("UNKNOWN", "nobody owns it for 20 s as far as was seen; within 50 s somebody should"),
         ),
         (
             row(None, owner=None, idle=51.0),
             51.0,
-            Status("ORPHAN", "nobody owns it, for 51 s, and nobody else takes it"),
+            Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
         # Java has had it for long: what ours told of it is history, and its release no reason for alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
-            Status("UNKNOWN", "nobody owns it, for 1 s as far as was seen; within 50 s somebody should"),
+            Status("UNKNOWN", "nobody owns it for 1 s as far as was seen; within 50 s somebody should"),
         ),
         (evolve(row(LATE, owner=None), checkpoint=SHARD_END), 0.0, Status("OK", "read to its end")),
     ],

@@ -199,12 +199,12 @@ def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> flo
 
 
 def _unowned(lease: Lease, alone: float, watched: float, long: float) -> Status:
-    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not renewed it"
+    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if alone > long:
-        return Status("ORPHAN", f"{whose}, for {alone:.0f} s, and nobody else takes it")
+        return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
     if watched <= 0:
         return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
-    return Status("UNKNOWN", f"{whose}, for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
+    return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
 
 
 def _told(reach: Reach, now: float, long: float) -> Status:
