@@ -249,3 +249,40 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
     # Where nobody measures, and under rules that go by counts, M13 has no part in it.
     assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
     assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("lease", "said"),
+    [
+        (held("s-0", "a", 2.5), "a owns it and renewed it 2.5 s ago"),
+        (held("s-0", "a", 0.0), "a owns it and renewed it lately"),
+        (held("s-0", "a", 10.5), "a owns it and renewed it 10.5 s ago"),
+        (held("s-0", "a", 10.6), "a owns it and has not renewed it for 10.6 s: it counts as dead"),
+        (held("s-0", None), "nobody owns it"),
+    ],
+)
+def test_when_a_lease_was_renewed_is_said_as_it_was_seen(lease: Lease, said: str) -> None:
+    """A dead owner would be told as one that has just renewed, or a living one as dead."""
+    now = table(lease)
+    assert story(now, CONFIG, lease, ()).past[0] == said
+    waits = "when a worker that lacks one looks, or one comes"
+    left = 10.5 - lease.idle
+    stands = f"when workers come or go; or if a stands still for {left:.1f} s more"
+    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or left < 0 else stands)
+
+
+def test_the_whole_story_of_a_lease_on_its_way() -> None:
+    """A move would be told without its taker, or its owner as one that is robbed."""
+    lease = evolve(held("s-5", "b"), heir="a", held=7.0, yields=False)
+    now = table(*FLEET[:5], lease)
+    assert story(now, CONFIG, lease, plans(now, CONFIG)).past == (
+        "b owns it and renewed it 1.0 s ago",
+        "it came to b 7 s ago, while this was watching",
+        "it is on its way to a",
+        "b answers no requests: whoever should have it steals it",
+        "checkpoint TRIM_HORIZON",
+    )
+    ended = FLEET[6]
+    tale = story(table(*FLEET), CONFIG, ended, ())
+    assert tale.past == ("its shard has been read to the end", "nobody needs to own it", "checkpoint SHARD_END")
+    assert tale.moves == "never: the row is removed once the children of its shard are being read"
