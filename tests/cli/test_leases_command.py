@@ -19,8 +19,7 @@ from leasehold.adapters.cli.leases import app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.json_form.lease import lease_json
 from leasehold.adapters.json_form.question import question
-from leasehold.adapters.reading.lag import LeaseLag
-from leasehold.adapters.reading.status import Status
+from leasehold.adapters.reading.status import LeaseLag, Status
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.contract.actors import done, placed

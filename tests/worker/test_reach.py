@@ -6,8 +6,8 @@ from virtual_fleet import Clock, FaultyStore, four_shards, member
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handlers.handling import Handling
-from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.reach import (
     FIRST_SECONDS,

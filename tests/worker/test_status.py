@@ -3,11 +3,11 @@
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.reading.lag import LeaseLag
 from leasehold.adapters.reading.status import (
     MEANINGS,
     NUMBERS,
     GroupWatch,
+    LeaseLag,
     Status,
     group_status,
     status_of,

@@ -12,9 +12,8 @@ from leasehold.adapters.reading.appointments import Step
 from leasehold.adapters.reading.handlers.executors import Work
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling
 from leasehold.adapters.reading.handlers.handovers import Handovers
-from leasehold.adapters.reading.lag import lags_of
 from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.status import Status, group_status, statuses_of
+from leasehold.adapters.reading.status import Status, group_status, lags_of, statuses_of
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.steering.serving.record import FleetRecord
 from leasehold.adapters.steering.serving.watcher import TableWatcher

@@ -10,8 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
-from leasehold.adapters.reading.lag import LeaseLag, fleet_lag
-from leasehold.adapters.reading.status import NUMBERS, Status, group_status
+from leasehold.adapters.reading.status import NUMBERS, LeaseLag, Status, fleet_lag, group_status
 from leasehold.adapters.steering.shares import shares
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.groups import path_of

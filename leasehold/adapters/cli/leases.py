@@ -22,8 +22,7 @@ from leasehold.adapters.cli.live.keys import has_keys
 from leasehold.adapters.cli.live.screen import steer
 from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.reading.lag import asked, lags_of
-from leasehold.adapters.reading.status import MEANINGS, NUMBERS, GroupWatch, statuses_of
+from leasehold.adapters.reading.status import MEANINGS, NUMBERS, GroupWatch, asked, lags_of, statuses_of
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, patience

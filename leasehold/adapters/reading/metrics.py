@@ -14,8 +14,15 @@ from weakref import WeakKeyDictionary, WeakSet
 from attrs import evolve
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
-from leasehold.adapters.reading.lag import FleetLag, fleet_lag, lags_of
-from leasehold.adapters.reading.status import GroupWatch, Status, group_status, statuses_of
+from leasehold.adapters.reading.status import (
+    FleetLag,
+    GroupWatch,
+    Status,
+    fleet_lag,
+    group_status,
+    lags_of,
+    statuses_of,
+)
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.reach import NOTE

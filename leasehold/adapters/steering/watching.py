@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import Factory, frozen
 
-from leasehold.adapters.reading.lag import lags_of
-from leasehold.adapters.reading.status import GroupWatch, Status, statuses_of
+from leasehold.adapters.reading.status import GroupWatch, Status, lags_of, statuses_of
 from leasehold.balancer.looking.watch import Watch
 from leasehold.balancer.model import History, Lease
 from leasehold.stores.protocol import Malformed, Store

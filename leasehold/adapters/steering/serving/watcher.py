@@ -8,8 +8,16 @@ from typing import Any
 
 from attrs import Factory, evolve, frozen
 
-from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lags_of
-from leasehold.adapters.reading.status import GroupWatch, Status, group_status, statuses_of
+from leasehold.adapters.reading.status import (
+    GroupWatch,
+    LeaseLag,
+    Status,
+    asked,
+    fleet_lag,
+    group_status,
+    lags_of,
+    statuses_of,
+)
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.steering.explaining import alive, explained, plans, story
 from leasehold.adapters.steering.move_rules import moved, rules_between
