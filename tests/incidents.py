@@ -19,18 +19,18 @@ def healthy(_minute: int, _number: int) -> tuple[float, float, int, float]:
     return 0.0, 0.0, 1, 10.0
 
 
-def overloaded(_minute: int, number: int) -> tuple[float, float, int, float]:
-    """Too few workers: every lease is behind, and steadily so."""
-    return 90.0 + number, 0.0, 1, 10.0
+def overloaded(minute: int, number: int) -> tuple[float, float, int, float]:
+    """Too few workers: every lease is behind, and more so every minute."""
+    return 10.0 * minute + number, 0.0, 1, 10.0
 
 
-def hot(_minute: int, number: int) -> tuple[float, float, int, float]:
+def hot(minute: int, number: int) -> tuple[float, float, int, float]:
     """One partition key takes most of the stream."""
-    return (120.0, 0.0, 1, 900.0) if number == 3 else (0.0, 0.0, 1, 10.0)
+    return (120.0 + minute, 0.0, 1, 900.0) if number == 3 else (0.0, 0.0, 1, 10.0)
 
 
 def hung(minute: int, number: int) -> tuple[float, float, int, float]:
-    """The handler of one lease never returns, while its owner renews."""
+    """The reader of one lease never returns, while its owner renews."""
     return (0.0, 60.0 * minute, 1, 10.0) if number == 2 else (0.0, 0.0, 1, 10.0)
 
 
@@ -70,6 +70,18 @@ class ScriptedTable(MemoryStore):
     def _row(self, number: int) -> Lease:
         behind, silence, moves, kbps = self.incident(self.minute, number)
         now = BEGAN + 60 * self.minute
-        reach = Reach(now, f"w-{number % 2}", "vm", moves, behind, not behind, now, now - silence)
+        before = self.incident(max(0, self.minute - 1), number)[0]
+        reach = Reach(
+            now,
+            f"w-{number % 2}",
+            "vm",
+            moves,
+            behind,
+            not behind,
+            now,
+            now - silence,
+            now - silence,
+            grows=behind > before > 0,
+        )
         notes = ((NOTE, reach.note),)
         return Lease(f"s-{number}", owner=reach.owner, weight=round(kbps * 1024), notes=notes)

@@ -66,7 +66,7 @@ def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
     probe = container["readinessProbe"]["httpGet"]
     params = parsed(container["args"])
     assert {header["name"]: header["value"] for header in probe["httpHeaders"]} == {"Host": params["allow_host"][0]}
-    assert (probe["path"], params["port"]) == ("/healthz", container["ports"][0]["containerPort"])
+    assert (probe["path"], params["port"]) == ("/readyz", container["ports"][0]["containerPort"])
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -13,24 +15,37 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.lease_tables import TableView, page
-from leasehold.adapters.cli.leases import app, keyed, readings
+from leasehold.adapters.cli.leases import app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.json_form.lease import lease_json
 from leasehold.adapters.json_form.question import question
-from leasehold.adapters.reading.lag import LeaseLag
+from leasehold.adapters.reading.status import LeaseLag, Status
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown
-from leasehold.stores.writes import ClaimLease, ReleaseLease, StealLease
+from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {
     "s-0": LeaseLag(12.5, age=14.0, host="vm-7", moves=3),
     "s-1": LeaseLag(0.0, end=True),
-    "s-2": LeaseLag(unread=True),
+    "s-2": LeaseLag(),
 }
+STATUSES = {
+    "s-0": Status("BEHIND", "12.5 s behind, and all the time further"),
+    "s-1": Status("OK", "read to the tip"),
+    "s-2": Status("ORPHAN", "nobody owns it, for 99 s"),
+    "s-3": Status("OK", "read to its end"),
+    "s-4": Status("UNKNOWN", "west tells nothing"),
+}
+WRONG = [
+    "ORPHAN s-2: nobody owns it, for 99 s",
+    "BEHIND s-0: 12.5 s behind, and all the time further",
+    "UNKNOWN s-4: west tells nothing",
+]
 LEASES = (
     Lease("s-2", checkpoint=FAR, idle=float("inf")),
     Lease("s-0", owner="east-1", idle=0.0, weight=1536, heir="east-2", yields=True),
@@ -51,14 +66,15 @@ def text(reading: TableView, by: str | None = None) -> list[str]:
 
 def test_one_row_for_each_lease() -> None:
     """An operator would not see which lease nobody reads."""
-    assert text(TableView(LEASES, lags=LAGS)) == [
-        "┃ lease ┃ owner ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
-        "| s-0 | east-1 | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
-        "| s-1 | east-2 | 0.0 | yes | TRIM_HORIZON | | 3.2 | 2.0 | | | |",
-        "| s-2 | nobody | | | …575989136588898/2 | | | | | | |",
-        "| s-3 | west-1 | | | SHARD_END | | 9.0 | | | | |",
-        "| s-4 | west | | | TRIM_HORIZON | | 1.0 | | | | |",
-        "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most, 1 unread",
+    assert text(TableView(LEASES, lags=LAGS, statuses=STATUSES)) == [
+        "┃ lease ┃ owner ┃ status ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
+        "| s-0 | east-1 | BEHIND | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
+        "| s-1 | east-2 | OK | 0.0 | yes | TRIM_HORIZON | | 3.2 | 2.0 | | | |",
+        "| s-2 | nobody | ORPHAN | | | …575989136588898/2 | | | | | | |",
+        "| s-3 | west-1 | | | | SHARD_END | | 9.0 | | | | |",
+        "| s-4 | west | UNKNOWN | | | TRIM_HORIZON | | 1.0 | | | | |",
+        "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN",
+        *WRONG,
     ]
 
 
@@ -71,7 +87,7 @@ def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
     store.close()
     for width in ("20", "80"):
         shown = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
-        assert [line.split()[:2] + line.split()[4:5] for line in shown.stdout.splitlines()] == [
+        assert [line.split()[:2] + line.split()[5:6] for line in shown.stdout.splitlines()] == [
             ["LEASE", "OWNER", "CHECKPOINT"],
             [key, owner, f"{FAR.sequence}/{FAR.sub}"],
             ["two\\x20words", "nobody", "TRIM_HORIZON"],
@@ -91,29 +107,31 @@ def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
 
 def test_one_row_for_each_worker_or_group() -> None:
     """An uneven fleet would have to be counted by hand."""
-    head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ unread ┃ KB/s ┃ longest idle s ┃"
-    total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most, 1 unread"
-    assert text(TableView(LEASES, lags=LAGS), "worker") == [
+    head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ status ┃ KB/s ┃ longest idle s ┃"
+    total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN"
+    assert text(TableView(LEASES, lags=LAGS, statuses=STATUSES), "worker") == [
         f"┃ worker ┃ {head}",
-        "| east-1 | 1 | 1 | 25.0% | 1 | 12.5 | 0 | 1.5 | |",
-        "| east-2 | 1 | 2 | 25.0% | 1 | 0.0 | 0 | 2.0 | 3.2 |",
-        "| nobody | 1 | | 25.0% | 0 | | 1 | | |",
-        "| west | 1 | 1 | 25.0% | 1 | | 0 | | 1.0 |",
+        "| east-1 | 1 | 1 | 25.0% | 1 | 12.5 | BEHIND | 1.5 | |",
+        "| east-2 | 1 | 2 | 25.0% | 1 | 0.0 | OK | 2.0 | 3.2 |",
+        "| nobody | 1 | | 25.0% | 0 | | ORPHAN | | |",
+        "| west | 1 | 1 | 25.0% | 1 | | UNKNOWN | | 1.0 |",
         total,
+        *WRONG,
     ]
-    assert text(TableView(LEASES, lags=LAGS), "group") == [
+    assert text(TableView(LEASES, lags=LAGS, statuses=STATUSES), "group") == [
         f"┃ group ┃ {head}",
-        "| (none) | 1 | 1 | 25.0% | 1 | | 0 | | 1.0 |",
-        "| east | 2 | 3 | 50.0% | 2 | 12.5 | 0 | 3.5 | 3.2 |",
-        "| nobody | 1 | | 25.0% | 0 | | 1 | | |",
+        "| (none) | 1 | 1 | 25.0% | 1 | | UNKNOWN | | 1.0 |",
+        "| east | 2 | 3 | 50.0% | 2 | 12.5 | BEHIND | 3.5 | 3.2 |",
+        "| nobody | 1 | | 25.0% | 0 | | ORPHAN | | |",
         total,
+        *WRONG,
     ]
 
 
 def test_what_is_wrong_stands_below() -> None:
     """A row nobody can read would stop all creation without a word, and markup in a name spoil the screen."""
     assert text(TableView((), (Malformed("[red]s-9", "checkpoint", "is missing"),), "the line is down"))[1:] == [
-        "0 leases, 0 finished, 0 without an owner; 0 workers",
+        "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
         "[red]s-9 cannot be read: checkpoint: is missing",
         "the line is down; trying again",
     ]
@@ -205,7 +223,8 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--by", "group"])
-    total = "1 leases, 0 finished, 0 without an owner; 1 workers\n"
+    says = "ann-1 tells nothing of its reading: watch it (--watch)"
+    total = f"1 leases, 0 finished, 0 without an owner; 1 workers; UNKNOWN\nUNKNOWN s-0: {says}\n"
     assert (shown.exit_code, shown.stdout.splitlines()[1].split()[:2], shown.stderr) == (0, ["ann", "1"], total)
     printed = CliRunner().invoke(app, [url, "--json"])
     told = json.loads(printed.stdout)
@@ -216,7 +235,10 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
             | {"yields": True, "epoch": 1}
         ],
         "malformed": [],
-        "lags": {"s-0": {"end": False, "unread": False}},
+        "status": "UNKNOWN",
+        "says": f"1 of 1 leases, s-0 first: {says}",
+        "lags": {"s-0": {"end": False}},
+        "statuses": {"s-0": {"status": "UNKNOWN", "says": says}},
     }
 
 
@@ -243,3 +265,66 @@ def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.M
     monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
     assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
+
+
+def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
+    """A note that the owner, ann, wrote so long ago, having read then."""
+    at = time.time() - seconds_ago
+    values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
+    return ((NOTE, Reach(at, "ann", **values).note),)
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "more", "status", "says"),
+    [
+        (5.0, {}, 0, "; OK\n"),
+        (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
+        (5.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (5.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
+        (5.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
+        (5.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
+        (500.0, {}, 8, "ORPHAN s-0: ann owns it and has not been heard of for "),
+    ],
+)
+def test_check_ends_with_the_status_as_a_number(
+    tmp_path: Path, seconds_ago: float | None, more: dict[str, Any], status: int, says: str
+) -> None:
+    """A script could not tell a fleet that is dead from one that is well."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, Lease("s-0", owner="ann", notes=() if seconds_ago is None else told(seconds_ago, **more)))
+    store.close()
+    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
+    assert ran.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
+    shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
+    assert (shown.exit_code, shown.stdout) == (0, ran.stdout)
+
+
+def test_check_watches_until_the_status_is_known_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living fleet of Java would never be known, or a quiet one be watched for ever."""
+    store, passed = MemoryStore(), [0.0]
+    row = [placed(store, Lease("s-0", owner="java"))]
+    monkeypatch.setattr(
+        leases, "time", SimpleNamespace(monotonic=lambda: passed[0], time=time.time, strftime=time.strftime)
+    )
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+        if moving and passed[0] > 7:
+            row.append(done(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
+
+    moving = True
+    seen = next(known(readings(store, 2.0, wait), watch=True))
+    assert (seen.status.word, passed[0]) == ("OK", 8.0)
+    moving, passed[0] = False, 0.0
+    assert (next(known(readings(store, 2.0, wait), watch=False)).status.word, passed[0]) == ("UNKNOWN", 0.0)
+    quiet = next(known(readings(store, 2.0, wait), watch=True))
+    # Nobody renews it meanwhile: after the time that this may take its owner is known to be dead.
+    assert (quiet.status.word, passed[0]) == ("ORPHAN", 52.0)
+
+    def renewed(seconds: float) -> None:
+        passed[0] += seconds
+        row.append(done(store.write(RenewLease(row[-1]))))
+
+    passed[0] = 0.0
+    assert (next(known(readings(store, 2.0, renewed), watch=True)).status.word, passed[0]) == ("UNKNOWN", 120.0)

@@ -12,7 +12,7 @@ from standins.wire_service import Answer, Spoken
 from leasehold.adapters.cli.common.checkpoint_moves import said
 from leasehold.adapters.json_form.answer import answer
 from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.reading.lag import lag_of
+from leasehold.adapters.reading.status import lag_of
 from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.looking.bulletin import bulletin_of
 from leasehold.balancer.looking.kcl3_leader import Reports

@@ -26,6 +26,7 @@ CALCULATIONS: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Gt: operator.gt,
+    ast.Eq: operator.eq,
 }
 BREACHES: dict[str, Callable[[float, float], bool]] = {
     "GreaterThanThreshold": operator.gt,

@@ -23,8 +23,8 @@ from leasehold.adapters.steering.doctor.attempts import (
     attempted,
 )
 from leasehold.adapters.steering.doctor.embedded import memory_trial, sqlite_trial
-from leasehold.adapters.steering.doctor.expectations import LIST_PRICES, Fleet, cost_of, gap_seconds, loads
-from leasehold.adapters.steering.doctor.findings import Finding, clock_of, well
+from leasehold.adapters.steering.doctor.expectations import LIST_PRICES, Fleet, cost_of, gap_of, gap_seconds, loads
+from leasehold.adapters.steering.doctor.findings import Finding, FindingState, clock_of, well
 from leasehold.adapters.steering.doctor.recognised import recognised
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Shard
@@ -115,6 +115,112 @@ def test_the_table_of_another_is_recognised(listing: Listing, state: str, says: 
     (found,) = recognised(listing, SHARDS, lambda _lease: True)
     assert (found.what, found.state) == ("table", state)
     assert says in found.says
+
+
+OTHER = "name another table, or the source that this one belongs to"
+
+
+@pytest.mark.parametrize(
+    ("listing", "finding"),
+    [
+        (Listing(()), Finding("table", "ok", "it has no leases yet; workers make those of 2 shards")),
+        (Listing(ROWS), Finding("table", "ok", "it has 2 leases of this stream, and 1 owners")),
+        (
+            Listing((), (Malformed("k-9", "checkpoint", "is missing"), Malformed("k-8", "owner", "is odd"))),
+            Finding(
+                "table",
+                "wrong",
+                "none of its 2 rows is a lease, for one 'k-8': owner: is odd: it is another application's",
+                OTHER,
+            ),
+        ),
+        (
+            Listing(ROWS, (Malformed("k-9", "checkpoint", "is missing"),)),
+            Finding(
+                "table",
+                "wrong",
+                "1 of 3 rows cannot be read as leases, for one 'k-9': checkpoint: is missing",
+                "mend or remove these rows: their shards are read by nobody",
+            ),
+        ),
+        (
+            Listing(tuple(Lease(f"t-{number}") for number in range(4))),
+            Finding(
+                "table",
+                "wrong",
+                "the stream has the shards of none of its 4 leases (t-0, t-1, t-2 …): it is another's",
+                OTHER,
+            ),
+        ),
+        (
+            Listing((evolve(ROWS[0], hash_range=(0, 9)), Lease("s-old"))),
+            Finding(
+                "table",
+                "wrong",
+                "1 leases (s-0) have other hash ranges than the stream's shards: it is another stream's, or the stream "
+                "was made anew",
+                OTHER,
+            ),
+        ),
+        (
+            Listing((*ROWS, Lease("s-old"))),
+            Finding(
+                "table",
+                "unknown",
+                "the stream has not the shards of 1 unfinished leases (s-old): past retention",
+                "workers remove them; check that nobody was that far behind",
+            ),
+        ),
+        (
+            Listing((*ROWS, Lease("s-old", owner="w-2", checkpoint=SHARD_END))),
+            Finding("table", "ok", "it has 3 leases of this stream, and 2 owners"),
+        ),
+    ],
+)
+def test_the_whole_sentence_on_a_table_is_right(listing: Listing, finding: Finding) -> None:
+    """A sentence that begins well could count the wrong rows, or say to do what would cost a table."""
+    assert recognised(listing, SHARDS, lambda _lease: True) == (finding,)
+
+
+def test_the_whole_sentence_on_time_and_money_is_right() -> None:
+    """The numbers stand behind the first words, where nobody looked."""
+    gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
+    late = "longer while the store does not answer"
+    ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
+    assert gap_of(ours) == Finding("gap", "ok", f"{gap} until the next look, mostly sooner by the lookout; {late}")
+    gap = gap.replace("15.5", "15.0").replace("10.5", "10")
+    assert gap_of(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
+    table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
+    unit = "10 open shards, 2 workers: at rest 1.9 writes and 0.5 read units a second"
+    busy = "under steady records 10 writes and 0.5 read units a second"
+    price = "(DynamoDB on demand, us-east-1, since November 2024)"
+    said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month {price}"
+    assert cost_of(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
+    assert cost_of(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}")
+    alone = cost_of(bucket, Config(), None).says
+    assert alone.startswith("10 open shards, 1 worker: at rest ")
+    assert " reads a second; under steady records " in alone
+    # Where nobody reads for all, each worker lists each cycle; a checkpoint after each batch is five a second.
+    assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
+    assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
+    assert loads(Fleet("azblob", 6000, 1, 1.0, shared=False), Config(cycle_seconds=10.0))[0].reads == 0
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state", "says"),
+    [
+        (0.0, "ok", "0.0 s ahead of"),
+        (60.0, "ok", "60.0 s ahead of"),
+        (-60.0, "ok", "60.0 s behind"),
+        (60.1, "wrong", "60.1 s ahead of"),
+        (-60.1, "wrong", "60.1 s behind"),
+    ],
+)
+def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, says: str) -> None:
+    """A clock that is right would be called wrong, or ahead be told as behind."""
+    todo = "set the clock: requests are refused at 5 min, and lag is as true as clocks are" if state == "wrong" else ""
+    assert clock_of("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
+    assert clock_of("x", None) == Finding("clock of x", "unknown", "the service told no time")
 
 
 def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:

@@ -9,10 +9,12 @@ from attrs import evolve
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.explain import app
-from leasehold.adapters.steering.explaining import plans, story
+from leasehold.adapters.reading.status import Status
+from leasehold.adapters.steering.explaining import plans, rules_of, story
 from leasehold.adapters.steering.sentences import SENTENCES
 from leasehold.adapters.steering.shares import shares
 from leasehold.adapters.steering.watching import WatchedTable, watched
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, History, Lease
 from leasehold.balancer.rules.kcl import Kcl
@@ -22,6 +24,7 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import RenewLease
 
 CONFIG = Config()
+OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"
 
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
@@ -51,7 +54,7 @@ def test_every_rule_that_a_plan_can_name_has_its_sentence() -> None:
 def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
     """An operator would see that a lease moves and never why."""
     a, b = plans(table(*FLEET), CONFIG)
-    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, ("nothing: it holds its share or more (M3)",))
+    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
     assert (b.held, b.share) == (1, 3)
     assert [line.split(" s-")[0] for line in b.lines] == ["would ask a for"] * 2
     assert all(line.endswith("(H2)") for line in b.lines)
@@ -124,7 +127,7 @@ def test_watching_tells_the_living_from_the_dead() -> None:
         now[0] += seconds
         rows.append(done(store.write(RenewLease(rows[-1]))))
 
-    seen = watched(store, 12.0, lambda: now[0], wait)
+    seen = watched(store, 12.0, 10.0, lambda: now[0], wait)
     assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
     assert (seen.seconds, dead.owner) == (12.0, "b")
 
@@ -144,7 +147,15 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
     ]
     assert told["says"]["K8"] == SENTENCES["K8"]
     lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
-    assert lease.stdout.splitlines()[:2] == ["s-5", "  b owns it; one look does not tell when it was renewed"]
+    assert lease.stdout.splitlines() == [
+        "s-5",
+        "UNKNOWN: b tells nothing of its reading: watch it (--watch)",
+        "  b owns it; one look does not tell when it was renewed",
+        "  checkpoint TRIM_HORIZON",
+        "  its row tells nothing of its reading",
+        "should have it: b: it holds 1 where its share is 3, no more than its share",
+        "would move: when workers come or go; or if b stands still for 10.5 s more",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,3 +180,109 @@ def test_kcl_plans_are_told_by_its_own_rules() -> None:
     """Under another rule set the sentences of ours would be wrong."""
     _, b = plans(table(*FLEET[:6]), Config(Kcl()))
     assert [action.rule for action in b.actions] == ["K8"]
+
+
+NOW = 1_700_000_000.0
+TOLD = Reach(
+    NOW - 5, "a", behind=62.0, read=NOW - 60, done=NOW - 61, tried=NOW - 6, fault="asked to slow down", work=NOW - 55
+)
+
+
+@pytest.mark.parametrize(
+    ("reach", "lines"),
+    [
+        (
+            TOLD,
+            (
+                "its owner told of its reading 5.0 s ago",
+                "it was 62.0 s behind then; it was last read 60.0 s ago, and last tried 6.0 s ago",
+                "the last fault: asked to slow down",
+                "its handler has been at work for 55.0 s without an end or a checkpoint",
+            ),
+        ),
+        (
+            evolve(TOLD, tried=TOLD.read, fault="", work=None, behind=None, excused="its parents are not done"),
+            (
+                "its owner told of its reading 5.0 s ago",
+                "how far behind it was, nobody knows; it was last read 60.0 s ago",
+                "it is not read now: its parents are not done",
+            ),
+        ),
+        (
+            Reach(NOW - 9, "z"),
+            (
+                "z, who had it before, told of its reading 9.0 s ago",
+                "how far behind it was, nobody knows; it was never read by it",
+            ),
+        ),
+        (None, ("its row tells nothing of its reading",)),
+    ],
+)
+def test_the_story_says_why_a_lease_is_not_read(reach: Reach | None, lines: tuple[str, ...]) -> None:
+    """Somebody would know who holds a lease, and not that nothing comes of it, nor since when, nor why."""
+    row = evolve(FLEET[0], notes=FLEET[0].notes + (() if reach is None else ((NOTE, reach.note),)))
+    status = Status("STALLED", "it has stood for 61 s: asked to slow down")
+    now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
+    tale = story(now, CONFIG, row, plans(now, CONFIG))
+    assert (tale.reading, tale.status) == (lines, status)
+    said = tale.as_json()
+    assert (said["reading"], said["status"], said["says"]) == (list(lines), "STALLED", status.says)
+    assert story(now, CONFIG, FLEET[6], plans(now, CONFIG)).reading == ()
+
+
+def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
+    """Counts that differ for the sake of throughput would be told as a worker that should have more leases."""
+    heavy = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
+    light = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
+    now = table(*heavy, *light)
+    a, b = plans(now, CONFIG)
+    by_load = "as throughput is balanced before counts (M13): its leases bring"
+    assert a.lines == (
+        f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, those of the mean worker 12240.6",
+    )
+    assert b.lines == (
+        f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, those of the mean worker 12240.6",
+    )
+    assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
+    should = story(now, CONFIG, light[0], (a, b)).should
+    assert should == f"b: {b.rest.removeprefix('nothing: it ')}, where its share is 4"
+    # Where nobody measures, and under rules that go by counts, M13 has no part in it.
+    assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
+    assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("lease", "said"),
+    [
+        (held("s-0", "a", 2.5), "a owns it and renewed it 2.5 s ago"),
+        (held("s-0", "a", 0.0), "a owns it and renewed it lately"),
+        (held("s-0", "a", 10.5), "a owns it and renewed it 10.5 s ago"),
+        (held("s-0", "a", 10.6), "a owns it and has not renewed it for 10.6 s: it counts as dead"),
+        (held("s-0", None), "nobody owns it"),
+    ],
+)
+def test_when_a_lease_was_renewed_is_said_as_it_was_seen(lease: Lease, said: str) -> None:
+    """A dead owner would be told as one that has just renewed, or a living one as dead."""
+    now = table(lease)
+    assert story(now, CONFIG, lease, ()).past[0] == said
+    waits = "when a worker that lacks one looks, or one comes"
+    left = 10.5 - lease.idle
+    stands = f"when workers come or go; or if a stands still for {left:.1f} s more"
+    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or left < 0 else stands)
+
+
+def test_the_whole_story_of_a_lease_on_its_way() -> None:
+    """A move would be told without its taker, or its owner as one that is robbed."""
+    lease = evolve(held("s-5", "b"), heir="a", held=7.0, yields=False)
+    now = table(*FLEET[:5], lease)
+    assert story(now, CONFIG, lease, plans(now, CONFIG)).past == (
+        "b owns it and renewed it 1.0 s ago",
+        "it came to b 7 s ago, while this was watching",
+        "it is on its way to a",
+        "b answers no requests: whoever should have it steals it",
+        "checkpoint TRIM_HORIZON",
+    )
+    ended = FLEET[6]
+    tale = story(table(*FLEET), CONFIG, ended, ())
+    assert tale.past == ("its shard has been read to the end", "nobody needs to own it", "checkpoint SHARD_END")
+    assert tale.moves == "never: the row is removed once the children of its shard are being read"

@@ -9,7 +9,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handlers.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
@@ -56,7 +56,7 @@ class Handled:
     lock: threading.Lock = field(factory=threading.Lock)
 
     @property
-    def handler(self) -> Callable[[Delivery], object]:
+    def handler(self) -> Handler:
         """A plain function, or one to be awaited."""
         return self.later if self.asynchronous else self.at_once
 
@@ -124,9 +124,9 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
     assert refusal.refused > 0 or first >= refusal.requests
     rows = {lease.key: (lease.owner, lease.checkpoint) for lease in store.list().leases}
     assert {owner for owner, _ in rows.values()} == {None}, reasons
-    for shard, done in handled.done.items():
+    for key, done in handled.done.items():
         assert sorted(set(done)) == list(range(100, 100 + RECORDS)), "a record is missing"
-        assert rows[shard][1] in {TRIM_HORIZON, Position("102"), Position("105")}
+        assert rows[key][1] in {TRIM_HORIZON, Position("102"), Position("105")}
         firsts = [number for place, number in enumerate(done) if number not in done[:place]]
         assert firsts == sorted(firsts), "out of order"
     assert list(handled.folder.glob("*.json")) == [], "what the system refuses is no fault of a record"

@@ -59,7 +59,11 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
         ("total_leases", "a-1"): 4,
         ("total_shards", "a-1"): 4,
         ("unclaimed_leases", "a-1"): 1,
-        ("unread_leases", "a-1"): 1,
+        ("group_status", "a-1"): 7,
+        ("lease_status", "s-0"): 0,
+        ("lease_status", "s-1"): 7,
+        ("lease_status", "s-2"): 7,
+        ("lease_status", "s-3"): 0,
         ("lag_max", "a-1"): 0,
         ("lag_sum", "a-1"): 0,
         ("contradictions", "a-1"): 0,
@@ -101,11 +105,19 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
     ours.run(60)
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
-    ours.worker.holdings[0].reach.read(Batch((), None, 40.0, 0.2), clock.now)
-    note = Reach(time.time(), "a-1", behind=25.0, read=time.time() - 300).note
-    store.rewrite("s-0", lambda lease: evolve(lease, notes=((NOTE, note),)))
+    for holding in ours.worker.holdings:
+        holding.reach.read(Batch((), None, 40.0, 0.2), clock.now)
+        holding.reach.done(clock.now)
+    ours.worker.holdings[0].reach.working(clock.now)
+    assert told(reader)["group_status", "a-1"] == 0
+    ours.run(60)
+    for holding in ours.worker.holdings[1:]:
+        holding.reach.read(Batch((), None, 0.0, 0.2), clock.now)
+        holding.reach.done(clock.now)
     ours.run(ours.turn_due - clock.now)
-    assert told(reader)["unread_leases", "a-1"] == 1
+    found = told(reader)
+    assert (found["group_status", "a-1"], 100 <= found["lag_max", "a-1"] < 120) == (6, True)
+    assert [found["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
     assert metrics is not None
 
 
@@ -140,7 +152,7 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
     assert ("total_leases", "a-1") in told(reader)
     clock.now += 41
     found = {name for name, _ in told(reader)}
-    assert found == {"total_shards", "contradictions", "worker_leases", "rows_remade"}
+    assert found == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
     assert metrics is not None
 
 
@@ -152,11 +164,15 @@ def test_what_is_no_longer_held_is_told_by_its_new_owner() -> None:
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     for holding in ours.worker.holdings[:2]:
-        metrics.read(holding, Batch((), None, 1.5, 0.2, size=10))
-        metrics.read(holding, Batch((), None, None, 0.2))  # a reading that failed says nothing of the tip
+        holding.reach.read(Batch((), None, 1.5, 0.2, size=10), clock.now)
+        holding.reach.read(Batch((), None, None, 0.2, fault="throttled"), clock.now)  # it says nothing of the tip
     ours.worker.holdings[0].drop("stolen")
     behind = {key: value for key, value in told(reader).items() if key[0] == "millis_behind_latest"}
     assert behind == {("millis_behind_latest", "s-1"): 1500}
+    clock.now += 60
+    late = told(reader)["millis_behind_latest", "s-1"]
+    assert late == 61500, "what nobody has read for a minute may be a minute old"
+    assert metrics is not None
 
 
 def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from virtual_fleet import Clock, FaultyStore, four_shards, member
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handlers.handling import Handling
-from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.reach import (
     FIRST_SECONDS,
@@ -57,7 +57,7 @@ def test_a_batch_of_columns_is_read_like_any_other() -> None:
     found = meter()
     found.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
     assert noted(found, 10.0).behind == 14.0
-    found.done()
+    found.done(moment[0])
     assert noted(found, 10.0).behind == 4.0
 
 
@@ -66,7 +66,7 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
     found = meter()
     found.read(BATCH, 0.0)
     assert noted(found, 10.0).behind == 14.0
-    found.done()
+    found.done(moment[0])
     done = noted(found, 10.0)
     assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
     found.read(EMPTY, 11.0)
@@ -82,12 +82,11 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
     assert noted(found, 100.0).behind == 100.0
 
 
-def test_nothing_is_told_before_a_reading_nor_unasked() -> None:
-    """A simulated fleet would write real times, and a new owner another's lag as its own."""
+def test_nothing_is_told_unasked_and_at_once_afterwards() -> None:
+    """A simulated fleet would write real times; and what nobody ever could read would say nothing of it."""
     assert ReachMeter(Lease("s-0"), "a").notes(1.0) == ()
+    assert not ReachMeter(Lease("s-0"), "a").untold(1_000.0)
     found = meter()
-    assert (found.notes(1.0), found.untold(1_000.0)) == ((), False)
-    found.read(EMPTY, 1.0)
     assert (found.untold(FIRST_SECONDS - 1), found.untold(FIRST_SECONDS)) == (False, True)
     noted(found, FIRST_SECONDS)
     again = FIRST_SECONDS + TELL_SECONDS
@@ -114,7 +113,10 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
         "[]",
         "{}",
         '{"at": "now", "owner": "a"}',
-        '{"at": 1, "owner": "a", "more": 1}',
+        '{"more": 1}',
+        '{"at": 1, "owner": "a", "fault": 7}',
+        '{"at": 1, "owner": "a", "grows": 1.5}',
+        '{"at": 1, "owner": "a", "done": -1}',
         '{"at": NaN, "owner": "a"}',
         '{"at": 1, "owner": 7}',
         '{"at": 1, "owner": "a", "moves": 1.5}',
@@ -131,20 +133,20 @@ def row(owner: str | None, reach: Reach, idle: float = 1.0) -> Lease:
     return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
 
 
-TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10)
+TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
 
 
 @pytest.mark.parametrize(
     ("lease", "lag"),
     [
-        (row("a", TOLD), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=12.0, host="vm-7", moves=1)),
-        (row(None, TOLD), LeaseLag(12.0, age=12.0, moves=1, unread=True)),
-        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=12.0, host="vm-7", moves=1, unread=True)),
-        (row("a", evolve(TOLD, at=NOW, read=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1, unread=True)),
+        (row("a", TOLD), LeaseLag(2.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
+        (row(None, TOLD), LeaseLag(12.0, age=2.0, moves=1)),
+        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(TOLD, at=NOW, end=True, done=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
         (row("java", evolve(TOLD, at=NOW - 90)), LeaseLag(moves=2)),
         (Lease("s-0", owner="java", idle=1.0), LeaseLag()),
-        (Lease("s-0"), LeaseLag(unread=True)),
+        (Lease("s-0"), LeaseLag()),
     ],
 )
 def test_what_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
@@ -156,7 +158,7 @@ def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
     """An alarm on the whole would need every lease's own series."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
-    assert (whole.most, whole.total, whole.unread, whole.unknown) == (12.0, 14.0, 1, 1)
+    assert (whole.most, whole.total) == (12.0, 14.0)
 
 
 def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
-from leasehold.adapters.reading.lag import LeaseLag, fleet_lag
+from leasehold.adapters.reading.status import NUMBERS, LeaseLag, Status, fleet_lag, group_status
 from leasehold.adapters.steering.shares import shares
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.groups import path_of
@@ -18,6 +18,9 @@ from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Malformed
+
+SAID = 8
+"""Sentences below a table, of the leases that are not OK."""
 
 LONG = 15
 """Kinesis's sequence numbers have 56 digits, of which the last tell them apart."""
@@ -27,8 +30,10 @@ LONG = 15
 class TableView:
     """The result of a look at the table; `trouble` is why the latest look showed nothing new.
 
-    lags   by key, of the unfinished leases
-    moves  the latest changes of owner that were seen, the last one first
+    lags      by key, of the unfinished leases
+    moves     the latest changes of owner that were seen, the last one first
+    statuses  by key
+    watched   for how many seconds the table has been watched
     """
 
     leases: tuple[Lease, ...]
@@ -36,6 +41,18 @@ class TableView:
     trouble: str = ""
     lags: Mapping[str, LeaseLag] = Factory(dict)
     moves: tuple[str, ...] = ()
+    statuses: Mapping[str, Status] = Factory(dict)
+    watched: float = 0.0
+
+    @property
+    def status(self) -> Status:
+        """Of the whole group."""
+        return group_status(self.statuses, self.trouble)
+
+    def word(self, lease: Lease) -> str:
+        """The status of a lease in a word; "" where it was not judged, or has ended well."""
+        found = self.statuses.get(lease.key)
+        return "" if found is None or (lease.ended and found.ok) else found.word
 
     def lag(self, lease: Lease) -> LeaseLag:
         """How far behind this lease is."""
@@ -61,9 +78,8 @@ def below(reading: TableView) -> tuple[str, tuple[str, ...]]:
     """The sums over all leases, and the faults that were found."""
     bad = tuple(f"{row.key} cannot be read: {row.field}: {row.why}" for row in reading.malformed)
     bad += noted(reading.leases)
-    return f"{_total(reading.leases)}{_behind(reading)}", bad + (
-        (f"{reading.trouble}; trying again",) if reading.trouble else ()
-    )
+    trouble = (f"{reading.trouble}; trying again",) if reading.trouble else ()
+    return f"{_total(reading.leases)}{_behind(reading)}{_judged(reading)}", (*_not_ok(reading), *bad, *trouble)
 
 
 def page(reading: TableView, by: str | None, width: int) -> Group:
@@ -94,12 +110,33 @@ def _total(leases: Sequence[Lease]) -> str:
 
 def _behind(reading: TableView) -> str:
     lag = fleet_lag(reading.lags)
-    return "" if lag.most is None else f"; lag {lag.most:.1f} s at most, {lag.unread} unread"
+    return "" if lag.most is None else f"; lag {lag.most:.1f} s at most"
+
+
+def _judged(reading: TableView) -> str:
+    return f"; {reading.status.word}" if reading.statuses or reading.trouble else ""
+
+
+def _not_ok(reading: TableView) -> tuple[str, ...]:
+    """The group's status, and the sentence of each lease that is not OK, those of one sentence together."""
+    alike: dict[Status, list[str]] = {}
+    for key, status in sorted(reading.statuses.items()):
+        if not status.ok:
+            alike.setdefault(status, []).append(key)
+    worst_first = sorted(alike.items(), key=lambda each: (-each[0].number, each[1]))
+    lines = tuple(f"{status.word} {_several(keys)}: {status.says}" for status, keys in worst_first)
+    more = (f"and {len(lines) - SAID} more sentences: --json has all",) if len(lines) > SAID else ()
+    return (*lines[:SAID], *more)
+
+
+def _several(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")  # noqa: PLR2004  a line's room
 
 
 EACH = (
     Column("lease"),
     Column("owner"),
+    Column("status", spare=1),
     Column("lag s", right=True, spare=1),
     Column("end", spare=7),
     Column("checkpoint", spare=2),
@@ -113,21 +150,23 @@ EACH = (
 
 
 def _each(leases: Sequence[Lease], reading: TableView, *, full: bool) -> Cells:
-    rows = tuple(_row(lease, reading.lag(lease), full=full) for lease in leases)
-    unowned = (number for number, lease in enumerate(leases) if lease.owner is None)
+    rows = tuple(_row(lease, reading.lag(lease), reading.word(lease), full=full) for lease in leases)
+    bad = [(number, 1) for number, lease in enumerate(leases) if lease.owner is None]
+    bad += [(number, 2) for number, lease in enumerate(leases) if reading.word(lease) not in {"", "OK"}]
     columns = (*EACH, *((EVENTS,) if any(lag.events is not None for lag in reading.lags.values()) else ()))
     shown = tuple(row[: len(columns)] for row in rows)
-    return Cells(columns, shown, styles=tuple(((number, 1), "bold red") for number in unowned))
+    return Cells(columns, shown, styles=tuple((place, "bold red") for place in bad))
 
 
 EVENTS = Column("events", right=True, spare=1)
 """How many events behind, where the stream counts them."""
 
 
-def _row(lease: Lease, lag: LeaseLag, *, full: bool) -> tuple[str, ...]:
+def _row(lease: Lease, lag: LeaseLag, word: str, *, full: bool) -> tuple[str, ...]:
     return (
         lease.key,
         _owner(lease),
+        word,
         _number(lag.seconds),
         "yes" if lag.end else "no" if lag.seconds is not None else "",
         shown_checkpoint(lease.checkpoint, full=full),
@@ -168,7 +207,7 @@ SHARES = (
     Column("share", right=True, spare=4),
     Column("workers", right=True, spare=5),
     Column("lag s", right=True),
-    Column("unread", right=True, spare=3),
+    Column("status", spare=3),
     Column("KB/s", right=True, spare=1),
     Column("longest idle s", right=True, spare=6),
 )
@@ -192,7 +231,7 @@ def _shares(name: str, place: Callable[[Lease], str], leases: Sequence[Lease], r
                 f"{len(held) / len(working):.1%}",
                 str(len({lease.owner for lease in held} - {None})),
                 _number(lag.most),
-                str(lag.unread) if reading.lags else "",
+                max(map(reading.word, held), key=lambda word: NUMBERS.get(word, -1)),
                 _throughput(held),
                 _idle(max(lease.idle for lease in held)),
             )

@@ -22,16 +22,17 @@ from leasehold.adapters.cli.live.keys import has_keys
 from leasehold.adapters.cli.live.screen import steer
 from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.reading.lag import asked, lags_of
+from leasehold.adapters.reading.status import MEANINGS, NUMBERS, GroupWatch, asked, lags_of, statuses_of
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, patience
 from leasehold.balancer.looking.watch import Watch
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 
-DEAD_SECONDS = 60.0
-"""An owner that was seen to stand still for longer is taken for dead where nobody said how long the fleet waits."""
+LEASE_SECONDS = 10.0
+"""Of a fleet whose rows do not say theirs: what the Java KCL and our own workers have where nobody set it."""
 
 MOVES_SHOWN = 8
 """Changes of owner that a watch shows below the table."""
@@ -43,13 +44,20 @@ STORE is a URL: `dynamodb://table?region=…`, `sqlite:///path`, `azblob://accou
 A path after `sqlite:///` is absolute (`sqlite:///srv/orders.db` is `/srv/orders.db`), after `sqlite://` relative.
 Nothing is written, and nothing is made.
 
+`status` is one word for each lease, and for the group that of its worst lease, with a sentence below the table:
+
+STATUSES
+
+`--check` ends with that number; 1 is a store that failed, 2 bad usage. Rows of the Java KCL and of the Azure SDKs say
+nothing of their reading: with `--watch` the table is watched, with `--check` until the status is known, two minutes at
+most, and `--source URL` says whether anything waits.
+
 `lag` is how far behind the tip of its shard the reading of a lease is, as its owner last told in the row (its batch at
 work counts as unread); of a lease that nobody reads, that and the time since. `end` is whether the tip was reached;
-`age` how long ago the last record that was done had arrived, which grows on a quiet shard too; `switches` how often the
-lease passed between workers, as far as ours saw; `unread` counts leases without a living owner, and those whose owner
-tells of no reading for 50 s. Rows of the Java KCL and blobs of the Azure SDKs tell none of it: `--source URL` then
-asks the stream, once for each such lease (Kinesis: one read of the five a second that a shard allows; Event Hubs:
-events, as a count). `target` is how many leases a worker or a group should hold.
+`age` how long the last record that was done had been in the stream when its owner told of it; `switches` how often the
+lease passed between workers, as far as ours saw. Rows of the Java KCL and blobs of the Azure SDKs tell none of it:
+`--source URL` then asks the stream, once for each such lease (Kinesis: one read of the five a second that a shard
+allows; Event Hubs: events, as a count). `target` is how many leases a worker or a group should hold.
 
 `idle` is for how long a lease has stood still. A single look knows that only where the store keeps each row's
 age; with `--watch` it is also counted from the first look on, until Ctrl-C.
@@ -70,6 +78,11 @@ which `leasehold report` makes a page of; `at` is the time, in seconds since 197
 """
 
 
+MORE = MORE.replace(
+    "STATUSES", "\n".join(f"- `{word}` ({NUMBERS[word]}): {meaning}" for word, meaning in MEANINGS.items())
+)
+
+
 By = Literal["group", "worker"]
 """The unit of a row of the table, if not a lease."""
 
@@ -84,7 +97,7 @@ def readings(
 
     source  is asked how far behind the leases are of which no row tells
     """
-    watch, shown = Watch(), TableView(())
+    watch, seen, shown = Watch(), GroupWatch(), TableView(())
     while True:
         began = time.monotonic()
         try:
@@ -93,10 +106,14 @@ def readings(
             yield evolve(shown, trouble=str(error))
         else:
             watch, leases = watch.look(listing.leases, began, time.monotonic())
-            lags = lags_of(leases, time.time(), DEAD_SECONDS)
+            lags = lags_of(leases, time.time(), patience(LEASE_SECONDS))
             moves = (moves_between(shown, leases, time.strftime("%H:%M:%S")) + shown.moves)[:MOVES_SHOWN]
             lags = lags if source is None else asked(source, leases, lags)
-            shown = TableView(leases, listing.malformed, lags=lags, moves=moves)
+            seen = seen.after(began, leases, lags)
+            statuses = statuses_of(leases, lags, time.time(), LEASE_SECONDS, seen)
+            shown = TableView(
+                leases, listing.malformed, lags=lags, moves=moves, statuses=statuses, watched=seen.seconds
+            )
             yield shown
         wait(every)
 
@@ -110,16 +127,30 @@ def command(  # noqa: PLR0917  one for each option
     wide: Annotated[bool, typer.Option("--wide", help="Plain text with every column, also on a screen.")] = False,
     source: Annotated[str | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
 ) -> None:
     """Look once, or keep watching."""
     with ending("leases", StoreError, SourceError), ExitStack() as stack:
         asked_of = None if source is None else stack.enter_context(closing(stream_of(source)))
         opened = stack.enter_context(closing(open_store(store, create=False, write=False)))
         with suppress(KeyboardInterrupt):  # the way to end a watch
+            looks = readings(opened, every, source=asked_of)
+            if check:
+                status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
+                raise typer.Exit(status)
             if watch and not as_json and for_eyes(wide=wide) and keyed():
                 _steer(opened, asked_of, by, every)
             else:
-                _show(readings(opened, every, source=asked_of), by, watch=watch, as_json=as_json, wide=wide)
+                _show(looks, by, watch=watch, as_json=as_json, wide=wide)
+
+
+def known(looks: Iterator[TableView], *, watch: bool) -> Iterator[TableView]:
+    """The first look, or with `watch` the first by which the status of every lease is known; the last one at least."""
+    until = time.monotonic() + STEPS * STEP_SECONDS
+    for shown in looks:
+        known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
+        if not watch or (known and not shown.trouble) or time.monotonic() >= until:
+            yield shown
 
 
 def keyed() -> bool:
@@ -151,7 +182,8 @@ def stream_of(url: str) -> Source:
     return open_source(url)
 
 
-def _show(looks: Iterator[TableView], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> None:
+def _show(looks: Iterator[TableView], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
+    """Show one look or all; the status of the first as a number."""
     first = next(looks)
     if first.trouble and not watch:
         raise OutcomeUnknown(first.trouble)
@@ -169,6 +201,7 @@ def _show(looks: Iterator[TableView], by: By | None, *, watch: bool, as_json: bo
     else:
         console = Console()
         console.print(page(first, by, console.width))
+    return first.status.number
 
 
 def _print_plain(reading: TableView, by: By | None) -> None:
@@ -183,5 +216,7 @@ def _print_json(reading: TableView) -> None:
     malformed = [asdict(row) for row in reading.malformed]
     trouble = {"trouble": reading.trouble} if reading.trouble else {}
     lags = {"lags": {key: lag.as_json() for key, lag in sorted(reading.lags.items())}} if reading.lags else {}
-    told = {"at": round(time.time(), 3), "leases": leases, "malformed": malformed} | lags | trouble
+    words = {key: status.as_json() for key, status in sorted(reading.statuses.items())}
+    told = {"at": round(time.time(), 3)} | reading.status.as_json() | {"leases": leases, "malformed": malformed}
+    told |= lags | ({"statuses": words} if words else {}) | trouble
     print(json.dumps(told), flush=True)

@@ -36,7 +36,7 @@ Form = Callable[[JsonValue], Any]
 
 RULES: dict[str, type[RuleSet]] = {each.name: each for each in RULE_SETS}
 
-OF_LEASES = ("at", "lags", "malformed", "trouble")
+OF_LEASES = ("at", "lags", "malformed", "says", "status", "statuses", "trouble")
 """Fields that `leasehold leases --json` prints beside the leases."""
 
 

@@ -11,11 +11,21 @@ from functools import cache
 from threading import Lock
 from weakref import WeakKeyDictionary, WeakSet
 
+from attrs import evolve
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
-from leasehold.adapters.reading.lag import FleetLag, LeaseLag, fleet_lag, lags_of
+from leasehold.adapters.reading.status import (
+    FleetLag,
+    GroupWatch,
+    Status,
+    fleet_lag,
+    group_status,
+    lags_of,
+    statuses_of,
+)
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.reach import NOTE
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease
 
@@ -33,9 +43,8 @@ class WorkerMetrics:
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        self._behind: dict[str, float] = {}
         self._came: WeakSet[Holding] = WeakSet()
-        self._lock = Lock()
+        self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
         self._instruments.workers.add(self)
 
@@ -47,9 +56,6 @@ class WorkerMetrics:
         if holding.reach.moved and holding not in self._came:
             self._came.add(holding)
             self._instruments.owner_switches.add(1, series)
-        if batch.behind_seconds is not None:
-            with self._lock:
-                self._behind[holding.key] = batch.behind_seconds
 
     def slow(self, holding: Holding) -> None:
         """Count a warning that the lease's handler is slow."""
@@ -79,9 +85,18 @@ class WorkerMetrics:
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.total)
 
-    def unread_leases(self) -> Iterable[Observation]:
-        """The number of unfinished leases that nobody reads, of all workers."""
-        return self._of_table(lambda: fleet_lag(self._lags()).unread)
+    def group_status(self) -> Iterable[Observation]:
+        """The status of the whole group as a number, of all workers."""
+        return self._of_table(lambda: group_status(self._statuses()).number)
+
+    def lease_status(self) -> Iterable[Observation]:
+        """The status of each lease held here as a number; other workers report theirs."""
+        held = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
+        return [
+            Observation(status.number, self._series(held[key]))
+            for key, status in self._statuses().items()
+            if key in held
+        ]
 
     def contradictions(self) -> Iterable[Observation]:
         """In how many things listing, table and memory contradict each other, as this worker sees it (L14)."""
@@ -97,25 +112,45 @@ class WorkerMetrics:
         return self._observed(self._worker.rows_remade)
 
     def millis_behind_latest(self) -> Iterable[Observation]:
-        """The milliseconds behind of the leases held now; other workers report theirs."""
-        held = {holding.key: holding.lease for holding in self._worker.holdings}
-        with self._lock:
-            self._behind = {key: behind for key, behind in self._behind.items() if key in held}
-            told = tuple(self._behind.items())
-        return [Observation(round(1000 * behind), self._series(held[key])) for key, behind in told]
+        """The milliseconds behind of the leases held now, growing while nothing answers; others report theirs."""
+        now = self._worker.clock()
+        told = [(holding.lease, holding.reach.behind(now)) for holding in self._worker.holdings]
+        return [Observation(round(1000 * behind), self._series(lease)) for lease, behind in told if behind is not None]
 
     def _fleet_lag(self) -> FleetLag | None:
-        return fleet_lag(self._lags()) if self._fresh() else None
+        if not self._fresh():
+            return None
+        return fleet_lag(lags_of(self._rows(), self._read_at(), self._worker.config.lease_seconds))
 
-    def _lags(self) -> dict[str, LeaseLag]:
-        """Of the leases held here as they are now, of the others as the last reading of the table told."""
-        lags = lags_of(self._leases(), time.time(), self._worker.config.lease_seconds)
-        now = self._worker.clock()
-        for holding in self._worker.holdings:
-            if (behind := holding.reach.behind(now)) is not None and holding.key in lags:
-                # A hung handler of our own is unread too, and this may be the only worker that tells.
-                lags[holding.key] = LeaseLag(behind, end=not behind, unread=lags[holding.key].unread)
-        return lags
+    def _statuses(self) -> dict[str, Status]:
+        rows, now, held = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
+        lease_seconds = self._worker.config.lease_seconds
+        lags = lags_of(rows, now, lease_seconds)
+        self._window = self._window.after(self._worker.clock(), rows, lags)
+        found = statuses_of(rows, lags, now, lease_seconds, self._window)
+        # Where rows have no room for notes each worker knows of its own leases, and tells of them.
+        told = self._worker.store.promises.free_notes
+        return {key: status for key, status in found.items() if told or key in held or status.word != "UNKNOWN"}
+
+    def _rows(self) -> list[Lease]:
+        """The leases held here as this process knows them, the others as the last reading of the table told."""
+        now, wall = self._worker.clock(), time.time()
+        own = {
+            holding.key: evolve(
+                holding.lease.watched(max(0.0, now - holding.confirmed), holding.lease.held, holding.lease.heir_idle),
+                notes=((NOTE, holding.reach.reach(now, wall).note),),
+            )
+            for holding in self._worker.holdings
+        }
+        seen = {key: sighting.lease for key, sighting in self._worker.watch.sightings.items()}
+        return [*(seen | own).values()]
+
+    def _read_at(self) -> float:
+        """When this worker last read the table, seconds since 1970: a row is judged by what it said then.
+
+        Most workers read it seldom, and would call each other dead for it.
+        """
+        return time.time() - max(0.0, min(self._worker.clock() - self._worker.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:
         """Whether this worker read the whole table lately; the others leave the telling to who did."""
@@ -153,12 +188,13 @@ class _Instruments:
             (WorkerMetrics.unclaimed_leases, "{lease}", "Unfinished leases without a living owner."),
             (WorkerMetrics.lag_max, "s", "How far the lease that is furthest behind is behind, of all workers."),
             (WorkerMetrics.lag_sum, "s", "How far all leases together are behind, of all workers."),
-            (WorkerMetrics.unread_leases, "{lease}", "Unfinished leases that nobody reads, of all workers."),
             (
                 WorkerMetrics.contradictions,
                 "{contradiction}",
                 "What stream, table and memory contradict each other in.",
             ),
+            (WorkerMetrics.group_status, "1", "The group's status: 0 OK, 3 not known, up to 8, the worst."),
+            (WorkerMetrics.lease_status, "1", "A lease's status, by the same numbers."),
             (WorkerMetrics.worker_leases, "{lease}", "Unfinished leases that this worker holds."),
             (WorkerMetrics.rows_remade, "{row}", "Rows, deleted under the fleet, that this worker made anew."),
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),

@@ -90,8 +90,10 @@ class ShardReading:
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
             log.warning("shard %s: trying again in %.1f s: %s", self.holding.key, wait, fault)
+            self.holding.reach.failed(str(fault), now)
             return self._rest(now + wait)
         except SourceError as fault:
+            self.holding.reach.failed(str(fault), now)
             return self._stop(now, f"it cannot be read: {fault}")
         self._faults.reset()
         return due
@@ -149,6 +151,7 @@ class ShardReading:
         lease, member = self.holding.lease, self._member
         parents = {parent.key: parent for parent in member.store.get(lease.parents)} if lease.parents else {}
         if not readable(lease, parents):  # L12
+            self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
         start = self._start.find()
@@ -163,6 +166,7 @@ class ShardReading:
 
     def _read(self, now: float) -> float:
         if not self._slot.ask():
+            self.holding.reach.failed("batches of other shards take all the memory there is for them", now)
             self.holding.throughput.rest(now)
             return now + ROOM_SECONDS
 
@@ -203,6 +207,7 @@ class ShardReading:
             return self._done(batch, now)
         self._cursor.consumer_acknowledged(piece.read_to)
         self._attempts.passed(piece.read_to)
+        self.holding.reach.progressed(now)
         return now if self._stored(now) else self._leave("lease-lost")
 
     def _done(self, batch: Batch, now: float) -> float:
@@ -211,7 +216,7 @@ class ShardReading:
         for end_of_batch in (batch.end, SHARD_END if batch.ended else None):
             if end_of_batch is not None:
                 self._cursor.consumer_acknowledged(end_of_batch)
-        self.holding.reach.done()
+        self.holding.reach.done(now)
         self._slot.clear()
         self._attempts.done(batch)
         if not self._stored(now):
@@ -237,6 +242,8 @@ class ShardReading:
             self._cursor.consumer_acknowledged(checkpoint)
         if isinstance(error, Ending):
             return self._release(now)
+        # The name alone: the text of a user's fault may hold a record.
+        self.holding.reach.failed(f"its handler raised {type(error).__name__}", now)
         match self._attempts.failed(piece, error):
             case TryAgain(seconds):
                 return self._rest(self._member.clock() + seconds)
@@ -260,6 +267,7 @@ class ShardReading:
 
     def _hand(self, call: Callable[[], object], then: NextStep, now: float) -> float:
         self._then = then
+        self.holding.reach.working(now)
         return self._found(self._watch.begin(call, now), now)
 
     def _found(self, found: Found, now: float) -> float:
@@ -267,6 +275,7 @@ class ShardReading:
             case Later(due):
                 return due
             case CallEnded(fault):
+                self.holding.reach.rested()
                 then, self._then = self._then, _nothing  # or the batch would be in memory beside the next
                 return then(fault, now)
             case LeaseLost():

@@ -12,7 +12,7 @@ from statistics import median
 
 from attrs import frozen
 
-from leasehold.adapters.reading.lag import lags_of
+from leasehold.adapters.reading.status import lags_of
 from leasehold.balancer.model import Lease, Position
 
 

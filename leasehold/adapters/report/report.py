@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from leasehold.adapters.reading.lag import lags_of
+from leasehold.adapters.reading.status import lags_of
 from leasehold.adapters.report.changes import (
     CheckpointLag,
     Snapshot,

@@ -45,6 +45,7 @@ def _snapshot(line: bytes) -> Snapshot | None:
     leases = tuple(lease_of(value) for value in fields.need("leases").items())
     malformed = fields.read("malformed", lambda value: len(value.items()), 0)
     trouble = fields.read("trouble", lambda value: value.text(), "")
-    fields.read("lags", lambda _: None, None)  # the leases' own notes say the same
+    for name in ("lags", "status", "says", "statuses"):
+        fields.read(name, lambda _: None, None)  # the leases' own notes say the same
     fields.done()
     return None if trouble else Snapshot(at, leases, malformed)

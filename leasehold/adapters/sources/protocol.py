@@ -60,6 +60,7 @@ class Batch:
     children        the shards that follow it, where the source told
     size            payload bytes as the source counts them, an aggregate's own included
     in_columns      makes a `pyarrow.RecordBatch` of some of the records; None where the source has no columns
+    fault           why no answer came; a batch with one is no reading, and says nothing of the tip
     """
 
     records: Sequence[Record]
@@ -70,6 +71,7 @@ class Batch:
     children: tuple[Shard, ...] = ()
     size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
     in_columns: InColumns | None = field(default=None, eq=False)
+    fault: str = ""
 
     @property
     def end(self) -> Position | None:
@@ -113,7 +115,7 @@ class Reader(Protocol):
     """Reads one shard from where it was opened."""
 
     def read(self) -> Batch:
-        """Read once, within bounds. Passing faults come back as an empty batch with a longer wait.
+        """Read once, within bounds. Passing faults come back as an empty batch with the `fault` and a longer wait.
 
         Raises SourceError if trying again cannot help. After any other exception this reader is closed, and
         another one opened behind what is done.

@@ -142,6 +142,7 @@ class ShardPrefetcher:
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
+            self.holding.reach.failed(str(fault), now)
             return now + wait
         except SourceError as fault:
             return self._exclude(now, fault)
@@ -189,6 +190,7 @@ class ShardPrefetcher:
         lease, member = self.holding.lease, self._member
         parents = {parent.key: parent for parent in member.store.get(lease.parents)} if lease.parents else {}
         if not readable(lease, parents):  # L12
+            self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
         if (start := self._start()) is None:
@@ -219,6 +221,7 @@ class ShardPrefetcher:
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
             self._reached(now, behind=None)
         if self._at_tip:
+            self.holding.reach.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_SECONDS
 
         def keep(batch: Batch) -> None:
@@ -262,6 +265,7 @@ class ShardPrefetcher:
         rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
         if self._buffer.count < rows and self._buffer.bytes < size:
             return False
+        self.holding.reach.excused("what was read ahead waits for the query", now)
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True
 

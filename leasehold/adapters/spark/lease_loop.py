@@ -66,7 +66,7 @@ class LeaseLoop:
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
         holding.reach.read(batch, self._member.clock())
-        holding.reach.done()  # what is read ahead is as far as this process knows
+        holding.reach.done(self._member.clock())  # what is read ahead is as far as this process knows
         self._runner.handling.measure(holding, batch)
 
     def start(self, *, only_now: bool) -> None:

@@ -8,16 +8,21 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.json_form.answer import action_json
 from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.reading.status import Status
 from leasehold.adapters.steering.sentences import SENTENCES
 from leasehold.adapters.steering.shares import shares
 from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.census import signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.loads import slack
+from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.shards.contradictions import noted
+from leasehold.stores.fields import kilobytes
 
 
 @frozen
@@ -28,6 +33,7 @@ class WorkerPlan:
     held     unfinished leases that it holds
     share    how many it should hold
     actions  without renewals
+    loads    the throughput of its leases and of the mean worker, in bytes a second, where counts may differ for it
     """
 
     worker: str
@@ -35,6 +41,7 @@ class WorkerPlan:
     held: int
     share: int
     actions: tuple[Action, ...]
+    loads: tuple[int, int] | None = None
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -44,10 +51,15 @@ class WorkerPlan:
     @property
     def rest(self) -> str:
         """Why it does nothing."""
-        if self.held >= self.share:
-            return (
-                "nothing: it holds its share or more (M3)" if self.held > self.share else "nothing: it holds its share"
-            )
+        if self.held == self.share:
+            return "nothing: it holds its share"
+        if self.loads is not None:
+            own, mean = map(kilobytes, self.loads)
+            than = "more" if self.held > self.share else "less"
+            loads = f"its leases bring {own:.1f} KB/s, those of the mean worker {mean:.1f}"
+            return f"nothing: it holds {than} than its share, as throughput is balanced before counts (M13): {loads}"
+        if self.held > self.share:
+            return "nothing: it holds more than its share, and leaves the others alone (M3)"
         return "nothing: it holds less than its share, and nothing that it may take is there"
 
     def as_json(self) -> dict[str, Any]:
@@ -87,6 +99,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     living = alive(table.leases, config)
     named = {worker for lease in living for worker in (lease.owner, lease.heir) if worker} | set(more)
     ours, wanted = signers(table.leases), shares(living, config.rules.groups, more)
+    loads = _loads(living, wanted, config)
     return tuple(
         WorkerPlan(
             worker,
@@ -94,9 +107,20 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             sum(lease.owner == worker and not lease.ended for lease in living),
             wanted.get(worker, 0),
             _actions(table, config, worker),
+            loads.get(worker),
         )
         for worker in sorted(named)
     )
+
+
+def _loads(living: Sequence[Lease], wanted: Mapping[str, int], config: Config) -> Mapping[str, tuple[int, int]]:
+    """The load of each worker and of the mean one, where M13 lets counts differ for the sake of loads; else nothing."""
+    working = [lease for lease in living if not lease.ended]
+    held = [lease for lease in working if lease.owner is not None]
+    if not (isinstance(config.rules, Minimal) and wanted and slack(working, len(working) // len(wanted))):
+        return {}
+    mean = sum(lease.weight or 0 for lease in held) // len(wanted)
+    return {worker: (sum(lease.weight or 0 for lease in held if lease.owner == worker), mean) for worker in wanted}
 
 
 def _actions(table: WatchedTable, config: Config, worker: str) -> tuple[Action, ...]:
@@ -119,7 +143,7 @@ def explained(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> 
 def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
     """The rules that these plans name, each with its sentence."""
     named = {action.rule for each in found for action in each.actions}
-    named |= {"M3"} if any(not each.actions and each.held > each.share for each in found) else set()
+    named |= {rule for each in found if not each.actions for rule in ("M3", "M13") if f"({rule})" in each.rest}
     return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(named)}
 
 
@@ -127,20 +151,23 @@ def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
 class LeaseStory:
     """Why a lease is where it is.
 
-    past    what its row tells of its owner
-    should  who should have it, and why
-    moves   when it would move
+    past     what its row tells of its owner
+    reading  how its reading is, and since when
+    should   who should have it, and why
+    moves    when it would move
     """
 
     lease: Lease
     past: tuple[str, ...]
     should: str
     moves: str
+    status: Status
+    reading: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes."""
-        told = {"past": list(self.past), "should": self.should, "moves": self.moves}
-        return {"lease": lease_json(self.lease)} | told
+        told = {"past": list(self.past), "reading": list(self.reading), "should": self.should, "moves": self.moves}
+        return {"lease": lease_json(self.lease)} | self.status.as_json() | told
 
 
 def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[WorkerPlan]) -> LeaseStory:
@@ -151,7 +178,37 @@ def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[Wor
         for action in each.actions
         if action.lease.key == lease.key and not isinstance(action, Release)
     ]
-    return LeaseStory(lease, _past(table, lease, config), _should(lease, found, wanting), _when(lease, config, wanting))
+    return LeaseStory(
+        lease,
+        _past(table, lease, config),
+        _should(lease, found, wanting),
+        _when(lease, config, wanting),
+        table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
+        _reading(lease, table.at),
+    )
+
+
+def _reading(lease: Lease, now: float) -> tuple[str, ...]:
+    """How the reading of a lease is, as its owner tells it in the row."""
+    reach = reach_of(lease)
+    if lease.ended or reach is None:
+        return () if lease.ended else ("its row tells nothing of its reading",)
+    now = max(now, reach.at)
+    told = "its owner" if reach.owner == lease.owner else f"{reach.owner}, who had it before,"
+    lines = [f"{told} told of its reading {now - reach.at:.1f} s ago"]
+    behind = (
+        "how far behind it was, nobody knows" if reach.behind is None else f"it was {reach.behind:.1f} s behind then"
+    )
+    read = "was never read by it" if reach.read is None else f"was last read {now - reach.read:.1f} s ago"
+    tried = "" if reach.tried in {None, reach.read} else f", and last tried {now - (reach.tried or now):.1f} s ago"
+    lines.append(f"{behind}; it {read}{tried}")
+    if reach.fault:
+        lines.append(f"the last fault: {reach.fault}")
+    if reach.excused:
+        lines.append(f"it is not read now: {reach.excused}")
+    if reach.work is not None:
+        lines.append(f"its handler has been at work for {now - reach.work:.1f} s without an end or a checkpoint")
+    return tuple(lines)
 
 
 def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
@@ -190,6 +247,8 @@ def _should(lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[W
     if holder is None:
         return "nobody wants it now: a worker that holds less than its share, or a new one, claims it"
     more = "more than its share, and nobody who lacks one takes this one first (M4)"
+    if holder.loads is not None and holder.held != holder.share:
+        return f"{holder.worker}: {holder.rest.removeprefix('nothing: it ')}, where its share is {holder.share}"
     fair = more if holder.held > holder.share else "no more than its share"
     return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {fair}"
 

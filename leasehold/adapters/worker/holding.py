@@ -118,7 +118,7 @@ class Holding:
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
-        self.reach = ReachMeter(lease, identity.worker)
+        self.reach = ReachMeter(lease, identity.worker, begun, lease_seconds)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed, self._remade = replaced, noticed, remade
@@ -188,6 +188,7 @@ class Holding:
         def moved(lease: Lease) -> Write | None:
             if position.order <= lease.checkpoint.order or (unless_parting and self.parting):
                 return None
+            self.reach.progressed(self._clock())
             return CheckpointLease(self._weighed(lease), position, children=children, keep_owner=keep_owner)
 
         return self._write(moved, ended=position.ended and not keep_owner)
@@ -311,7 +312,7 @@ class Holding:
         if stored.checkpoint.order < ours.checkpoint.order:
             self._store.write(CheckpointLate(stored, ours.checkpoint))
         begun, take = self._clock(), StealLease if stored.owner else ClaimLease
-        outcome = self._store.write(take(stored, self._me, self._identity.notes))
+        outcome = self._store.write(take(stored, self._me, self._identity.notes_on(stored)))
         if isinstance(outcome, Done):
             self.confirmed = begun
         return outcome.lease

@@ -3,15 +3,19 @@
 Rule 1: it is a note of ours, which every other library keeps and none reads; it travels with renewals where notes are
 free, and costs a write of its own only where checkpoints alone renewed a lease for `TELL_SECONDS`. Rule 2: times in it
 are of the owner's wall clock; whoever reads it can only trust them as far as the clocks of the two agree.
+Rule 3: to have tried, to have read, and to have failed are three things: a reading that failed is no reading, and lag
+is never 0 because nothing came of it.
 """
 
 import json
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, fields_dict, frozen
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Lease, Notes
@@ -28,8 +32,37 @@ FIRST_SECONDS = 3.0
 SILENT_SECONDS = 30.0
 """A reader that read nothing for longer is behind by that time too: what arrived since, nobody knows."""
 
+STEP_SECONDS, STEPS = TELL_SECONDS, 6
+"""The window over which lag must grow, step by step, for a reading to be falling behind."""
+
+FAULT_LENGTH = 200
+"""Characters of a fault that a row keeps."""
+
 LARGEST = 1e12
 """No time and no count of a real row comes near."""
+
+
+def patience(lease_seconds: float) -> float:
+    """How long a lease may go unowned, or unread as far as rows tell, in a group that is well.
+
+    A reader says within `SILENT_SECONDS` whether anything came; its owner tells of it within `TELL_SECONDS` and the
+    time between two renewals, which is little more than half of `lease_seconds` at most.
+    """
+    return SILENT_SECONDS + max(TELL_SECONDS, 0.6 * lease_seconds)
+
+
+def growing(lags: Sequence[tuple[float, float]]) -> bool:
+    """Whether lag only grew: Burrow's rule, without a number to set.
+
+    lags  (seconds of a clock, lag) in order; of each step of `STEP_SECONDS` the least counts, so that one slow answer
+          is no growth, and one reading at the tip is the end of it
+    """
+    least: dict[int, float] = {}
+    for at, lag in lags:
+        step = int(at // STEP_SECONDS)
+        least[step] = min(lag, least.get(step, math.inf))
+    last = [lag for _, lag in sorted(least.items())][-STEPS:]
+    return len(last) == STEPS and last[0] > 0 and all(one < other for one, other in pairwise(last))
 
 
 @frozen
@@ -43,7 +76,15 @@ class Reach:
     behind   seconds behind the tip of the shard: of the last reading, and longer while its batch is not done
     end      whether the last reading reached the tip, and its batch is done
     arrived  when the last record that was done had arrived in the stream, seconds since 1970
-    read     when the shard was last read, seconds since 1970
+    read     when the shard last answered, seconds since 1970
+    done     when all that had been read was last handled, or the position last moved, seconds since 1970; before that,
+             when the lease came to its owner, or what the owner before it told
+    tried    when the shard was last asked for records, seconds since 1970
+    fault    why it gave no answer then, or why a batch could not be handled; "" once one was
+    work     since when the handler has been at work without an end or a checkpoint, seconds since 1970
+    grows    whether lag has only grown over the window
+    lease    the owner's `lease_seconds`; by them whoever looks knows how long is long
+    excused  why it is not read, where that is no fault
     """
 
     at: float
@@ -54,6 +95,13 @@ class Reach:
     end: bool = False
     arrived: float | None = None
     read: float | None = None
+    done: float | None = None
+    tried: float | None = None
+    fault: str = ""
+    work: float | None = None
+    grows: bool = False
+    lease: float | None = None
+    excused: str = ""
 
     @property
     def note(self) -> str:
@@ -76,18 +124,21 @@ def reach_of(lease: Lease) -> Reach | None:
     """The reach that the row tells, or None where it tells nothing that can be read."""
     try:
         said = json.loads(lease.note(NOTE) or "null")
-        return Reach(**said) if isinstance(said, dict) and _fits(said) else None
+        # In a rolling upgrade a newer worker may tell more than this one knows.
+        known = {name: said[name] for name in fields_dict(Reach).keys() & said.keys()} if isinstance(said, dict) else {}
+        return Reach(**known) if known and _fits(known) else None
     except (ValueError, TypeError, RecursionError):
         return None
 
 
 def _fits(said: dict[str, Any]) -> bool:
-    times = [said[name] for name in ("at", "behind", "arrived", "read") if name in said]
-    moves = said.get("moves", 0)
-    texts = all(isinstance(said.get(name, ""), str) for name in ("owner", "host"))
-    return (
-        texts and all(map(_time, times)) and isinstance(moves, int) and _time(moves) and said.get("end", True) is True
-    )
+    times = [
+        said[name] for name in ("at", "behind", "arrived", "done", "tried", "read", "work", "lease") if name in said
+    ]
+    moves, flags = said.get("moves", 0), [said.get(name, True) for name in ("end", "grows")]
+    texts = all(isinstance(said.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
+    numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
+    return texts and numbers and flags == [True, True]
 
 
 def _time(value: object) -> bool:
@@ -98,24 +149,34 @@ def _time(value: object) -> bool:
 class ReachMeter:
     """Measures how far the reading of one held lease has come; silent until `tell` is called.
 
-    lease  as it was when it became ours: its note tells how often it has moved before
-    me     its owner
+    lease          as it was when it became ours: its note tells how often it has moved before
+    me             its owner
+    now            when it became ours, by the clock in which all later times are told
+    lease_seconds  of the fleet
 
     `moved` says whether another worker had the lease before, as far as the note tells.
     """
 
-    def __init__(self, lease: Lease, me: str) -> None:
+    def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
         before = reach_of(lease)
         moved = before is not None and before.owner != me
         self.moved = moved
+        # A batch that no owner can handle would look young with each of them: what stands still is told on.
+        before = before or Reach(0.0, me)
         self._now = Reach(
-            0.0, me, moves=(before.moves if before else 0) + moved, behind=before.behind if before else None
+            0.0, me, moves=before.moves + moved, done=before.done, fault=before.fault, lease=lease_seconds
         )
         self._wall: Callable[[], float] | None = None
+        self._before = before.behind
         self._behind: float | None = None
-        self._read = self._told = -math.inf
-        self._unfinished = False
+        self._began, self._told = now, -math.inf
+        self._tried: float | None = None
+        self._read: float | None = None
+        self._work: float | None = None
+        self._done: float | None = None
+        self._unfinished = self._pending = False
         self._arriving: float | None = None
+        self._lags: deque[tuple[float, float]] = deque(maxlen=STEPS * 64)
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
@@ -124,18 +185,59 @@ class ReachMeter:
         self._now = evolve(self._now, host=host)
 
     def read(self, batch: Batch, now: float) -> None:
-        """Note a reading, before its batch is handled."""
+        """Note a reading, before its batch is handled; one that failed is no reading (rule 3)."""
+        if batch.fault:
+            self.failed(batch.fault, now)
+            return
         with self._lock:
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
-            self._read, self._unfinished = now, bool(batch.count)
+            self._tried = self._read = now
+            self._unfinished, self._pending = bool(batch.count), True
             self._arriving = batch.last_arrived
+            self._now = evolve(self._now, excused="")
+            if batch.behind_seconds is not None:
+                self._sample(now, batch.behind_seconds)
 
-    def done(self) -> None:
-        """Note that what was read last is done."""
+    def _sample(self, now: float, behind: float) -> None:
+        """Keep the least lag of each step, and no more than the window."""
+        if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
+            now, behind = self._lags[-1][0], min(behind, self._lags.pop()[1])
+        self._lags.append((now, behind))
+
+    def failed(self, why: str, now: float) -> None:
+        """Note that nothing came of a reading, or of a batch, and why."""
         with self._lock:
-            self._unfinished = False
-            if self._arriving is not None:
-                self._now = evolve(self._now, arrived=self._arriving)
+            self._tried = now
+            self._now = evolve(self._now, fault=why[:FAULT_LENGTH], excused="")
+
+    def excused(self, why: str, now: float) -> None:
+        """Note why nothing is read now, where that is as it should be."""
+        with self._lock:
+            self._done = now
+            self._now = evolve(self._now, fault="", excused=why)
+
+    def working(self, now: float) -> None:
+        """Note that the batch is with its handler."""
+        with self._lock:
+            self._work = now
+
+    def progressed(self, now: float) -> None:
+        """Note that a part of a batch is done: its handler has checkpointed it, or the batch came in pieces."""
+        with self._lock:
+            self._done, self._work = now, self._work and now
+
+    def rested(self) -> None:
+        """Note that no handler is at work any more."""
+        with self._lock:
+            self._work = None
+
+    def done(self, now: float) -> None:
+        """Note that what was read last is done; where the last reading failed, nothing was read."""
+        with self._lock:
+            if self._pending:
+                arrived = self._now.arrived if self._arriving is None else self._arriving
+                self._done, self._now = now, evolve(self._now, arrived=arrived, fault="")
+            self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
         """Seconds behind the tip now; None before the first reading that knew."""
@@ -143,28 +245,39 @@ class ReachMeter:
             return self._behind_at(now)
 
     def _behind_at(self, now: float) -> float | None:
-        if self._behind is None:
-            return None
+        if self._behind is None or self._read is None:
+            # What the owner before told is the least that it can be, and grows until somebody reads.
+            return None if self._before is None else self._before + max(0.0, now - self._began)
         silence = now - self._read
         return self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0)
 
     def untold(self, now: float) -> bool:
         """Whether the last note is old."""
-        told = self._wall is not None and self._read > -math.inf
-        return told and now - self._told >= TELL_SECONDS
+        return self._wall is not None and now - self._told >= TELL_SECONDS
 
-    def notes(self, now: float) -> Notes:
-        """The note to write now; none before anything was read, or while silent."""
-        if self._wall is None or self._read == -math.inf:
-            return ()
+    def reach(self, now: float, wall: float) -> Reach:
+        """How far it has come now; `wall` is this moment in seconds since 1970."""
+
+        def since_1970(at: float | None) -> float | None:
+            return None if at is None else round(max(0.0, wall - (now - at)), 3)
+
         with self._lock:
-            self._told, wall = now, self._wall()
             behind = self._behind_at(now)
-            told = evolve(
+            return evolve(
                 self._now,
                 at=round(wall, 3),
                 behind=None if behind is None else round(behind, 3),
                 end=behind == 0.0,
-                read=round(wall - (now - self._read), 3),
+                done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
+                tried=since_1970(self._tried),
+                read=since_1970(self._read),
+                work=since_1970(self._work),
+                grows=growing(self._lags),
             )
-        return ((NOTE, told.note),)
+
+    def notes(self, now: float) -> Notes:
+        """The note to write now; none while silent."""
+        if self._wall is None:
+            return ()
+        self._told = now
+        return ((NOTE, self.reach(now, self._wall()).note),)

@@ -122,8 +122,13 @@ def _listed(lease: Lease, family: Family) -> bool:
 def noted(leases: Iterable[Lease]) -> tuple[str, ...]:
     """The sentences that workers have noted on rows, for those who see the table alone; each once, in order of key."""
     ordered = sorted(leases, key=lambda lease: lease.key)
-    said = (lease.note(CONTRADICTION) for lease in ordered)
-    return tuple(dict.fromkeys(each for each in said if each not in {None, SETTLED}))
+    return tuple(dict.fromkeys(filter(None, map(noted_on, ordered))))
+
+
+def noted_on(lease: Lease) -> str:
+    """The sentence that a worker has noted on this row; "" where nothing contradicts it."""
+    said = lease.note(CONTRADICTION)
+    return said if said not in {None, SETTLED} and said else ""
 
 
 @frozen

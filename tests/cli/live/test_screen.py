@@ -19,7 +19,7 @@ from rich.console import Console
 from leasehold.adapters.cli.lease_tables import TableView
 from leasehold.adapters.cli.live.screen import drawn_view
 from leasehold.adapters.cli.live.view import HELP, LiveView
-from leasehold.adapters.reading.lag import LeaseLag
+from leasehold.adapters.reading.status import LeaseLag
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.sqlite import SqliteStore

@@ -69,7 +69,8 @@ def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str,
 def test_the_metric_is_one_that_the_server_tells() -> None:
     """Without it KEDA would ask for a number that is not there, and the fleet would never grow."""
     table = ScriptedTable(overloaded)
-    watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN)
+    table.minute = 9
+    watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
     watcher.look()
     (trigger,) = scaled()["spec"]["triggers"]
     told = exposition([(watcher.state(), True)]).splitlines()

@@ -41,7 +41,7 @@ EVIL = '<b>x</b>"\\\n'
 def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
     """A lease that one of our workers signed, and told how far behind it is."""
     now = time.time()
-    reach = Reach(now, owner, "vm-7", moves, behind, not behind, now - 1, now)
+    reach = Reach(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
     return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
 
 
@@ -104,8 +104,8 @@ def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
     """A page, a script and a person would see three different fleets."""
     (told,) = json.loads(got(port, "/leases.json")[2])
-    whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "unread", "lag_max", "moves")}
-    assert whole == {"leases": 5, "finished": 1, "workers": 2, "unread": 0, "lag_max": 12.5, "moves": 0}
+    whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
+    assert whole == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
     assert [(each["worker"], each["leases"], each["target"]) for each in told["workers"]] == [("a", 3, 3), ("b", 2, 2)]
     first = next(lease for lease in told["leases"] if lease["key"] == "s-0")
     assert (first["owner"], first["lag"]["seconds"], first["lag"]["host"], first["lag"]["moves"]) == (
@@ -127,7 +127,7 @@ def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port:
     watcher.look()
     (told,) = json.loads(got(port, "/leases.json")[2])
     assert told["moves"][0][1:] == ["s-0", "c", None, ""]
-    assert (told["total"]["unowned"], told["total"]["unread"], told["total"]["moves"]) == (1, 1, 2)
+    assert (told["total"]["unowned"], told["total"]["not_ok"], told["total"]["moves"]) == (1, 0, 2)
 
 
 def test_explanations_are_those_of_the_command(port: int) -> None:
@@ -144,14 +144,19 @@ def test_explanations_are_those_of_the_command(port: int) -> None:
 
 def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
     """A page of an hour ago would pass for the present."""
-    assert got(port, "/healthz")[0] == 200
+    assert [got(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
     while not watcher.seen.trouble:
         time.sleep(0.01)  # the thread looks at once, and then tells
     status, _, text = got(port, "/healthz")
+    group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
+    assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
+    status, _, text = got(port, "/readyz")
     assert (status, json.loads(text)) == (503, {"ok": False, "stale": ["memory://x"]})
-    assert 'leasehold_up{store="memory://x"} 0\n' in got(port, "/metrics")[2]
+    told = got(port, "/metrics")[2]
+    assert 'leasehold_up{store="memory://x"} 0\n' in told
+    assert 'leasehold_status{store="memory://x"} 3\n' in told
     assert json.loads(got(port, "/leases.json")[2])[0]["trouble"] == "the line is down"
     watcher.close()
 
@@ -166,7 +171,7 @@ def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
         f'leasehold_lease_kilobytes_per_second{{{store},lease="s-3"}} 2',
         f'leasehold_worker_target{{{store},worker="a"}} 3',
         f"leasehold_owner_changes_total{{{store}}} 0",
-        f'leasehold_lease_unread{{{store},lease="<b>x</b>\\"\\\\\\n"}} 0',
+        f'leasehold_lease_status{{{store},lease="<b>x</b>\\"\\\\\\n"}} 0',
     ):
         assert f"{line}\n" in text
     assert all(line.startswith(("#", "leasehold_")) for line in text.splitlines())
@@ -204,14 +209,12 @@ def test_the_record_outlives_the_server(tmp_path: Path) -> None:
     """What moved in the night would be gone with the restart in the morning."""
     path = str(tmp_path / "moves.db")
     record = FleetRecord(path)
-    record.add(
-        "x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5, 0)
-    )
+    record.add("x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5))
     record.close()
     again = FleetRecord(path)
     assert [(move.after, move.rule) for move in again.moves("x")] == [("b", "M6"), (None, "")]
-    assert (again.lag("x"), again.count("x"), again.count("y")) == ((LagPoint(6.0, 1.5, 2.5, 0),), 2, 0)
-    again.add("x", (), LagPoint(6.0 + 8 * 86400, 0.0, 0.0, 0))
+    assert (again.lag("x"), again.count("x"), again.count("y")) == ((LagPoint(6.0, 1.5, 2.5),), 2, 0)
+    again.add("x", (), LagPoint(6.0 + 8 * 86400, 0.0, 0.0))
     assert (again.count("x"), len(again.lag("x"))) == (0, 1)
     again.close()
 
@@ -219,7 +222,8 @@ def test_the_record_outlives_the_server(tmp_path: Path) -> None:
 def test_a_table_that_was_never_read_has_no_figures() -> None:
     """A zero that nobody measured would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
-    assert exposition([(unread.state(), unread.fresh)]).splitlines()[2:] == ['leasehold_up{store="x"} 0']
+    lines = exposition([(unread.state(), unread.fresh)]).splitlines()
+    assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
 
 
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ def in_full(lease: Lease, reading: TableView) -> tuple[tuple[str, str], ...]:
     }
     notes = row.pop("notes", {})
     lag = {f"lag {name}": value for name, value in reading.lag(lease).as_json().items()}
-    told = {**row, **lag, **{f"note {name}": value for name, value in notes.items()}}
+    status = reading.statuses.get(lease.key)
+    judged = {} if status is None else {"status": f"{status.word}: {status.says}"}
+    told = {**row, **judged, **lag, **{f"note {name}": value for name, value in notes.items()}}
     return tuple((name, _text(value)) for name, value in told.items())
 
 

@@ -42,6 +42,6 @@ def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)
     if not span or not console.is_terminal:
-        return watched(store, span)
+        return watched(store, span, config.lease_seconds)
     with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
-        return watched(store, span)
+        return watched(store, span, config.lease_seconds)

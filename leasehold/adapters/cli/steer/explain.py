@@ -30,7 +30,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
 The table is watched for a while, since most stores do not tell how long ago a lease was renewed; then each worker's
-plan is asked for what it would do at this moment, and every rule that it names is said in a sentence. The settings
+plan is asked for what it would do at this moment, and every rule that it names is said in a sentence. Of a lease it
+also says its status, how far its reading has come, and what keeps it. The settings
 are the fleet's: give `--rules`, `--lease-seconds` and `--set` as its workers have them.
 
     leasehold explain sqlite:///srv/orders.db
@@ -110,5 +111,11 @@ def _workers(table: WatchedTable, config: Config, chosen: tuple[WorkerPlan, ...]
 
 
 def _lease(tale: LeaseStory) -> list[str]:
-    past = [f"  {line}" for line in tale.past]
-    return [tale.lease.key, *past, f"should have it: {tale.should}", f"would move: {tale.moves}"]
+    past = [f"  {line}" for line in (*tale.past, *tale.reading)]
+    return [
+        tale.lease.key,
+        f"{tale.status.word}: {tale.status.says}",
+        *past,
+        f"should have it: {tale.should}",
+        f"would move: {tale.moves}",
+    ]

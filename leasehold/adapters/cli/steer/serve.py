@@ -32,7 +32,8 @@ MORE = """
     leasehold serve 'dynamodb://orders-app?region=eu-central-1' --history moves.db
 
 The page shows who holds what, lag, moves as they happen with their rules, and explains a lease or a worker at a click.
-Beside it: `/leases.json`, `/metrics` for Prometheus, and `/healthz` (503 while a table cannot be read).
+Beside it: `/leases.json`, `/metrics` for Prometheus, `/healthz` (503 unless the status of every group is OK, as
+`leasehold leases --check` says it), and `/readyz` (503 while a table cannot be read: for a probe of this page itself).
 
 It reads the tables every `--every` and writes nothing to them. It listens on this machine alone; with `--host` it can
 be reached from others, and has no login: put a proxy before it. Requests by another name than `--host`, localhost or

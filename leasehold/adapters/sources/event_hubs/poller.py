@@ -107,7 +107,7 @@ class PartitionReader:
             raise why from fault
         wait = CONTENDED_SECONDS if isinstance(why, Contended) else self._backoff.next()
         log.warning("%s; trying again in %.1f s", why, wait)
-        return Batch((), None, self._behind, wait)
+        return Batch((), None, None, wait, fault=str(why))
 
 
 def _behind(last: Record) -> float | None:

@@ -35,6 +35,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 
 FAULT_SECONDS = 0.4, 10.0
 RECORDS = 10_000
+NO_ANSWER = "the stream has sent nothing, not even how far behind this is"
 FEWER = 8  # times fewer records after a time-out
 
 _TRIMMED = (
@@ -95,9 +96,9 @@ class Poller:
                 self._pace.throttled()
             wait = self._faults.next()
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
-            return Batch((), None, None, wait)
+            return Batch((), None, None, wait, fault=str(fault))
         if batch is None:
-            return Batch((), None, None, self._wait(idle=True))
+            return Batch((), None, None, self._wait(idle=True), fault=NO_ANSWER)
         self._faults.reset()
         if not batch.behind_seconds:
             self._limit = self.most

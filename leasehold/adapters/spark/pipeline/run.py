@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.report.progress import BatchProgress, ReadingProgress, reading_of, told_of
 from leasehold.adapters.spark.pipeline.pipeline import Recipe, landed, windowed
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -75,7 +75,7 @@ def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
                 time.sleep(LOOK_SECONDS)
             late = LATE in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
-            if not left or LATE not in str(fault):
+            if not left or LATE not in text_of(fault):
                 raise
             late = True
         if not late:

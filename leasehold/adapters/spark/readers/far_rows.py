@@ -58,7 +58,7 @@ class FarReader:
         if not new:
             if self._fault is not None:
                 raise SourceError(self._fault)
-            return Batch((), None, None, POLL_SECONDS)
+            return Batch((), None, None, POLL_SECONDS, fault="the process that reads it has told of no answer")
         (first, _), (_, last) = new[0], new[-1]
         rows = FarRows(self, first.begins, first.first, tuple(piece for each, _ in new for piece in each.pieces))
         return ArrowBatch(

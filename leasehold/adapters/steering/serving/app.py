@@ -71,6 +71,12 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return PlainTextResponse(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
+        told = [(watcher.name, watcher.status) for watcher in watchers]
+        well = all(status.ok for _, status in told)
+        groups = [{"store": name} | status.as_json() for name, status in told]
+        return _json({"ok": well, "groups": groups}, 200 if well else 503)
+
+    async def readyz(_request: Request) -> Response:
         stale = [watcher.name for watcher in watchers if not watcher.fresh]
         return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
 
@@ -81,6 +87,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         Route("/explain", explain),
         Route("/metrics", metrics),
         Route("/healthz", healthz),
+        Route("/readyz", readyz),
     ]
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return Starlette(routes=routes, middleware=[guard])

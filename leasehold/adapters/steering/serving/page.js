@@ -43,7 +43,7 @@ function row(cells, bad) {
 function facts(state) {
   const total = state.total;
   const told = [["leases", total.leases], ["workers", total.workers], ["without owner", total.unowned, total.unowned],
-    ["unread", total.unread, total.unread], ["lag, most", seconds(total.lag_max)], ["lag, sum", seconds(total.lag_sum)],
+    ["not OK", total.not_ok, total.not_ok], ["lag, most", seconds(total.lag_max)], ["lag, sum", seconds(total.lag_sum)],
     ["moves seen", total.moves], ["finished", total.finished]];
   at("facts").replaceChildren(...told.map(([name, value, bad]) => {
     const box = document.createElement("div");
@@ -64,21 +64,28 @@ function lag(points) {
 }
 
 const value = (lease, key) => ({ key: lease.key, owner: lease.owner ?? "", lag: lease.lag.seconds ?? -1, kbps: lease.kbps ?? -1,
-  age: lease.lag.age ?? -1, idle: lease.idle ?? -1, switches: lease.lag.moves ?? -1, host: lease.lag.host ?? "" })[key];
+  age: lease.lag.age ?? -1, status: -lease.number, idle: lease.idle ?? -1, switches: lease.lag.moves ?? -1, host: lease.lag.host ?? "" })[key];
 
 function leases(state) {
   const wanted = at("filter").value.toLowerCase();
-  const shown = state.leases.filter(lease => `${lease.key} ${lease.owner ?? "nobody"} ${lease.lag.host ?? ""}`.toLowerCase().includes(wanted));
+  const shown = state.leases.filter(lease => `${lease.key} ${lease.owner ?? "nobody"} ${lease.status} ${lease.lag.host ?? ""}`.toLowerCase().includes(wanted));
   shown.sort((a, b) => { const x = value(a, sort), y = value(b, sort); return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1); });
-  rows("leases", [["lease", "key", "name"], ["owner", "owner", "name"], ["lag", "lag"], ["end", "", "wide"], ["age", "age", "wide"],
+  rows("leases", [["lease", "key", "name"], ["owner", "owner", "name"], ["status", "status", "name"], ["lag", "lag"], ["end", "", "wide"], ["age", "age", "wide"],
     ["KB/s", "kbps"], ["renewed", "idle", "wide"], ["switches", "switches", "wide"], ["host", "host", "wide name"], ["moving to", "", "wide name"]],
   shown.map(lease => row([
     link(lease.key, `lease=${encodeURIComponent(lease.key)}`),
     lease.owner ? link(lease.owner, `worker=${encodeURIComponent(lease.owner)}`) : cell("td", lease.ended ? "finished" : "nobody", "name"),
+    word(lease),
     cell("td", lease.lag.events !== undefined ? `${lease.lag.events} events` : seconds(lease.lag.seconds)),
     cell("td", lease.lag.end ? "yes" : "", "wide good"), cell("td", seconds(lease.lag.age), "wide"), cell("td", lease.kbps ?? "–"),
     cell("td", lease.idle === null ? "–" : `${lease.idle} s ago`, "wide"), cell("td", lease.lag.moves ?? "–", "wide"),
-    cell("td", lease.lag.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name")], lease.lag.unread && !lease.ended)));
+    cell("td", lease.lag.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name")], lease.status !== "OK")));
+}
+
+function word(lease) {
+  const made = cell("td", lease.ended && lease.status === "OK" ? "" : lease.status, lease.status === "OK" ? "name good" : "name");
+  made.title = lease.says;
+  return made;
 }
 
 function draw() {
@@ -87,6 +94,8 @@ function draw() {
   const wrong = [state.trouble, ...(state.contradictions || [])].filter(Boolean).join("; ");
   at("state").textContent = wrong || (state.at ? `read ${clock(state.at)}; rules ${state.rules}` : "waiting for the first reading");
   at("state").className = wrong ? "bad" : "";
+  at("status").textContent = `${state.status}: ${state.says}`;
+  at("status").className = state.status === "OK" ? "good" : "bad";
   facts(state);
   lag(state.lag);
   rows("workers", [["worker", "", "name"], ["leases"], ["target"], ["lag"], ["KB/s"]], state.workers.map(worker => row([
@@ -106,7 +115,8 @@ async function explain(query) {
   if (answer.error) line(answer.error);
   if (answer.lease) {
     line(answer.lease.key, "h2");
-    answer.past.forEach(each => line(each));
+    line(`${answer.status}: ${answer.says}`);
+    [...answer.past, ...answer.reading].forEach(each => line(each));
     line(`Should have it: ${answer.should}`);
     line(`Would move: ${answer.moves}`);
   }

@@ -5,9 +5,10 @@ from typing import Any
 
 HELP = {
     "leasehold_up": "Whether the table was read lately.",
+    "leasehold_status": "The group's status: 0 OK, 3 not known, 4 behind, 5 stalled, 6 hung, 7 unread, 8 orphan.",
+    "leasehold_lease_status": "A lease's status, by the same numbers.",
     "leasehold_leases": "Unfinished leases.",
     "leasehold_unowned_leases": "Unfinished leases without an owner.",
-    "leasehold_unread_leases": "Unfinished leases that nobody reads.",
     "leasehold_workers": "Workers that hold a lease.",
     "leasehold_malformed_rows": "Rows that cannot be read as leases.",
     "leasehold_contradictions": "What workers found that stream and table contradict each other in.",
@@ -17,7 +18,6 @@ HELP = {
     "leasehold_worker_leases": "Unfinished leases of a worker.",
     "leasehold_worker_target": "Leases that a worker should hold.",
     "leasehold_lease_lag_seconds": "How far a lease is behind.",
-    "leasehold_lease_unread": "Whether nobody reads a lease.",
     "leasehold_lease_idle_seconds": "For how long a lease has not been renewed.",
     "leasehold_lease_kilobytes_per_second": "The throughput of a lease.",
     "leasehold_lease_switches_total": "How often a lease passed between workers, as far as ours saw.",
@@ -42,13 +42,13 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
 def _samples(state: dict[str, Any], *, fresh: bool) -> Iterator[Sample]:
     of = {"store": state["store"]}
     yield "leasehold_up", of, float(fresh)
+    yield "leasehold_status", of, float(state["number"])
     if not fresh:
         return
     total = state["total"]
     whole = {
         "leasehold_leases": total["leases"],
         "leasehold_unowned_leases": total["unowned"],
-        "leasehold_unread_leases": total["unread"],
         "leasehold_workers": total["workers"],
         "leasehold_malformed_rows": len(state["malformed"]),
         "leasehold_contradictions": len(state["contradictions"]),
@@ -68,7 +68,7 @@ def _of_leases(leases: Iterable[dict[str, Any]], of: dict[str, str]) -> Iterator
         lag = lease["lag"]
         told = {
             "leasehold_lease_lag_seconds": lag.get("seconds"),
-            "leasehold_lease_unread": float(lag["unread"]),
+            "leasehold_lease_status": lease["number"],
             "leasehold_lease_idle_seconds": lease["idle"],
             "leasehold_lease_kilobytes_per_second": lease["kbps"],
             "leasehold_lease_switches_total": lag.get("moves"),

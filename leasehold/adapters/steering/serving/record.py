@@ -9,7 +9,7 @@ from attrs import frozen
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS moves (store TEXT, at REAL, key TEXT, before TEXT, after TEXT, rule TEXT);
-CREATE TABLE IF NOT EXISTS lag (store TEXT, at REAL, most REAL, total REAL, unread INTEGER);
+CREATE TABLE IF NOT EXISTS lag (store TEXT, at REAL, most REAL, total REAL);
 CREATE INDEX IF NOT EXISTS moves_at ON moves (store, at);
 CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 """
@@ -43,7 +43,6 @@ class LagPoint:
     at: float
     most: float | None
     total: float
-    unread: int
 
 
 class HistoryError(Exception):
@@ -79,7 +78,7 @@ class FleetRecord:
         with _understood(), self._lock, self._connection as connection:
             connection.executemany("INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?)", rows)
             connection.execute(
-                "INSERT INTO lag VALUES (?, ?, ?, ?, ?)", (store, lag.at, lag.most, lag.total, lag.unread)
+                "INSERT INTO lag (store, at, most, total) VALUES (?, ?, ?, ?)", (store, lag.at, lag.most, lag.total)
             )
             for table in ("moves", "lag"):
                 connection.execute(f"DELETE FROM {table} WHERE at < ?", (lag.at - KEPT_SECONDS,))  # noqa: S608  our own names
@@ -92,7 +91,7 @@ class FleetRecord:
 
     def lag(self, store: str, most: int = 300) -> tuple[LagPoint, ...]:
         """The latest points of lag, in order of time. Raises HistoryError."""
-        asked = "SELECT at, most, total, unread FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
+        asked = "SELECT at, most, total FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
         with _understood(), self._lock:
             return tuple(LagPoint(*row) for row in self._connection.execute(asked, (store, most)))[::-1]
 

@@ -8,7 +8,16 @@ from typing import Any
 
 from attrs import Factory, evolve, frozen
 
-from leasehold.adapters.reading.lag import LeaseLag, asked, fleet_lag, lags_of
+from leasehold.adapters.reading.status import (
+    GroupWatch,
+    LeaseLag,
+    Status,
+    asked,
+    fleet_lag,
+    group_status,
+    lags_of,
+    statuses_of,
+)
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.steering.explaining import alive, explained, plans, story
 from leasehold.adapters.steering.move_rules import moved, rules_between
@@ -49,6 +58,11 @@ class SeenFleet:
     unwritten: tuple[SeenMove, ...] = ()
     refused: str = ""
 
+    @property
+    def statuses(self) -> Mapping[str, Status]:
+        """Of its leases, by key."""
+        return {} if self.table is None else self.table.statuses
+
 
 class TableWatcher:
     """Watches one table from `start` to `close`.
@@ -74,7 +88,7 @@ class TableWatcher:
         self.name, self.config, self.every = name, config, every
         self._store, self._record, self._source = store, record, source
         self._wall, self._clock = wall, clock
-        self._watch, self._first = Watch(), -math.inf
+        self._watch, self._window, self._first = Watch(), GroupWatch(), -math.inf
         self._seen, self._lock, self._ending = SeenFleet(), Lock(), Event()
         self._thread: Thread | None = None
 
@@ -101,13 +115,17 @@ class TableWatcher:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            try:
-                self.look()
-            except (StoreError, SourceError) as error:
-                self._troubled(error, text_of(error))
-            except Exception as error:  # noqa: BLE001  the next reading may go well, and the page says why this did not
-                self._troubled(error)
+            self.try_look()
             self._ending.wait(self.every)
+
+    def try_look(self) -> None:
+        """Read once, or keep why that failed."""
+        try:
+            self.look()
+        except (StoreError, SourceError) as error:
+            self._troubled(error, text_of(error))
+        except Exception as error:  # noqa: BLE001  the next reading may go well, and the page says why this did not
+            self._troubled(error)
 
     def _troubled(self, fault: BaseException, text: str = "") -> None:
         with self._lock:
@@ -127,12 +145,14 @@ class TableWatcher:
         lags = lags_of(rows, now, expires_above(self.config))
         if self._source is not None:
             lags = asked(self._source, rows, lags)
-        table = WatchedTable(rows, self._watch.history, ended - self._first, listing.malformed)
+        self._window = self._window.after(began, rows, lags)
+        statuses = statuses_of(rows, lags, now, self.config.lease_seconds, self._window)
+        table = WatchedTable(rows, self._watch.history, ended - self._first, listing.malformed, now, statuses)
         whole = fleet_lag(lags)
         moves = (*before.unwritten, *_moves(before.table, table, now, self.config))
         seen = evolve(before, at=now, table=table, lags=lags, trouble="", unwritten=(), refused="")
         try:
-            self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total, whole.unread))
+            self._record.add(self.name, moves, LagPoint(now, whole.most, whole.total))
         except HistoryError as refused:
             seen = evolve(seen, unwritten=moves[-UNWRITTEN_MOST:], refused=str(refused))
         try:
@@ -143,6 +163,13 @@ class TableWatcher:
         with self._lock:
             self._seen = seen
 
+    @property
+    def status(self) -> Status:
+        """Of the group, by the last reading; not known where that is too old to be believed."""
+        seen = self.seen
+        why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
+        return group_status(seen.statuses, why)
+
     def state(self) -> dict[str, Any]:
         """Everything the page shows, as JSON values."""
         seen = self.seen
@@ -152,14 +179,18 @@ class TableWatcher:
             "trouble": seen.trouble or seen.refused,
             "rules": self.config.rules.name,
         }
+        told |= self.status.as_json() | {"number": self.status.number}
         if seen.table is None:
             return told | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
         moves = [[move.at, move.key, move.before, move.after, move.rule] for move in seen.moves]
-        lag = [[point.at, point.most, point.total, point.unread] for point in seen.lag]
+        lag = [[point.at, point.most, point.total] for point in seen.lag]
         return told | {
             "total": self._total(seen),
             "workers": self.workers(),
-            "leases": [_lease(lease, seen.lags.get(lease.key, LeaseLag())) for lease in seen.table.leases],
+            "leases": [
+                _lease(lease, seen.lags.get(lease.key, LeaseLag()), seen.statuses[lease.key])
+                for lease in seen.table.leases
+            ],
             "contradictions": list(noted(seen.table.leases)),
             "malformed": [[row.key, row.field, row.why] for row in seen.table.malformed],
             "moves": moves,
@@ -177,7 +208,7 @@ class TableWatcher:
             "workers": len({lease.owner for lease in alive(working, self.config)} - {None}),
             "lag_max": whole.most,
             "lag_sum": whole.total if whole.most is not None else None,
-            "unread": whole.unread,
+            "not_ok": sum(not status.ok for status in seen.statuses.values()),
             "moves": seen.count,
         }
 
@@ -208,7 +239,7 @@ class TableWatcher:
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
 
-def _lease(lease: Lease, lag: LeaseLag) -> dict[str, Any]:
+def _lease(lease: Lease, lag: LeaseLag, status: Status) -> dict[str, Any]:
     return {
         "key": lease.key,
         "owner": lease.owner,
@@ -218,6 +249,8 @@ def _lease(lease: Lease, lag: LeaseLag) -> dict[str, Any]:
         "checkpoint": lease.checkpoint.sequence,
         "kbps": None if lease.weight is None else round(kilobytes(lease.weight), 1),
         "lag": lag.as_json(),
+        **status.as_json(),
+        "number": status.number,
     }
 
 

@@ -80,7 +80,7 @@ class DistantReader:
 
     def read(self) -> Batch:
         """The next records; a lie is the empty answer of a service that asks to slow down."""
-        throttled = Batch((), None, None, THROTTLED_SECONDS)
+        throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
         batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
         return batch
 

@@ -1,0 +1,362 @@
+"""How far behind each lease is, and the status of a lease and of a group: one word and one sentence, by one function.
+
+`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all say what `status_of` says. There is
+no threshold to set: as in LinkedIn's Burrow, a lease is judged by what happened over a window of time. Rule 1: OK is
+said only where a row, or our own watching, shows it. Rule 2: who does not know says UNKNOWN, which is not OK either.
+Rule 3: how long is long follows `lease_seconds` and the pace of readings and notes (`worker/reach.py:patience`).
+
+The words, the worst last: see `MEANINGS`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import Factory, asdict, evolve, frozen
+
+from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.balancer.model import Lease
+from leasehold.balancer.shards.ancestry import readable
+from leasehold.balancer.shards.contradictions import noted_on
+
+
+@frozen
+class LeaseLag:
+    """How far behind the reading of one lease is.
+
+    seconds  behind the tip of the shard, at most; None where nobody told
+    events   the same as a count, where the stream tells counts (Event Hubs)
+    end      whether reading had reached the tip, and lately
+    age      seconds that the last record that was done had been in the stream, when its owner told of it
+    host     the machine of the owner that told
+    moves    how often the lease passed from one worker to another, as far as our workers saw
+    """
+
+    seconds: float | None = None
+    events: int | None = None
+    end: bool = False
+    age: float | None = None
+    host: str = ""
+    moves: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes; what is unknown is left out."""
+        return {name: value for name, value in asdict(self).items() if value not in {None, ""}}
+
+
+def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
+    """The lag of an unfinished lease, as its row tells it.
+
+    now    seconds since 1970
+    limit  an owner whose lease stands still for more seconds counts as dead
+    """
+    reach = reach_of(lease)
+    held = lease.owner is not None and lease.idle <= limit
+    if reach is None:
+        return LeaseLag()
+    ours, long = reach.owner == lease.owner, patience(reach.lease or limit)
+    if held and not ours and now - reach.at > long:
+        return LeaseLag(moves=reach.moves + 1)  # another library reads it by now, and tells nothing
+    seconds = reach.lag(now, held=held and ours)
+    return LeaseLag(
+        seconds=None if seconds is None else round(seconds, 3),
+        end=reach.end and held and ours and now - (reach.done or now) <= long,
+        age=None if reach.arrived is None else round(max(0.0, reach.at - reach.arrived), 3),
+        host=reach.host if ours else "",
+        moves=reach.moves + (lease.owner is not None and not ours),
+    )
+
+
+def lags_of(leases: Iterable[Lease], now: float, limit: float) -> dict[str, LeaseLag]:
+    """The lag of every unfinished lease, by key."""
+    return {lease.key: lag_of(lease, now, limit) for lease in leases if not lease.ended}
+
+
+@frozen
+class FleetLag:
+    """How far behind the whole application is.
+
+    most     seconds of the lease that is furthest behind; None where nobody told of any
+    total    seconds of all leases together
+    """
+
+    most: float | None
+    total: float
+
+
+def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
+    """The lags of all leases as one."""
+    known = [lag.seconds for lag in lags.values() if lag.seconds is not None]
+    return FleetLag(max(known, default=None), round(sum(known), 3))
+
+
+def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
+    """The lags, with what the stream itself says of leases of which no row tells, such as Java's.
+
+    Where the stream numbers its events without a gap (Event Hubs), they are counted; else one batch is read at the
+    checkpoint, which tells how far that is behind. Raises SourceError.
+    """
+    found = dict(lags)
+    for lease in leases:
+        if lease.key in found and found[lease.key].seconds is None:
+            found[lease.key] = _asked(source, lease, found[lease.key])
+    return found
+
+
+def _asked(source: Source, lease: Lease, known: LeaseLag) -> LeaseLag:
+    latest = source.latest(lease)
+    if latest.numbered and lease.checkpoint.numbered:
+        events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
+        return LeaseLag(0.0 if not events else None, events, not events)
+    if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
+        return known
+    reader = source.open(lease, lease.checkpoint)
+    try:
+        batch = reader.read()
+    except SourceError:
+        return known
+    finally:
+        reader.close()
+    waiting = batch.records[0].arrived if batch.records else None
+    behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
+    return known if behind is None else LeaseLag(round(behind, 3), end=not behind)
+
+
+MEANINGS = {
+    "OK": "read and handled up to the tip, or not falling behind",
+    "UNKNOWN": "nobody tells: the table or the rows say too little, or were watched too shortly",
+    "BEHIND": "read, and all the time further behind for two minutes",
+    "STALLED": "owned, and its position stands: readings, or the handler, fail",
+    "HUNG": "its handler is at work without an end",
+    "UNREAD": "owned, and nobody has read it, without a reason",
+    "ORPHAN": "nobody alive has owned it for longer than it should take",
+}
+"""Each word with its meaning, the worst last."""
+
+NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
+"""As the exit status of `leases --check` and the value of a metric: OK is 0, the others 3 to 8, the worst the highest.
+
+1 and 2 are a command's own: a store that failed, bad usage.
+"""
+
+
+@frozen
+class Status:
+    """A word of `MEANINGS`, and a sentence that says why."""
+
+    word: str
+    says: str
+
+    @property
+    def number(self) -> int:
+        """The word as a number."""
+        return NUMBERS[self.word]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well."""
+        return self.word == "OK"
+
+    def as_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        return {"status": self.word, "says": self.says}
+
+
+@frozen
+class LeaseWatch:
+    """The window of an onlooker on one lease, for rows that say nothing of their reading.
+
+    samples  (seconds of a clock, position, lag) of looks, the last `STEPS` steps of them
+    """
+
+    samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
+
+    def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
+        """The window after one look more."""
+        behind = lag.seconds if lag.events is None else float(lag.events)
+        kept = tuple(each for each in self.samples if at - each[0] <= STEPS * STEP_SECONDS)
+        close = len(kept) > 1 and kept[-1][1] == lease.checkpoint.order and at - kept[-2][0] < 1.0  # looks may be many
+        return LeaseWatch((*(kept[:-1] if close else kept), (at, lease.checkpoint.order, behind)))
+
+    @property
+    def stands(self) -> float:
+        """For how long the position has stood."""
+        since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
+        return since[-1] - since[0] if since else 0.0
+
+    @property
+    def moved(self) -> bool:
+        """Whether the position was seen to move."""
+        return len({position for _, position, _ in self.samples}) > 1
+
+    @property
+    def grows(self) -> bool:
+        """Whether lag has only grown."""
+        return growing([(at, behind) for at, _, behind in self.samples if behind is not None])
+
+
+@frozen
+class GroupWatch:
+    """The window of an onlooker on all leases of a table."""
+
+    leases: Mapping[str, LeaseWatch] = Factory(dict)
+    began: float = math.inf
+    at: float = math.inf
+
+    def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
+        """The window after one look more, at this second of one clock."""
+        seen = {
+            lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
+            for lease in leases
+            if lease.key in lags
+        }
+        return GroupWatch(seen, min(self.began, at), at)
+
+    @property
+    def seconds(self) -> float:
+        """For how long the table has been watched."""
+        return 0.0 if self.at == math.inf else self.at - self.began
+
+
+def statuses_of(
+    leases: Iterable[Lease],
+    lags: Mapping[str, LeaseLag],
+    now: float,
+    lease_seconds: float,
+    watch: GroupWatch | None = None,
+) -> dict[str, Status]:
+    """The status of every lease, by key.
+
+    now            seconds since 1970
+    lease_seconds  of owners whose rows do not say theirs
+    """
+    rows = {lease.key: lease for lease in leases}
+    watch = watch or GroupWatch()
+    return {
+        key: status_of(
+            lease,
+            lags.get(key, LeaseLag()),
+            now,
+            lease_seconds,
+            watched=watch.seconds,
+            watch=watch.leases.get(key, LeaseWatch()),
+            waits=not readable(lease, rows),
+            contradiction=noted_on(lease),
+        )
+        for key, lease in rows.items()
+    }
+
+
+def status_of(
+    lease: Lease,
+    lag: LeaseLag,
+    now: float,
+    lease_seconds: float,
+    *,
+    watched: float = 0.0,
+    watch: LeaseWatch = LeaseWatch(),
+    waits: bool = False,
+    contradiction: str = "",
+) -> Status:
+    """The status of one lease.
+
+    lag            as the row tells it, or the stream
+    now            seconds since 1970
+    lease_seconds  of an owner whose row does not say its own
+    watched        for how many seconds the table was watched; `lease.idle` was counted meanwhile
+    watch          what was seen of this lease then
+    waits          whether a parent is not done: its children are not read before (L12)
+    contradiction  why it cannot be right
+    """
+    if contradiction or lease.ended:
+        return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
+    reach = reach_of(lease)
+    long = patience(lease_seconds if reach is None or reach.lease is None else reach.lease)
+    if waits:
+        return Status("OK", "its parents are not done: it is read after them")
+    alone = _alone(lease, reach, now, watched)
+    recent = reach is not None and now - reach.at <= long
+    if alone > long or (lease.owner is None and not recent):
+        return _unowned(lease, alone, watched, long)
+    if reach is None or not (recent or reach.owner == lease.owner):
+        return _untold(lease, lag, watched, watch, long)
+    # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
+    told = _told(reach, max(now, reach.at) if recent else reach.at, long)
+    if not told.ok or reach.owner == lease.owner:
+        return told
+    return Status(
+        "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
+    )
+
+
+def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> float:
+    """For how many seconds, at least, nobody has renewed it: as far as it was seen, or as its last note tells."""
+    seen = lease.idle if lease.idle < math.inf else 0.0
+    told = reach is not None and reach.owner == (lease.owner or reach.owner)
+    if reach is None or not told or watched > lease.idle + 1.0:  # its version has moved while we looked
+        return seen
+    return max(seen, now - reach.at)
+
+
+def _unowned(lease: Lease, alone: float, watched: float, long: float) -> Status:
+    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+    if alone > long:
+        return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
+    if watched <= 0:
+        return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
+    return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
+
+
+def _told(reach: Reach, now: float, long: float) -> Status:
+    """By the owner's own note."""
+    work, stands = reach.work, 0.0 if reach.done is None else now - reach.done
+    if stands <= long:
+        if reach.grows:
+            return Status("BEHIND", f"{_behind(reach)}, and all the time further for two minutes")
+        return Status("OK", reach.excused or _behind(reach))
+    if work is not None and now - work > long:
+        return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
+    if reach.fault:
+        return Status("STALLED", f"it has stood for {stands:.0f} s: {reach.fault}")
+    return Status(
+        "UNREAD", f"{reach.owner} owns it, and has not read it for {stands:.0f} s, for no reason that it tells"
+    )
+
+
+def _behind(reach: Reach) -> str:
+    if reach.behind is None:
+        return "not read yet" if reach.read is None else "read, how far behind is not known"
+    return "read to the tip" if reach.end else f"{reach.behind:.1f} s behind"
+
+
+def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long: float) -> Status:
+    """Of another library's lease, whose row says nothing of its reading: by what was seen of it."""
+    waiting = lag.seconds if lag.events is None else float(lag.events)
+    how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
+    if waiting == 0:
+        return Status("OK", "read to the tip")
+    if watch.grows and watch.moved:
+        return Status("BEHIND", f"{how}, and all the time further for two minutes")
+    if waiting is not None and watch.stands > long:
+        return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
+    if watch.moved and watch.stands <= long:
+        return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
+    if watched <= 0:
+        return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
+    asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
+    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")
+
+
+def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
+    """The status of all leases together: that of the worst; `trouble` is why the table cannot be read."""
+    if trouble:
+        return Status("UNKNOWN", f"the table cannot be read: {trouble}")
+    if not statuses:
+        return Status("UNKNOWN", "the table has no leases")
+    worst = max(statuses.values(), key=lambda each: each.number)
+    keys = sorted(key for key, each in statuses.items() if each.word == worst.word)
+    if worst.ok:
+        return Status("OK", f"{len(keys)} leases are read, and do not fall behind")
+    whole = f"{len(keys)} of {len(statuses)} leases"
+    return evolve(worst, says=f"{whole}, {keys[0]} first: {statuses[keys[0]].says}")

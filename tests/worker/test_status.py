@@ -1,0 +1,264 @@
+"""One word and one sentence for a lease and for a group, by what rows tell and what was seen of them."""
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.reading.status import (
+    MEANINGS,
+    NUMBERS,
+    GroupWatch,
+    LeaseLag,
+    Status,
+    group_status,
+    status_of,
+    statuses_of,
+)
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.worker.reach import NOTE, STEP_SECONDS, STEPS, Reach, ReachMeter, growing, patience, reach_of
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.shards.contradictions import CONTRADICTION
+
+NOW = 1_700_000_000.0
+TIP = Reach(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)
+"""A lease at its tip, as its owner told five seconds ago."""
+
+LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
+
+
+def row(reach: Reach | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
+    """A lease with this note."""
+    return Lease("s-0", owner=owner, idle=idle, notes=() if reach is None else ((NOTE, reach.note),))
+
+
+LONE = "a owns it and has not been heard of"
+
+
+@pytest.mark.parametrize(
+    ("lease", "watched", "status"),
+    [
+        (row(TIP), 0.0, Status("OK", "read to the tip")),
+        (row(evolve(TIP, behind=3.25, end=False)), 0.0, Status("OK", "3.2 s behind")),
+        (row(evolve(TIP, behind=None, end=False)), 0.0, Status("OK", "read, how far behind is not known")),
+        (row(evolve(TIP, behind=None, end=False, read=None)), 0.0, Status("OK", "not read yet")),
+        (
+            row(evolve(TIP, behind=9.0, end=False, grows=True)),
+            0.0,
+            Status("BEHIND", "9.0 s behind, and all the time further for two minutes"),
+        ),
+        (
+            row(LATE),
+            0.0,
+            Status("UNREAD", "a owns it, and has not read it for 70 s, for no reason that it tells"),
+        ),
+        (row(evolve(LATE, fault="throttled")), 0.0, Status("STALLED", "it has stood for 70 s: throttled")),
+        (
+            row(evolve(LATE, fault="throttled", work=NOW - 60)),
+            0.0,
+            Status("HUNG", "its handler has been at work for 60 s, without an end or a checkpoint"),
+        ),
+        (
+            row(evolve(LATE, fault="throttled", work=NOW - 3)),
+            0.0,
+            Status("STALLED", "it has stood for 70 s: throttled"),
+        ),
+        # An owner of two minutes renews, and so tells, less often.
+        (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
+        # A note that is old, by a table that was looked at once; where its row has moved since, its clock errs.
+        (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and nobody else takes it")),
+        (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
+        (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and nobody else takes it")),
+        (row(TIP, owner="b"), 0.0, Status("OK", "it came lately")),
+        (
+            row(evolve(LATE, fault="its handler raised X"), owner="b"),
+            0.0,
+            Status("STALLED", "it has stood for 70 s: its handler raised X"),
+        ),
+        (row(TIP, owner=None), 0.0, Status("OK", "nobody owns it: the next look of a worker finds it")),
+        (
+            row(evolve(TIP, at=NOW - 51), owner=None, idle=float("inf")),
+            0.0,
+            Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
+        ),
+        (
+            row(None, owner=None, idle=float("inf")),
+            0.0,
+            Status("UNKNOWN", "nobody owns it; one look does not tell for how long: watch it (--watch)"),
+        ),
+        (
+            row(None, owner=None, idle=20.0),
+            20.0,
+            Status("UNKNOWN", "nobody owns it for 20 s as far as was seen; within 50 s somebody should"),
+        ),
+        (
+            row(None, owner=None, idle=51.0),
+            51.0,
+            Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
+        ),
+        (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
+        # Java has had it for long: what ours told of it is history, and its release no reason for alarm.
+        (
+            row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
+            60.0,
+            Status("UNKNOWN", "nobody owns it for 1 s as far as was seen; within 50 s somebody should"),
+        ),
+        (evolve(row(LATE, owner=None), checkpoint=SHARD_END), 0.0, Status("OK", "read to its end")),
+    ],
+)
+def test_the_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Status) -> None:
+    """What nobody reads would be called well, or what is well would wake somebody."""
+    assert status_of(lease, LeaseLag(), NOW, 10.0, watched=watched) == status
+
+
+def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
+    """A finished lease whose shard is open would be called finished; a child of a long shard would be called unread."""
+    says = "its shard is open, and has no children"
+    ended, late = Lease("s-0", checkpoint=SHARD_END, notes=((CONTRADICTION, says),)), row(LATE)
+    found = statuses_of([ended], {}, NOW, 10.0)
+    assert found == {"s-0": Status("UNREAD", says)}
+    child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
+    lags = {"s-0": LeaseLag(), "p": LeaseLag()}
+    waits = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
+    assert waits == Status("OK", "its parents are not done: it is read after them")
+    assert statuses_of([child, evolve(parent, checkpoint=SHARD_END)], lags, NOW, 10.0)["s-0"].word == "UNREAD"
+
+
+def looks(lags: list[LeaseLag], moves: bool, seconds: float = 10.0) -> list[Status]:
+    """The status at each look at a lease of another library, so many seconds apart; its owner renews it."""
+    watch, found = GroupWatch(), []
+    for number, lag in enumerate(lags):
+        lease = Lease("s-0", owner="java", checkpoint=Position(str(100 + number * moves)))
+        watch = watch.after(number * seconds, [lease], {"s-0": lag})
+        found.append(statuses_of([lease], {"s-0": lag}, NOW, 10.0, watch)["s-0"])
+    return found
+
+
+def test_another_librarys_lease_is_known_by_watching() -> None:
+    """A dead fleet of Java would be called well, or a living one never."""
+    blind = looks([LeaseLag()] * 8, moves=False)
+    assert [status.word for status in blind] == ["UNKNOWN"] * 8
+    assert blind[3].says == "its checkpoint has not moved in 30 s; --source asks the stream whether anything waits"
+    assert looks([LeaseLag()] * 2, moves=True)[1] == Status("OK", "its checkpoint moves")
+    assert looks([LeaseLag(events=7)] * 2, moves=True)[1] == Status("OK", "its checkpoint moves; 7 events behind")
+    assert looks([LeaseLag(0.0, events=0)], moves=False) == [Status("OK", "read to the tip")]
+    stuck = looks([LeaseLag(events=7)] * 7, moves=False)
+    assert [status.word for status in stuck] == ["UNKNOWN"] * 6 + ["STALLED"]
+    assert stuck[-1].says == "7 events behind, and its checkpoint has stood for 60 s"
+    further = looks([LeaseLag(float(10 + number)) for number in range(13)], moves=True)
+    assert {status.word for status in further[1:10]} == {"OK"}
+    assert further[-1] == Status("BEHIND", "22.0 s behind, and all the time further for two minutes")
+
+
+def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
+    """Java's lease would be well for two minutes after its reading had stopped."""
+    watch = GroupWatch()
+    for number in range(8):
+        lease = Lease("s-0", owner="java", checkpoint=Position("100" if number == 0 else "101"))
+        watch = watch.after(10.0 * number, [lease], {"s-0": LeaseLag()})
+        status = statuses_of([lease], {"s-0": LeaseLag()}, NOW, 10.0, watch)["s-0"]
+        assert status.word == ("UNKNOWN" if number in {0, 7} else "OK")
+
+
+def test_looks_in_quick_order_take_no_more_memory() -> None:
+    """A watch of ten looks a second would grow, and copy what it has at each look."""
+    watch, lease = GroupWatch(), Lease("s-0", owner="java", checkpoint=Position("100"))
+    for number in range(3_000):
+        watch = watch.after(number / 10, [lease], {"s-0": LeaseLag()})
+    assert len(watch.leases["s-0"].samples) < 250
+    assert 119 < watch.leases["s-0"].stands <= 121
+
+
+@pytest.mark.parametrize(
+    ("lags", "grows"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short a time to tell
+        ([0.0, 2.0, 3.0, 4.0, 5.0, 6.0], False),  # it was at the tip
+        ([1.0, 2.0, 3.0, 3.0, 5.0, 6.0], False),  # it kept up for a while
+        ([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
+        ([60.0, 50.0, 40.0, 30.0, 20.0, 10.0], False),
+    ],
+)
+def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: bool) -> None:
+    """A fleet that catches up, or that waits for a slow batch, would be called too small."""
+    assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
+    # One slow answer within a step is no growth.
+    assert not growing(
+        [(number * STEP_SECONDS + more, lag * (1 - more)) for number, lag in enumerate(lags) for more in (0, 1)]
+    )
+    meter = ReachMeter(Lease("s-0"), "a")
+    for number in range(len(lags) * 20):
+        meter.read(Batch((), None, lags[number // 20], 1.0), float(number))
+    assert meter.reach(float(len(lags) * 20), NOW).grows == grows
+
+
+def test_patience_follows_the_lease_and_never_falls_below_what_a_note_takes() -> None:
+    """Leases of two minutes, renewed each minute, would be called unread between two notes."""
+    assert [patience(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
+
+
+def test_what_stands_still_is_told_on_from_owner_to_owner() -> None:
+    """A batch that nobody can handle would look young with each worker that tries it."""
+    first = ReachMeter(Lease("s-0"), "a", 0.0, 10.0)
+    first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
+    first.working(1.0)
+    first.failed("its handler raised KeyError", 2.0)
+    first.rested()
+    told = first.reach(31.0, NOW + 31)
+    assert (told.done, told.read, told.tried, told.work, told.fault) == (
+        NOW,
+        NOW + 1,
+        NOW + 2,
+        None,
+        "its handler raised KeyError",
+    )
+    second = ReachMeter(Lease("s-0", notes=((NOTE, told.note),)), "b", 40.0, 10.0)
+    assert second.reach(45.0, NOW + 45).done == NOW
+    second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
+    second.working(46.0)
+    second.progressed(47.0)
+    part = second.reach(48.0, NOW + 48)
+    assert (part.done, part.work, part.fault) == (NOW + 47, NOW + 47, "its handler raised KeyError")
+    second.rested()
+    second.done(50.0)
+    assert (second.reach(50.0, NOW + 50).done, second.reach(50.0, NOW + 50).fault) == (NOW + 50, "")
+
+
+def test_a_reading_that_failed_is_no_reading() -> None:
+    """Lag would be 0, and the tip reached, for as long as the stream cannot be read."""
+    meter = ReachMeter(Lease("s-0"), "a", 0.0)
+    meter.read(Batch((), None, 0.0, 1.0), 1.0)
+    meter.done(1.0)
+    for second in range(2, 100):
+        meter.read(Batch((), None, None, 1.0, fault="asked to slow down"), float(second))
+        meter.done(float(second))
+    told = meter.reach(100.0, NOW + 100)
+    assert (told.read, told.done, told.tried) == (NOW + 1, NOW + 1, NOW + 99)
+    assert (told.behind, told.end, told.fault) == (99.0, False, "asked to slow down")
+    meter.excused("its parents are not done", 101.0)
+    assert (meter.reach(101.0, NOW).fault, meter.reach(101.0, NOW).done) == ("", NOW)
+    assert reach_of(Lease("s-0", notes=((NOTE, meter.reach(101.0, NOW).note),))) == meter.reach(101.0, NOW)
+
+
+def test_a_long_fault_is_cut() -> None:
+    """A row could grow beyond what its store takes, and would be renewed no more."""
+    meter = ReachMeter(Lease("s-0"), "a")
+    meter.failed("x" * 9_999, 1.0)
+    assert meter.reach(1.0, NOW).fault == "x" * 200
+
+
+def test_a_group_is_as_well_as_its_worst_lease() -> None:
+    """Each lease would have to be looked at; and an empty table, or one that is not read, would be well."""
+    ok, late, lost = Status("OK", "read"), Status("BEHIND", "9 s behind"), Status("ORPHAN", "nobody owns it")
+    assert group_status({"s-0": ok, "s-1": ok}) == Status("OK", "2 leases are read, and do not fall behind")
+    found = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
+    assert found == Status("ORPHAN", "2 of 4 leases, s-1 first: nobody owns it")
+    assert group_status({"s-0": late, "s-3": Status("UNKNOWN", "?")}).word == "BEHIND"
+    assert group_status({}) == Status("UNKNOWN", "the table has no leases")
+    assert group_status({"s-0": ok}, "down") == Status("UNKNOWN", "the table cannot be read: down")
+
+
+def test_the_numbers_are_those_that_are_documented() -> None:
+    """Alarms compare with them, and scripts with the exit status."""
+    numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
+    assert (numbers, list(MEANINGS)) == (NUMBERS, list(numbers))
+    assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})

@@ -1,0 +1,356 @@
+"""The law of status: in every fault that lasts longer than a minute the group is not OK, and at rest it always is."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from attrs import define, evolve, field
+from virtual_fleet import Clock, FaultyStore
+
+from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.appointments import Step
+from leasehold.adapters.reading.handlers.executors import Work
+from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.status import Status, group_status, lags_of, statuses_of
+from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
+from leasehold.adapters.steering.serving.record import FleetRecord
+from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.protocol import StoreError
+
+EPOCH = 1_700_000_000.0
+"""Seconds since 1970 at the beginning of virtual time."""
+
+LOOK_SECONDS = 5.0
+SETTLE_SECONDS = 100.0
+"""Time for a fleet to be at rest again: its leases are taken, and each owner has told of a reading."""
+
+
+@define
+class FaultyReader:
+    """Reads a shard of the stream, as it is then."""
+
+    stream: "FaultyStream"
+    key: str
+    reader: ListReader
+
+    def read(self) -> Batch:
+        """The next records, or the fault: said by an empty batch, or raised."""
+        how = self.stream.faults.get(self.key)
+        if how == "throttled":
+            return Batch((), None, None, 2.0, fault="asked to slow down")
+        if how == "silent":
+            raise SourceUnavailable("nothing answers")
+        return evolve(self.reader.read(), wait_seconds=1.0)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@define
+class FaultyStream(ListSource):
+    """A stream whose shards may fail, each by itself."""
+
+    faults: dict[str, str] = field(factory=dict)
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader, unless nothing answers."""
+        if self.faults.get(lease.key) == "silent":
+            raise SourceUnavailable("nothing answers")
+        return FaultyReader(self, lease.key, ListReader(self.shelves[lease.key], self._at(lease.key, start)))
+
+    def _at(self, key: str, start: Position) -> int:
+        return sum(record.position.order <= start.order for record in self.shelves[key].records)
+
+
+@define
+class Crew:
+    """Calls handlers at once, or keeps them at work for ever."""
+
+    hung: bool = False
+    kept: list[Work] = field(factory=list)
+    stuck: bool = False
+
+    def start(self, work: Work) -> None:
+        """Call it, unless it hangs."""
+        if self.hung:
+            self.kept.append(work)
+        else:
+            work()
+
+    def withdraw(self, work: Work) -> bool:  # noqa: ARG002  an executor's own signature
+        """What hangs is at work."""
+        return False
+
+    def replace(self, work: Work) -> None:
+        """No thread is there to be replaced."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def wake(self) -> None:
+        """Let all go on."""
+        self.hung = False
+        kept, self.kept = self.kept, []
+        for work in kept:
+            work()
+
+
+@define(eq=False)
+class Member:
+    """One process: a worker, and the readings of what it holds."""
+
+    name: str
+    world: "World"
+    worker: Worker = field(init=False)
+    dues: dict[Step, float] = field(factory=dict)
+    asleep_until: float = 0.0
+    crew: Crew = field(factory=Crew)
+
+    def __attrs_post_init__(self) -> None:
+        world = self.world
+        world.made += 1
+        self.worker = Worker(
+            store=world.store,
+            source=world.source,
+            me=self.name,
+            config=world.config,
+            consumer=self,
+            clock=world.clock,
+            process=f"p-{world.made}",
+            uniform=world.chance.uniform,
+            hurried=self.hurried,
+        )
+        self.dues = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
+
+    def hurried(self) -> None:
+        """Turn at the next step."""
+        self.dues[self.worker.turn] = self.world.clock.now
+
+    def begin(self, holding: Holding) -> None:
+        """Read it, and tell of it."""
+        holding.reach.tell("vm", self.world.wall, self.world.clock.now)
+        handling = Handling(self.world.handle, most_wait_seconds=2.0)
+        reading = ShardReading(self.worker, holding, handling, handovers=Handovers(self.crew))
+        self.dues[reading.step] = self.world.clock.now
+
+    def part(self, holding: Holding) -> None:
+        """Its reading sees for itself at its next step."""
+
+    def step(self) -> None:
+        """Every appointment that is due."""
+        now = self.world.clock.now
+        for work, due in list(self.dues.items()):
+            if due <= now:
+                self.dues[work] = float("inf")
+                self.dues[work] = min(work(now), self.dues[work])
+
+    @property
+    def due(self) -> float:
+        """When it wants to be called next."""
+        return max(min(self.dues.values()), self.asleep_until)
+
+
+@define
+class World:
+    """A table, a stream that grows, a fleet, and somebody who looks at the table."""
+
+    seed: int
+    shards: tuple[str, ...] = ()
+    chance: random.Random = field(init=False)
+    clock: Clock = field(factory=Clock)
+    store: FaultyStore = field(factory=FaultyStore)
+    source: FaultyStream = field(init=False)
+    config: Config = field(init=False)
+    fleet: list[Member] = field(factory=list)
+    watcher: TableWatcher = field(init=False)
+    made: int = 0
+    busy: bool = True
+    poison: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        self.chance = random.Random(self.seed)  # noqa: S311  a seed is the point
+        self.shards = tuple(f"s-{number}" for number in range(self.chance.randint(1, 6)))
+        workers = self.chance.randint(1, 3)
+        lease_seconds = self.chance.choice((5.0, 10.0, 15.0))
+        most = -(-len(self.shards) // workers)
+        self.config = Config(Minimal(max_leases=most), lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
+        self.busy = self.chance.random() < 0.7
+        self.source = FaultyStream(even_shards(self.shards), {key: ShardRecords(size=10) for key in self.shards})
+        self.watcher = TableWatcher(
+            "memory://x", self.store, self.config, FleetRecord(), every=LOOK_SECONDS, wall=self.wall, clock=self.clock
+        )
+        self.fleet = [Member(f"w-{number}", self) for number in range(workers)]
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return EPOCH + self.clock.now
+
+    def handle(self, delivery: Delivery) -> None:
+        """Take them all, unless they are poison."""
+        if delivery.shard in self.poison:
+            raise ValueError("no handler takes it")
+
+    def live(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        """Let so much time go by, with records that come and somebody who looks."""
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            for key in self.shards if self.busy else ():
+                shelf = self.source.shelves[key].records
+                shelf += records(self.chance.randint(0, 3), len(shelf))
+            self._run(min(LOOK_SECONDS, end - self.clock.now))
+            self.watcher.try_look()
+            each()
+
+    def _run(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        while self.fleet and (member := min(self.fleet, key=lambda each: each.due)).due <= end:
+            self.clock.now = max(self.clock.now, member.due)
+            member.step()
+        self.clock.now = end
+
+    def once(self) -> Status:
+        """The status as a single look at the table tells it, without any watching."""
+        try:
+            leases = self.store.list().leases
+        except StoreError as fault:
+            return group_status({}, str(fault))
+        lags = lags_of(leases, self.wall(), 50.0)
+        return group_status(statuses_of(leases, lags, self.wall(), 10.0))
+
+
+Fault = Callable[[World], Callable[[], None]]
+"""Breaks something, and answers what heals it."""
+
+
+def stream(how: str, *, whole: bool) -> Fault:
+    """The stream, or one shard of it, brings nothing."""
+
+    def begin(world: World) -> Callable[[], None]:
+        keys = world.shards if whole else (world.chance.choice(world.shards),)
+        world.source.faults = dict.fromkeys(keys, how)
+        return world.source.faults.clear
+
+    return begin
+
+
+def hang(world: World) -> Callable[[], None]:
+    """The handlers of one worker never end; something is there for them to handle."""
+    world.busy = True
+    holder = world.chance.choice([each for each in world.fleet if each.worker.holdings])
+    holder.crew.hung = True
+    return holder.crew.wake
+
+
+def poison(world: World) -> Callable[[], None]:
+    """No worker can handle what comes on one shard: each tries, and lets its lease go."""
+    world.busy, world.poison = True, (world.chance.choice(world.shards),)
+
+    def heal() -> None:
+        world.poison = ()
+
+    return heal
+
+
+def store_down(world: World) -> Callable[[], None]:
+    """The table does not answer."""
+    world.store.down = True
+
+    def heal() -> None:
+        world.store.down = False
+
+    return heal
+
+
+def dead(most: int) -> Fault:
+    """So many workers are killed; the others hold as many leases as they may."""
+
+    def begin(world: World) -> Callable[[], None]:
+        gone = [world.fleet.pop() for _ in range(min(most, len(world.fleet)))]
+
+        def heal() -> None:
+            world.fleet += [Member(each.name, world) for each in gone]
+
+        return heal
+
+    return begin
+
+
+def paused(world: World) -> Callable[[], None]:
+    """Every process is stopped, and goes on later."""
+    fleet = tuple(world.fleet)
+    for each in fleet:
+        each.asleep_until = float("inf")
+
+    def heal() -> None:
+        for each in fleet:
+            each.asleep_until = 0.0
+
+    return heal
+
+
+FAULTS: dict[str, Fault] = {
+    "the stream is silent": stream("silent", whole=True),
+    "the stream is throttled": stream("throttled", whole=True),
+    "one shard is silent": stream("silent", whole=False),
+    "one shard is throttled": stream("throttled", whole=False),
+    "a handler hangs": hang,
+    "a handler fails": poison,
+    "a worker is dead": dead(1),
+    "all workers are dead": dead(99),
+    "the store is silent": store_down,
+    "all processes are paused": paused,
+}
+
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 15))]
+
+
+def falls_to_nobody(world: World, name: str) -> bool:
+    """Whether a dead worker's leases find no other worker: the others hold as many as they may."""
+    most = world.config.rules.most_leases or 0
+    return name != "a worker is dead" or most * (len(world.fleet) - 1) < len(world.shards)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_is(seed: int, name: str) -> None:
+    """In the hour that alarms are for, everything would be green."""
+    world = World(seed)
+    world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
+    assert (world.watcher.status.word, world.once().word) == ("OK", "OK")
+    stays = falls_to_nobody(world, name)
+    heal = FAULTS[name](world)
+    world.live(world.chance.uniform(61, 200))
+    said, once = world.watcher.status, world.once()
+    assert stays == (not said.ok), said
+    assert stays == (not once.ok), once
+    for key in world.source.faults:
+        lag = world.watcher.seen.lags[key]
+        assert (lag.end, (lag.seconds or 0.0) > 30.0) == (False, True), "what cannot be read is not at the end"
+    heal()
+    world.live(SETTLE_SECONDS)
+    assert (world.watcher.status.word, world.once().word) == ("OK", "OK"), world.watcher.status
+
+
+QUIET = [0, *(pytest.param(number, marks=pytest.mark.more) for number in range(1, 40))]
+
+
+@pytest.mark.parametrize("block", QUIET)
+def test_at_rest_the_group_is_never_anything_but_ok(block: int) -> None:
+    """Somebody would be woken for nothing, and would not come the next time."""
+    for seed in range(1_000 + 25 * block, 1_000 + 25 * (block + 1)):
+        world = World(seed)
+        world.live(SETTLE_SECONDS)
+        wrong: list[str] = []
+
+        def look(world: World = world, wrong: list[str] = wrong) -> None:
+            wrong += [str(status) for status in (world.watcher.status, world.once()) if not status.ok]
+
+        world.live(world.chance.uniform(30, 240), look)
+        assert wrong == [], seed
