@@ -4,7 +4,8 @@ Rule 1: a step reads at most once, and a reading holds at most one batch, so a s
 and memory does not grow. Rule 2: nothing here sleeps or waits for a handler; a step returns when it wishes to be
 called next, or never (infinity) once nothing is left to do. Rule 3: records are handed over only while the lease is
 held and not expired by our own clock. Rule 4: a batch is held until it is done, or the reader is closed: the next
-reader is opened behind what is done, so that no record is passed over.
+reader is opened behind what is done, so that no record is passed over. Rule 5: a batch whose link was another's to open
+for longer than it takes to renew is handed over once a renewal has shown that the lease is still ours.
 The package's own text (`leasehold.adapters.reading`) tells the order of all events, and why nothing is skipped.
 """
 
@@ -65,6 +66,7 @@ class ShardReading:
         self._children: tuple[Shard, ...] | None = None
         self._handled: Position | None = None
         self._begun, self._checkpoint_due, self._parents_wait = False, 0.0, PARENT_WAITS[0]
+        self._doubted = False
         self._attempts = Attempts(handling, holding, member.uniform)
         self._faults = Backoff(*FAULT_WAITS, member.uniform)
 
@@ -143,6 +145,7 @@ class ShardReading:
         self.holding.throughput.add(batch.size, now)
         self.holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds
+        self._doubted = self._doubted or batch.unlinked_seconds > self._member.config.renew_seconds
         self._handovers.tell("measure", partial(self._handling.measure, self.holding, batch))
         return self._hand_over(batch, now)
 
@@ -160,6 +163,9 @@ class ShardReading:
     def _hand_over(self, batch: Batch, now: float) -> float:
         if self.holding.expired:  # reading took long: the next renewal tells who owns the lease
             return now + EXPIRED_SECONDS
+        if self._doubted:  # rule 5
+            self.holding.renew()
+            self._doubted = False
         return self._handle(batch, now) if batch.records else self._done(batch, now)
 
     def _handle(self, batch: Batch, now: float) -> float:

@@ -60,6 +60,8 @@ class Batch:
     children        the shards that follow it, where the source told
     size            payload bytes as the source counts them, an aggregate's own included
     in_columns      makes a `pyarrow.RecordBatch` of some of the records; None where the source has no columns
+    unlinked_seconds  for so long before this reading another could have opened the shard's one link, or took it over
+                    (infinity); 0 where the link was ours, or the source has none
     """
 
     records: Sequence[Record]
@@ -70,6 +72,7 @@ class Batch:
     children: tuple[Shard, ...] = ()
     size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
     in_columns: InColumns | None = field(default=None, eq=False)
+    unlinked_seconds: float = 0.0
 
     @property
     def end(self) -> Position | None:
