@@ -19,16 +19,15 @@ from hypothesis import strategies as st
 from urllib3.exceptions import ReadTimeoutError as NothingCame
 
 from leasehold.adapters.local.process import HOST
-from leasehold.adapters.sources.kinesis.clients import (
+from leasehold.adapters.sources.call_patience import (
     LOOK_SECONDS,
     POLL_SECONDS,
     SUBSCRIPTION_SECONDS,
     WAITING,
     CallPatience,
-    KinesisClients,
     StillAsked,
-    reading_client,
 )
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import reader as fan_out
 from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import Poller

@@ -8,7 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.reading.letters.letter import Letter, LetterError
-from leasehold.adapters.sources.kinesis.clients import POLL_SECONDS
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
 

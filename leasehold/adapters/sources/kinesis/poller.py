@@ -18,8 +18,9 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 
 from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked
 from leasehold.adapters.sources.clock import datetime_of
-from leasehold.adapters.sources.kinesis.clients import LOOK_SECONDS, CallPatience, KinesisClients, StillAsked
+from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.faults import THROTTLED, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.pace import PollPace
 from leasehold.adapters.sources.kinesis.shards import children

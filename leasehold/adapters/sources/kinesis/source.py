@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
 
+from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.clock import seconds
-from leasehold.adapters.sources.kinesis.clients import CallPatience, KinesisClients, WireForm, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood

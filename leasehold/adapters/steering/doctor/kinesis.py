@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.kinesis.clients import POLL_SECONDS, reading_client
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.kinesis.clients import CallPatience, KinesisClients
+from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceUnavailable
 from leasehold.stores.printable import escaped

@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from leasehold.adapters.sources.kinesis.clients import CallPatience
+from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.fan_out.consumer import NotActiveYet, StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.subscription import SubscriptionReceiver
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly

@@ -9,7 +9,8 @@ from attrs import evolve
 from botocore.config import Config as ClientConfig
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
 
-from leasehold.adapters.sources.kinesis.clients import CallPatience, KinesisClients, WireForm
+from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
 from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
 from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap, mapped
 from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
