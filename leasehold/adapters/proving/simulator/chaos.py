@@ -70,7 +70,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    scenario = _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario)))
+    scenario = _slowed(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario))))
     return Trial(scenario, limits_of(scenario))
 
 
@@ -192,6 +192,15 @@ def _poisoned(seed: int, scenario: Scenario) -> Scenario:
     poison = tuple(Misdeed(name, "handler", "poison", 0.0, draw.uniform(1.0, CALM)) for name in names)
     letter = Misdeed(draw.choice(names), "dead letter", draw.choice(HARMLESS), draw.uniform(0.0, CALM - 60.0), 20.0)
     return evolve(scenario, misdeeds=(*scenario.misdeeds, *((letter,) if _chance(draw, 0.5) else ()), *poison))
+
+
+def _slowed(seed: int, scenario: Scenario) -> Scenario:
+    """The stream of a fifth of the fleets answers late for a while."""
+    draw = random.Random(f"slow {seed}")  # noqa: S311  likewise
+    if not _chance(draw, 1 / 5):
+        return scenario
+    slow = Nap(draw.uniform(0.0, CALM - 60.0), draw.uniform(20.0, 60.0))
+    return evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:
