@@ -14,7 +14,7 @@ from attrs import Factory, define, evolve
 from hub_stage import HubStream
 from schedule import FaultKind
 from services import KeptService
-from unsteady_line import HTTP_FAULTS, SLOW_DOWN, Lines
+from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines
 from wire import Wire
 
 from leasehold.adapters.demo.child import ENVIRONMENT
@@ -123,6 +123,7 @@ class KinesisGround:
     dated: bool = False
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
+        FaultKind(SLOW_SERVICE, "stream", (15.0, 30.0)),
         *(PAUSE, RESTART),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
     )

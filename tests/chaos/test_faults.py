@@ -18,7 +18,7 @@ from fleet import NO_THREADS, OF_WORKERS
 from grounds import HubGround, KinesisGround
 from processes import client_at
 from schedule import Fault, FaultKind, schedule
-from unsteady_line import HTTP_FAULTS, Lines
+from unsteady_line import HTTP_FAULTS, SLOW_SERVICE, Lines
 from wire import Wire
 
 from leasehold.adapters.local.process import HOST
@@ -120,7 +120,8 @@ def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> N
 def test_each_condition_has_a_fault() -> None:
     """Without it a run would break off when the seed draws a condition that no line knows."""
     with a_service([]) as service:
-        for what, expected in zip(HTTP_FAULTS, ("silence", "silence", "reset", "reset", "503"), strict=False):
+        felt = ("silence", "silence", "reset", "reset", "503", "201", "reset", "silence")
+        for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE), felt, strict=True):
             with Lines.laid(service, ("a",), what, refused=(BUSY,)) as lines:
                 lines.begin(what, "a")
                 assert expected in {outcome(lines.url("a"), "/x", 0.1) for _ in range(20)}

@@ -8,6 +8,8 @@ from typing import Self
 from attrs import Factory, define, field, frozen
 from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
 
+SLOW_SERVICE = "slow service"
+"""Of a stream alone: a table that answers as late costs its leases, and everybody knows."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
 
 SLOW_DOWN = (
@@ -28,7 +30,7 @@ class UnsteadyLine(Line):
     refused  what the service refuses requests with
     met      how many requests were touched
     conditions
-             of HTTP_FAULTS, those that last
+             of HTTP_FAULTS and SLOW_SERVICE, those that last
     """
 
     seed: str = ""
@@ -52,6 +54,8 @@ class UnsteadyLine(Line):
     def _drawn(self, what: str, operation: str) -> Fault | None:
         if what == "parted":
             return Reset()
+        if what == SLOW_SERVICE:
+            return Late(self._draw.uniform(6.0, 25.0))
         if what == "slow listings":
             return Late(3.0) if operation in LISTINGS else None
         faults: dict[str, Fault] = {

@@ -12,6 +12,8 @@ from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEve
 from leasehold.adapters.history.judge import judge
 from leasehold.adapters.proving.simulator.fleets import cold, group_of
 from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Nap, Network
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Position, Version
 
@@ -191,3 +193,13 @@ def test_a_breach_says_who_and_why() -> None:
     until = held.sent + 0.999 * 10
     right = f"{held.process} held until {until:.3f} by its {held.verb} of {held.sent:.3f}"
     assert breach == Breach("two holders", 50.0, f"{other(held)}#9 claimed s-0, which {right}")
+
+
+@pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_SECONDS, False)], ids=["fixed", "growing"])
+def test_a_shard_that_a_slow_stream_leaves_unread_is_seen(limits: tuple[float, ...], unread: bool) -> None:
+    """Without it a reader whose every call is given up too soon would pass for one that reads."""
+    fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
+    slow = Network(slow=(Nap(30.0, 120.0),), patience=limits)
+    scenario = evolve(fleet.scenario, reading=True, full=True, seconds=240.0, calm=160.0, network=slow)
+    said = [breach.what for breach in judge(run(scenario), Limits(lease_seconds={A: 10.0, B: 10.0}))]
+    assert set(said) == ({"held unread"} if unread else set())

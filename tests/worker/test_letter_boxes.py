@@ -260,7 +260,7 @@ def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesi
     ((names, options),) = kinesis.made
     config = options.pop("config")
     assert (names, options) == (("kinesis",), {"region_name": "eu-west-1", "endpoint_url": "http://h:1"})
-    assert (config.connect_timeout, config.read_timeout) == (5, 10)
+    assert (config.connect_timeout, config.read_timeout) == (5, 30)
     assert config.retries == {"mode": "standard", "total_max_attempts": 5}
     assert (kinesis.closed, kinesis.asked, isinstance(box, StreamBox)) == (True, ["orders"], True)
 

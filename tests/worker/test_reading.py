@@ -6,6 +6,8 @@ from typing import Any, Never
 
 import pytest
 from attrs import define, evolve, field
+from hypothesis import given
+from hypothesis import strategies as st
 from virtual_fleet import KCL, Clock, FaultyStore, Kept
 
 from leasehold.adapters.proving.simulator.world.stream import (
@@ -25,7 +27,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.stores.contract.actors import placed
-from leasehold.stores.writes import CreateLease, StealLease
+from leasehold.stores.writes import CheckpointLease, CreateLease, StealLease
 
 MINIMAL = Config(lease_seconds=10.0)
 
@@ -448,3 +450,93 @@ def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.
     bench.steps(bench.reading(), 2)
     assert bench.source.opened == [("s-0", TRIM_HORIZON)]
     assert "lease s-0 starts AT_TIMESTAMP, and no initial position says when" in caplog.text
+
+
+class Linked(ListSource):
+    """Its readings say for how long the link was not ours."""
+
+    unlinked = 0.0
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader that says so."""
+        return _LinkedReader(self, super().open(lease, start))
+
+
+@define
+class _LinkedReader:
+    source: Linked
+    reader: Reader
+
+    def read(self) -> Batch:
+        """The next records."""
+        return evolve(self.reader.read(), unlinked_seconds=self.source.unlinked)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize(
+    ("renewals", "handed"), [(1.0, [data(5)]), (1.01, []), (math.inf, [])], ids=["soon", "late", "taken over"]
+)
+def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
+    renewals: float, handed: list[list[bytes]]
+) -> None:
+    """Without it a link that opens after a theft drives the thief's out, and hands over what that one handed over."""
+    source = Linked()
+    source.unlinked = renewals * MINIMAL.renew_seconds
+    bench = Bench(source=source)
+    reading = bench.reading()
+    bench.steps(reading, 1)
+    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    bench.until_over(reading)
+    assert (bench.handed, bench.happened) == (handed, ["initialize", "lease-lost"])
+
+
+def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease_is() -> None:
+    """Without it a store that is away for a moment would let a former owner hand over all the same."""
+    source = Linked()
+    source.unlinked = MINIMAL.lease_seconds
+    bench = Bench(source=source)
+    reading = bench.reading()
+    bench.steps(reading, 1)
+    bench.store.down = True
+    bench.steps(reading, 2)
+    assert bench.handed == []
+    bench.store.down = False
+    bench.steps(reading, 1)
+    assert bench.handed == [data(5)]
+
+
+@given(
+    st.lists(st.integers(1, 5), max_size=4),
+    st.integers(0, 4),
+    st.integers(0, 12),
+    st.integers(0, 4),
+)
+def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
+    sizes: list[int], stolen: int, thief: int, fails: int
+) -> None:
+    """Without it a theft would set the new owner back, or put records behind a checkpoint that nobody handled."""
+    calls = iter(range(100))
+    before: list[Position] = []
+
+    def robbed(delivery: Delivery) -> None:
+        call = next(calls)
+        if call == stolen:
+            now = bench.store.row("s-0")
+            bench.store.write(StealLease(now, "b-1", (("process", "p-2/b-1"),)))
+            if thief:
+                bench.store.write(CheckpointLease(bench.store.row("s-0"), Position(str(99 + thief))))
+            before.append(bench.store.row("s-0").checkpoint)
+        if call == fails:
+            raise ValueError(delivery)
+        done.extend(record.position for record in delivery.records)
+
+    done: list[Position] = []
+    bench = Bench(ShardRecords(records(12), size=sizes[0] if sizes else 3), does=robbed)
+    reading = bench.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
+    bench.steps(reading, 20)
+    row = bench.store.row("s-0").checkpoint
+    if before:
+        expected = max([*before, *done], key=lambda position: position.order)
+        assert before[0].order <= row.order <= expected.order

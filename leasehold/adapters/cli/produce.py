@@ -17,7 +17,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.sources.kinesis.clients import WireForm
-from leasehold.adapters.sources.kinesis.producer.client import client_of
+from leasehold.adapters.sources.kinesis.producer.client import clients_of
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
 from leasehold.adapters.sources.kinesis.producer.values import Settings
 from leasehold.adapters.sources.protocol import SourceError
@@ -66,7 +66,7 @@ def command(  # noqa: PLR0917  one for each option
         key_of = _key(key, delimiter)
         settings = evolve(_settings(linger_ms, share, time_to_live, on_late), epoch=epoch)
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write(Producer(client_of(region, endpoint, REQUESTS, wire), stream, settings), lines, key_of)
+            written = _write(Producer(clients_of(region, endpoint, REQUESTS, wire), stream, settings), lines, key_of)
     print(json.dumps(written) if json_ else _said(written))
     if written["UserRecordsPending"] or written["UserRecordExpired"]:
         raise typer.Exit(1)

@@ -21,8 +21,9 @@ from leasehold.adapters.history.lives import Life, lives
 CLOCK_RATE = 0.999
 """How much slower a worker's clock may run than another's."""
 
-UNREAD_SECONDS = 60.0
-"""An outage of 15 s, the waits after faults, and those for a parent's end lie within it."""
+UNREAD_SECONDS = 75.0
+"""An outage of 15 s, the waits after faults, those for a parent's end, and the time-outs of 5, 10 and 20 s before an
+answer that takes 25 s lie within it."""
 
 SILENT_SECONDS = 30.0
 """A process that has written nothing of a lease for so long holds it no more: it has expired by its own clock."""

@@ -7,7 +7,9 @@ Rule 1: a step reads at most once, and a reading holds at most one batch, so a s
 and memory does not grow. Rule 2: nothing here sleeps or waits for a handler; a step returns when it wishes to be
 called next, or never (infinity) once nothing is left to do. Rule 3: records are handed over only while the lease is
 held and not expired by our own clock. Rule 4: a batch that is forgotten for want of room is read again from
-`acknowledged` on, and one that fails is delivered again from there, so that no record is passed over.
+`acknowledged` on, and one that fails is delivered again from there, so that no record is passed over. Rule 5: a batch
+whose link was another's to open for longer than it takes to renew is handed over once a renewal has shown that the
+lease is still ours.
 The package's own text (`leasehold.adapters.reading`) tells the order of all events, and why nothing is skipped.
 """
 
@@ -78,7 +80,7 @@ class ShardReading:
         self._slot = (room or Room()).slot(holding.key)
         self._cursor = Cursor(holding.lease.checkpoint)
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
-        self._begun = False
+        self._begun = self._doubted = False
         self._checkpoint_due, self._parents_wait = 0.0, PARENT_WAITS[0]
         self._attempts = Attempts(handling, holding, member.uniform)
         self._faults = Backoff(*FAULT_WAITS, member.uniform)
@@ -182,6 +184,7 @@ class ShardReading:
         self.holding.throughput.add(batch.size, now)
         self.holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds
+        self._doubted = self._doubted or batch.unlinked_seconds > self._member.config.renew_seconds
         self._handovers.tell("measure", partial(self._handling.measure, self.holding, batch))
         if self.holding.expired:  # reading took long: the next renewal tells who owns the lease
             return now + EXPIRED_SECONDS
@@ -189,6 +192,9 @@ class ShardReading:
 
     def _deliver(self, batch: Batch, now: float) -> float:
         """Hand over what is left of the batch, or the part of it that is to be tried next."""
+        if self._doubted:  # rule 5
+            self.holding.renew()
+            self._doubted = False
         if self.holding.lost.is_set():
             return self._leave("lease-lost")
         if not batch.records or not (piece := self._attempts.piece(batch)).records:

@@ -61,6 +61,8 @@ class Batch:
     size            payload bytes as the source counts them, an aggregate's own included
     in_columns      makes a `pyarrow.RecordBatch` of some of the records; None where the source has no columns
     fault           why no answer came; a batch with one is no reading, and says nothing of the tip
+    unlinked_seconds  for so long before this reading another could have opened the shard's one link, or took it over
+                    (infinity); 0 where the link was ours, or the source has none
     """
 
     records: Sequence[Record]
@@ -72,6 +74,7 @@ class Batch:
     size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
     in_columns: InColumns | None = field(default=None, eq=False)
     fault: str = ""
+    unlinked_seconds: float = 0.0
 
     @property
     def end(self) -> Position | None:

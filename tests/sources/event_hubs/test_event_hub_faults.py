@@ -1,8 +1,9 @@
 """What users are told when a hub cannot be used as asked, and that no secret is in it."""
 
 import asyncio
+import math
 import sys
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from azure.core.credentials import AccessToken
@@ -10,6 +11,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
 from hub_steps import Here, fault, until
 
+from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
@@ -19,7 +21,7 @@ from leasehold.adapters.sources.event_hubs.access import (
 from leasehold.adapters.sources.event_hubs.faults import explained
 from leasehold.adapters.sources.event_hubs.partitions import EventPosition, starting
 from leasehold.adapters.sources.event_hubs.source import open_url
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Record, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 
@@ -192,3 +194,47 @@ def test_websockets_without_their_package_say_so(here: Here, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
         here.source(transport="websockets").shards()
+
+
+class Feed:
+    """A link that has these events, and then this fault."""
+
+    events: ClassVar[list[Record]] = []
+    fault: ClassVar[BaseException | None] = None
+
+    def __init__(self, *_given: object, **_named: object) -> None:
+        """Nothing is opened."""
+
+    def take(self) -> list[Record]:
+        """What came."""
+        came, self.events[:] = [*self.events], []
+        return came
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody would ask, before the first events of a late link, whose the partition is by now."""
+    monkeypatch.setattr(poller, "PartitionReceiver", Feed)
+    now = [100.0]
+    reader = poller.PartitionReader(
+        cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10, clock=lambda: now[0]
+    )
+    told = []
+    for number, passed in enumerate((0.0, 25.0, 30.0)):
+        now[0] += passed
+        Feed.events[:] = [Record(b"", str(number))] if passed else []
+        told.append(reader.read().unlinked_seconds)
+    monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
+    told.append(reader.read().unlinked_seconds)
+    taken = EventHubError("taken")
+    taken.error = "link:stolen"
+    monkeypatch.setattr(Feed, "fault", taken)
+    told.append(reader.read().unlinked_seconds)
+    monkeypatch.setattr(Feed, "fault", None)
+    told.append(reader.read().unlinked_seconds)
+    now[0] += 7.0
+    Feed.events[:] = [Record(b"", "5")]
+    told.append(reader.read().unlinked_seconds)
+    assert told == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]

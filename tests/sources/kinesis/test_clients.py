@@ -37,10 +37,8 @@ def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: py
     assert (arrived, arrived.tzinfo) == (datetime.fromtimestamp(ARRIVED, UTC), UTC)
 
 
-@pytest.mark.parametrize(("options", "seconds"), [({}, 5.0), ({"consumer": "arn:aws:c"}, 15.0)])
-def test_a_silent_connection_is_given_up_soon_unless_a_subscription_waits_on_it(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], seconds: float
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"consumer": "arn:aws:c"}])
+def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
     """Without it a held shard is unread for half a minute, because the network was silent for a moment."""
     made: list[KinesisClient] = []
 
@@ -51,7 +49,7 @@ def test_a_silent_connection_is_given_up_soon_unless_a_subscription_waits_on_it(
     monkeypatch.setattr(source, "reading_client", keep)
     source.open_url("orders", {"region": "eu-west-1", **options}).close()
     config: Any = made[0].meta.config
-    assert config.read_timeout == seconds
+    assert config.read_timeout == 5.0
 
 
 @pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])

@@ -73,7 +73,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    scenario = _emptied(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario))))
+    scenario = _slowed(seed, _emptied(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario)))))
     return Trial(scenario, limits_of(scenario))
 
 
@@ -216,6 +216,15 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
     )
     fair = witnessed and not scenario.scan_per_cycle
     return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())
+
+
+def _slowed(seed: int, scenario: Scenario) -> Scenario:
+    """The stream of a fifth of the fleets answers late for a while."""
+    draw = random.Random(f"slow {seed}")  # noqa: S311  likewise
+    if not _chance(draw, 1 / 5):
+        return scenario
+    slow = Nap(draw.uniform(0.0, CALM - 60.0), draw.uniform(20.0, 60.0))
+    return evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:

@@ -12,6 +12,7 @@ from leasehold.adapters.proving.simulator.misdeeds import Misdeed
 from leasehold.adapters.proving.simulator.mishaps import Mishap
 from leasehold.adapters.reading.handlers.handling import Handler
 from leasehold.adapters.reading.runner import DRAIN_SECONDS
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
@@ -76,6 +77,8 @@ class Network:
     stale      a listing, or a reading that may be stale, shows some rows as they were up to a second ago
     outages    times in which nothing is answered (throttling included)
     reading    least and most seconds to an answer of the stream
+    slow       times in which each reading of the stream is answered after 6 to 25 s
+    patience   the time-outs of a reading, where there are such times
     """
 
     latency: tuple[float, float] = (0.005, 0.05)
@@ -88,6 +91,8 @@ class Network:
     stale: float = 0.0
     outages: tuple[Nap, ...] = ()
     reading: tuple[float, float] = (0.0, 0.0)
+    slow: tuple[Nap, ...] = ()
+    patience: tuple[float, ...] = POLL_SECONDS
 
 
 @frozen

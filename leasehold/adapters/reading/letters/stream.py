@@ -8,6 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.reading.letters.letter import Letter, LetterError
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
 
@@ -64,7 +65,9 @@ def open_url(name: str, options: Mapping[str, str], *, create: bool) -> StreamBo
                 region_name=options.get("region"),
                 endpoint_url=options.get("endpoint"),
                 config=Config(
-                    connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": TRIES}
+                    connect_timeout=5,
+                    read_timeout=POLL_SECONDS[-1],  # a letter whose answer came too late would be put again
+                    retries={"mode": "standard", "total_max_attempts": TRIES},
                 ),
             )
             box = StreamBox(client, name)

@@ -1,15 +1,22 @@
-"""Reads one partition for its lease: never waits, drops what was done, and begins again after faults."""
+"""Reads one partition for its lease: never waits, drops what was done, and begins again after faults.
+
+A link drives out all of a lower owner level, whoever holds the lease by then: official workers have none above ours.
+So the first events of a link tell for how long it was opening, and the end of one that another took over is said at
+once; who calls finds out by the lease whether the partition is still ours.
+"""
 
 import logging
+import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import dropwhile
 from typing import Any
 
 from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.clock import seconds
 from leasehold.adapters.sources.event_hubs.access import Access
 from leasehold.adapters.sources.event_hubs.background import Background
 from leasehold.adapters.sources.event_hubs.faults import Contended, explained
@@ -44,9 +51,11 @@ class PartitionReader:
         *,
         epoch: int | None,
         prefetch: int,
+        clock: Callable[[], float] = seconds,
     ) -> None:
         self._background, self._access, self._partition = background, access, partition
-        self._epoch, self._prefetch = epoch, prefetch
+        self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
+        self._opening: float | None = None
         self._position = start
         self._last = int(start.sequence) if start.numbered else -1
         self._idle = IDLE_SECONDS
@@ -69,6 +78,7 @@ class PartitionReader:
             self._feed.close()
 
     def _opened(self) -> PartitionReceiver:
+        self._opening = self._clock()
         start = starting(self._position)
         return PartitionReceiver(
             self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch
@@ -83,7 +93,11 @@ class PartitionReader:
         self._idle, self._behind = IDLE_SECONDS, _behind(came[-1])
         self._backoff.reset()
         in_columns = partial(_in_columns, self._partition)
-        return Batch(records, self._position, self._behind, wait_seconds=0.0, in_columns=in_columns)
+        opening, self._opening = self._opening, None
+        unlinked = 0.0 if opening is None else self._clock() - opening
+        return Batch(
+            records, self._position, self._behind, wait_seconds=0.0, in_columns=in_columns, unlinked_seconds=unlinked
+        )
 
     def _tell_of_a_gap(self, first: int) -> None:
         # The service numbers each partition's events without a gap, and begins at the oldest it has kept.
@@ -107,7 +121,8 @@ class PartitionReader:
             raise why from fault
         wait = CONTENDED_SECONDS if isinstance(why, Contended) else self._backoff.next()
         log.warning("%s; trying again in %.1f s", why, wait)
-        return Batch((), None, None, wait, fault=str(why))
+        unlinked = math.inf if isinstance(why, Contended) else 0.0
+        return Batch((), None, None, wait, fault=str(why), unlinked_seconds=unlinked)
 
 
 def _behind(last: Record) -> float | None:

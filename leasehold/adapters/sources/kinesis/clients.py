@@ -1,4 +1,4 @@
-"""The client that reads from Kinesis: boto3's own, but quick about the records."""
+"""The clients that read from Kinesis: boto3's own, but quick about the records."""
 
 import logging
 from datetime import UTC, datetime
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import boto3
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
 
+from leasehold.adapters.sources.call_patience import POLL_SECONDS, SUBSCRIPTION_SECONDS, TimedClients
 from leasehold.stores.printable import escaped
 
 try:
@@ -22,19 +24,31 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 CONNECTIONS = 64
-SUBSCRIPTION_SECONDS = 15.0
-"""A subscription tells about every five seconds that it is alive."""
-POLL_SECONDS = 5.0
-"""For the next bytes of an answer. A connection that went silent leaves a held shard unread for as long, or twice as
-long with the repetition; an answer too large to come in time is asked for in smaller parts."""
 MILLISECONDS = 10**11
 """Numbers from here on are milliseconds, which no time of Kinesis in seconds will reach for 3,000 years."""
 
 WireForm = Literal["cbor", "json"]
 
 
+class KinesisClients(TimedClients):
+    """Boto3's clients: they know a time-out of a client, and none of a call."""
+
+    late = ReadTimeoutError
+
+    @classmethod
+    def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
+        """Those that were given; or one client of a caller's own, whose time-out is what it is."""
+        if isinstance(client, KinesisClients):
+            return client
+        try:
+            seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
+        except (AttributeError, TypeError):  # it stands in for a client
+            seconds = POLL_SECONDS[0]
+        return cls(lambda _seconds: client, (seconds,), (seconds,))
+
+
 def reading_client(
-    region: str | None, endpoint: str | None, wire: WireForm = "cbor", *, read_seconds: float = SUBSCRIPTION_SECONDS
+    region: str | None, endpoint: str | None, wire: WireForm = "cbor", *, read_seconds: float = SUBSCRIPTION_SECONDS[0]
 ) -> "KinesisClient":
     """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
 
@@ -57,11 +71,18 @@ def reading_client(
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )
+    # The next call is given longer than this one; repeated as it was, it would hold its thread for nothing.
+    client.meta.events.register_first("needs-retry.kinesis", _late_once)
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
         Wire(client, cbor=wire == "cbor")
     return client
+
+
+def _late_once(caught_exception: Exception | None = None, **_event: object) -> None:
+    if isinstance(caught_exception, ReadTimeoutError):
+        raise caught_exception
 
 
 def utc(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time

@@ -4,21 +4,24 @@ Rule 1: two requests a second at the tip and four while behind, one in two secon
 refusal (see `pace`).
 Rule 2: the first iterator is AT the checkpoint, and records up to it are dropped, since an aggregated
 record may be half done; a refreshed one is AFTER the last Kinesis record read.
-Rule 3: after an answer that did not come in time less is asked for, until the tip is reached: over a slow link, or
-from a busy service, megabytes may never come, and each try would only add to the load.
+Rule 3: after an answer that did not come in the longest time less is asked for, until the tip is reached: over a slow
+link, or from a busy service, megabytes may never come, and each try would only add to the load.
+Rule 4: before that, after an answer that did not come in time, the next is given longer (see `clients`), and soon.
 """
 
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked
 from leasehold.adapters.sources.clock import datetime_of
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
+from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.faults import THROTTLED, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.pace import PollPace
 from leasehold.adapters.sources.kinesis.shards import children
@@ -55,6 +58,7 @@ class Poller:
     misplaced   what becomes of aggregates with records outside of it
     rewind      whether to begin with the oldest record if the start was trimmed
     pace        how often it asks; as it is by default, if left out
+    patience    how long it waits for an answer; as long as the client does, if left out
     """
 
     most = RECORDS
@@ -71,8 +75,10 @@ class Poller:
         misplaced: Misplaced = "keep",
         rewind: bool = False,
         pace: PollPace | None = None,
+        patience: CallPatience | None = None,
     ) -> None:
-        self._client, self._stream, self._shard = client, stream, shard
+        self._stream, self._shard = stream, shard
+        self._patience = patience or CallPatience(KinesisClients.of(client))
         self._start, self._hash_range, self._rewind = start, hash_range, rewind
         self._misplaced, self._dropped = misplaced, Dropped(shard)
         self._done = start.order if start.numbered else None
@@ -89,12 +95,15 @@ class Poller:
         """
         try:
             batch = self._next()
+        except StillAsked:
+            return Batch((), None, None, LOOK_SECONDS)
         except SourceUnavailable as fault:
-            if isinstance(fault.__cause__, ReadTimeoutError):  # rule 3
+            grew = isinstance(fault.__cause__, ReadTimeoutError) and self._patience.grew
+            if isinstance(fault.__cause__, ReadTimeoutError) and not grew:  # rule 3
                 self._limit = max(self._limit // FEWER, 1)
             if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
                 self._pace.throttled()
-            wait = self._faults.next()
+            wait = FAULT_SECONDS[0] if grew else self._faults.next()  # rule 4
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
             return Batch((), None, None, wait, fault=str(fault))
         if batch is None:
@@ -131,7 +140,8 @@ class Poller:
             if self._iterator is None:
                 self._iterator = self._placed()
             try:
-                return self._client.get_records(ShardIterator=self._iterator, Limit=self._limit)
+                told = self._patience.ask("get_records", ShardIterator=self._iterator, Limit=self._limit)
+                return cast("GetRecordsOutputTypeDef", told)
             except ClientError as error:
                 if code_of(error) != "ExpiredIteratorException":
                     raise
@@ -152,9 +162,8 @@ class Poller:
             more["StartingSequenceNumber"] = place["SequenceNumber"]
         if "Timestamp" in place:
             more["Timestamp"] = place["Timestamp"]
-        return self._client.get_shard_iterator(
-            StreamName=self._stream, ShardId=self._shard, ShardIteratorType=place["Type"], **more
-        )["ShardIterator"]
+        place_of = {"StreamName": self._stream, "ShardId": self._shard, "ShardIteratorType": place["Type"]}
+        return cast("str", self._patience.ask("get_shard_iterator", **place_of, **more)["ShardIterator"])
 
     def _rewind_from(self, error: ClientError) -> None:
         """Go back to the oldest record, if the start was trimmed and that is wanted. Raises SourceError, or `error`."""

@@ -4,13 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from botocore.exceptions import ClientError
 
+from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.clock import seconds
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
-from leasehold.adapters.sources.kinesis.clients import POLL_SECONDS, SUBSCRIPTION_SECONDS, WireForm, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
 from leasehold.adapters.sources.kinesis.faults import DENIED, code_of, said_plainly, understood
@@ -33,7 +34,7 @@ PAGE = 1000
 class KinesisSource:
     """A Kinesis stream.
 
-    client    speaks to the service; it is shared by all threads
+    client    speaks to the service; it is shared by all threads. `KinesisClients` wait longer for a slow one
     name      the stream's
     rewind    whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
     misplaced  what becomes of aggregates that landed on a shard which is not all of their records' own
@@ -49,7 +50,7 @@ class KinesisSource:
 
     def __init__(
         self,
-        client: "KinesisClient",
+        client: "KinesisClient | KinesisClients",
         name: str,
         *,
         rewind: bool = False,
@@ -58,9 +59,13 @@ class KinesisSource:
         poll: float | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
+        self._clients = KinesisClients.of(client)
+        self._client = self._clients.within(self._clients.limits[0])
+        self._patience = CallPatience(self._clients, insists=True)
         if consumer is not None:
-            self.reader = partial(FanOut, consumer=StreamConsumer(client, name, consumer))
-        self._client, self.name, self._rewind, self._clock = client, name, rewind, clock
+            registered = StreamConsumer(self._client, name, consumer, patience=self._patience)
+            self.reader = partial(FanOut, consumer=registered)
+        self.name, self._rewind, self._clock = name, rewind, clock
         self._misplaced, self._poll = misplaced, poll
         self._since_1970: float | None = None
         # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
@@ -74,7 +79,7 @@ class KinesisSource:
     def identity(self) -> str:
         """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
         with said_plainly(self.name), understood(self.name):
-            summary = self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
+            summary = self._summary()
             self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
             account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"
@@ -98,10 +103,10 @@ class KinesisSource:
     def shards(self) -> tuple[Shard, ...]:
         """Every page of ListShards. Raises SourceUnavailable or SourceError."""
         with said_plainly(self.name), understood(self.name):
-            page = self._client.list_shards(StreamName=self.name, MaxResults=PAGE)
+            page = self._patience.call("list_shards", StreamName=self.name, MaxResults=PAGE)
             rows = page["Shards"]
             while token := page.get("NextToken"):
-                page = self._client.list_shards(NextToken=token, MaxResults=PAGE)
+                page = self._patience.call("list_shards", NextToken=token, MaxResults=PAGE)
                 rows += page["Shards"]
             self._set_clock(page["ResponseMetadata"]["HTTPHeaders"])
             return listed(rows)
@@ -110,7 +115,8 @@ class KinesisSource:
         """Whether the stream answers and says that this shard does not exist."""
         try:
             with said_plainly(self.name):
-                self._client.get_shard_iterator(StreamName=self.name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+                place: Any = {"StreamName": self.name, "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
+                self._patience.call("get_shard_iterator", **place)
         except SourceError as fault:
             missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
@@ -144,11 +150,15 @@ class KinesisSource:
             misplaced=self._misplaced,
             rewind=self._rewind,
             pace=PollPace(self._poll),
+            patience=CallPatience(self._clients, step=self._patience.step),
         )
 
     def close(self) -> None:
         """Close all connections."""
-        self._client.close()
+        self._clients.close()
+
+    def _summary(self) -> Any:  # noqa: ANN401  the client's own
+        return self._patience.call("describe_stream_summary", StreamName=self.name)["StreamDescriptionSummary"]
 
     def _set_clock(self, headers: Mapping[str, str]) -> None:
         # The header's whole seconds are cut off, so what is derived from it is early by less than one.
@@ -167,15 +177,14 @@ def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
             "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"
         )
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+    region, endpoint, form = options.get("region"), options.get("endpoint"), cast("WireForm", wire)
+    clients = KinesisClients(lambda seconds: reading_client(region, endpoint, form, read_seconds=seconds))
     with said_plainly(name):
-        seconds = SUBSCRIPTION_SECONDS if "consumer" in options else POLL_SECONDS
-        form = cast("WireForm", wire)
-        client = reading_client(options.get("region"), options.get("endpoint"), form, read_seconds=seconds)
-    return KinesisSource(
-        client,
-        name,
-        rewind="if_trimmed" in options,
-        misplaced=cast("Misplaced", misplaced),
-        consumer=options.get("consumer"),
-        poll=poll,
-    )
+        return KinesisSource(
+            clients,
+            name,
+            rewind="if_trimmed" in options,
+            misplaced=cast("Misplaced", misplaced),
+            consumer=options.get("consumer"),
+            poll=poll,
+        )

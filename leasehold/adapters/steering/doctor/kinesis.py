@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
@@ -22,7 +23,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """The checks of each stream named. Raises SourceError if no region is known, StoreError for a bad endpoint."""
     for name in place.split(","):
         with said_plainly(name):
-            client = reading_client(options.get("region"), options.get("endpoint"))
+            client = reading_client(options.get("region"), options.get("endpoint"), read_seconds=POLL_SECONDS[-1])
         without_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
         client.meta.events.register("after-call.kinesis", clock.heard)

@@ -50,7 +50,7 @@ class Process:
         kind = Paced if self._scenario.scan_per_cycle else Worker
         worker = kind(
             store=Client(world, self, exchange, self._draw),
-            source=StreamClient(world, self, exchange),
+            source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,
             clock=self._time.clock,
@@ -213,8 +213,9 @@ class Process:
         misdeed = next((each for each in theirs if each.at <= now < each.at + each.seconds), None)
         return None if misdeed is None else misdeed.done(now, self.wait)
 
-    def _measure(self, holding: Holding, _batch: Batch) -> Any:  # noqa: ANN401  likewise
-        self._tell("read", holding.lease.shard)
+    def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
+        if batch.records or batch.behind_seconds is not None:  # a reading without an answer is none
+            self._tell("read", holding.lease.shard)
         return self._exchange.told("measure", lambda: self._misbehave("measure"))
 
     def _tell_records(self, event: str, delivery: Delivery) -> None:

@@ -8,10 +8,12 @@ import re
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import ClientError
 
+from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceUnavailable
 from leasehold.stores.printable import escaped
@@ -41,17 +43,25 @@ class StreamConsumer:
     client  speaks to the service
     stream  its name
     name    the consumer's, registered if there is none; or its ARN, which must exist
+    patience  how long it waits for an answer; as long as the client does, if left out
     """
 
     def __init__(
-        self, client: "KinesisClient", stream: str, name: str, clock: Callable[[], float] = time.monotonic
+        self,
+        client: "KinesisClient",
+        stream: str,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        patience: CallPatience | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(
                 "source URL: option 'consumer' wants letters, digits, '_', '.' and '-', or a consumer's ARN"
             )
         self.name = name
-        self._client, self._stream, self._clock = client, stream, clock
+        self._stream, self._clock = stream, clock
+        self._patience = patience or CallPatience(KinesisClients.of(client))
         self._arn = name if name.startswith("arn:") else None
         self._refusals = 0
         self._next_look = 0.0
@@ -82,16 +92,16 @@ class StreamConsumer:
         return self._arn is not None or self._refusals >= REFUSALS
 
     def _look(self) -> None:
-        stream = self._client.describe_stream_summary(StreamName=self._stream)["StreamDescriptionSummary"]["StreamARN"]
+        summary = self._patience.call("describe_stream_summary", StreamName=self._stream)
+        stream = summary["StreamDescriptionSummary"]["StreamARN"]
         told = self._described(stream) or self._registered(stream)
         if told is not None and told["ConsumerStatus"] == "ACTIVE":
             self._arn = told["ConsumerARN"]
 
     def _described(self, stream: str) -> "ConsumerDescriptionTypeDef | None":
         try:
-            return self._client.describe_stream_consumer(StreamARN=stream, ConsumerName=self.name)[
-                "ConsumerDescription"
-            ]
+            told = self._patience.call("describe_stream_consumer", StreamARN=stream, ConsumerName=self.name)
+            return cast("ConsumerDescriptionTypeDef", told["ConsumerDescription"])
         except ClientError as error:
             if code_of(error) != "ResourceNotFoundException":
                 raise
@@ -99,7 +109,8 @@ class StreamConsumer:
 
     def _registered(self, stream: str) -> "ConsumerTypeDef | None":
         try:
-            return self._client.register_stream_consumer(StreamARN=stream, ConsumerName=self.name)["Consumer"]
+            told = self._patience.call("register_stream_consumer", StreamARN=stream, ConsumerName=self.name)
+            return cast("ConsumerTypeDef", told["Consumer"])
         except ClientError as error:
             if code_of(error) == "LimitExceededException":
                 self._refused(error)

@@ -5,6 +5,7 @@ taken, and records already handed over are dropped, so that neither a gap nor a 
 Rule 2: no shard is subscribed to again within five seconds of the last time, which the service would refuse.
 Rule 3: a shard has ended when the service names its children and has no more records; the end of a connection
 does not mean the end of the shard.
+Rule 4: a subscription whose next event did not come in time is followed by one that is given longer.
 """
 
 import logging
@@ -19,6 +20,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.fan_out.consumer import NotActiveYet, StreamConsumer
 from leasehold.adapters.sources.kinesis.fan_out.subscription import SubscriptionReceiver
@@ -42,6 +44,7 @@ CONTENDED_SECONDS = 10.0
 LOOK_SECONDS, LOOK_SECONDS_MOST = 0.01, 0.1
 """Between two looks at the arrived events; they cost no request."""
 
+_SUBSCRIBE = "subscribe_to_shard"
 _TAKEN = (
     "another subscription of consumer {!r} to shard {} began less than five seconds ago or took over; "
     "two fleets want two consumers"
@@ -63,9 +66,13 @@ class FanOut(Poller):
         misplaced: Misplaced = "keep",
         rewind: bool = False,
         pace: PollPace | None = None,
+        patience: CallPatience | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(client, stream, shard, start, hash_range, misplaced=misplaced, rewind=rewind, pace=pace)
+        super().__init__(
+            client, stream, shard, start, hash_range, misplaced=misplaced, rewind=rewind, pace=pace, patience=patience
+        )
+        self._subscribing = self._patience.of_subscriptions()
         self._consumer, self._clock = consumer, clock
         self._arn: str | None = None
         self._feed: SubscriptionReceiver | None = None
@@ -104,9 +111,9 @@ class FanOut(Poller):
         place = self._place()
         if self._continuation is not None:  # rule 1
             place = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
-        client, shard = self._client, self._shard
+        subscribing, shard = self._subscribing, self._shard
         return SubscriptionReceiver(
-            lambda: client.subscribe_to_shard(ConsumerARN=arn, ShardId=shard, StartingPosition=place)["EventStream"],
+            lambda: subscribing.call(_SUBSCRIBE, ConsumerARN=arn, ShardId=shard, StartingPosition=place)["EventStream"],
             self._clock,
         )
 
@@ -151,8 +158,11 @@ class FanOut(Poller):
         match feed.fault:
             case None:
                 log.debug("shard %s: its subscription ended", self._shard)
+                self._subscribing = self._patience.of_subscriptions()
             case ReadTimeoutError():
-                log.info("shard %s: nothing came for long, subscribing anew", self._shard)
+                waited = self._subscribing.seconds(_SUBSCRIBE)
+                longer = self._subscribing.exceeded(_SUBSCRIBE, waited)  # rule 4
+                log.info("shard %s: nothing came for %g s; the next is given %g s", self._shard, waited, longer)
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription broke off: {fault}") from fault
             case ClientError() as fault:

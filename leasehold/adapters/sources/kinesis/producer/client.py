@@ -9,7 +9,8 @@ from attrs import evolve
 from botocore.config import Config as ClientConfig
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
 
-from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
 from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
 from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap, mapped
 from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
@@ -29,10 +30,29 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
+PUT_SECONDS = 10.0, 20.0, 30.0
+"""For the next bytes of an answer; a request given up may have been carried out, and is sent again."""
+QUICK = 20
+"""So many answers in time, one after another, bring the least time-out back: one request is for many shards."""
+
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
 
-def client_of(region: str | None, endpoint: str | None, connections: int, wire: WireForm = "cbor") -> "KinesisClient":
+def clients_of(region: str | None, endpoint: str | None, connections: int, wire: WireForm = "cbor") -> KinesisClients:
+    """The clients of a producer, which waits longer for a service that is slow."""
+    return KinesisClients(
+        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds), PUT_SECONDS
+    )
+
+
+def client_of(
+    region: str | None,
+    endpoint: str | None,
+    connections: int,
+    wire: WireForm = "cbor",
+    *,
+    read_seconds: float = PUT_SECONDS[0],
+) -> "KinesisClient":
     """A client that sends each request once: its own repetitions would write twice, and unseen.
 
     The records of a producer go in this form, if the service speaks it.
@@ -42,7 +62,10 @@ def client_of(region: str | None, endpoint: str | None, connections: int, wire: 
         region_name=region,
         endpoint_url=endpoint,
         config=ClientConfig(
-            connect_timeout=5, read_timeout=10, max_pool_connections=connections + 1, retries={"total_max_attempts": 1}
+            connect_timeout=5,
+            read_timeout=read_seconds,
+            max_pool_connections=connections + 1,
+            retries={"total_max_attempts": 1},
         ),
     )
     if PutWire is None:
@@ -55,14 +78,17 @@ def client_of(region: str | None, endpoint: str | None, connections: int, wire: 
 class KinesisPutClient:
     """The requests that a producer makes of its stream."""
 
-    def __init__(self, client: "KinesisClient", stream: str) -> None:
+    def __init__(self, client: "KinesisClient | KinesisClients", stream: str) -> None:
         """Send requests to `stream` by `client`, which must not repeat them by itself."""
-        self._client, self._stream = client, stream
+        clients = KinesisClients.of(client)
+        self._stream = stream
+        self._putting, self._asking = CallPatience(clients, quick=QUICK), CallPatience(clients, insists=True)
 
     def fitting(self, settings: Settings) -> Settings:
         """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
         with said_plainly(self._stream):
-            summary = self._client.describe_stream_summary(StreamName=self._stream)["StreamDescriptionSummary"]
+            told = self._asking.call("describe_stream_summary", StreamName=self._stream)
+        summary = told["StreamDescriptionSummary"]
         if summary.get("RecordDistributionStrategy") == "AUTO":
             raise SourceError(
                 f"stream {self._stream!r} spreads its records itself (RecordDistributionStrategy AUTO): keys do not "
@@ -73,10 +99,10 @@ class KinesisPutClient:
     def shards(self) -> ShardMap | None:
         """The map of a complete listing, or None. Raises SourceUnavailable or SourceError."""
         with said_plainly(self._stream):
-            page = self._client.list_shards(StreamName=self._stream)
+            page = self._asking.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
             while token := page.get("NextToken"):
-                page = self._client.list_shards(NextToken=token)
+                page = self._asking.call("list_shards", NextToken=token)
                 rows += page["Shards"]
         return mapped(listed(rows))
 
@@ -88,7 +114,7 @@ class KinesisPutClient:
         )
         try:
             with said_plainly(self._stream):
-                answer = self._client.put_records(StreamName=self._stream, Records=rows)
+                answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceUnavailable as fault:
             return [_without_answer(fault.__cause__)] * len(units)
         results = answer.get("Records", ())  # an answer that cannot be read has none

@@ -1,6 +1,6 @@
 """An ordered producer for Kinesis: records in, aggregates out, by ordinary threads around `Core`.
 
-with Producer(client_of("eu-west-1", None, 4), "orders") as producer:
+with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from attrs import define, frozen
 
+from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.marks import MARK_BYTES, Mark, marked
 from leasehold.adapters.sources.kinesis.producer.client import KinesisPutClient
@@ -88,7 +89,8 @@ class Writing(Entry):
 class Producer:
     """Writes records to one stream, each partition key in order, and loses none.
 
-    client           speaks with the service; it must not repeat requests by itself (see `client_of`)
+    client           speaks with the service; it must not repeat requests by itself (see `clients_of`, which wait longer
+                     for a slow one, and `client_of`)
     stream           the stream's name
     settings         how it sends; the record limit is the stream's own
     pending_records  records taken and not yet written; `put` waits when there are so many
@@ -98,7 +100,7 @@ class Producer:
 
     def __init__(
         self,
-        client: "KinesisClient",
+        client: "KinesisClient | KinesisClients",
         stream: str,
         settings: Settings = Settings(),  # noqa: B008  a frozen value
         *,

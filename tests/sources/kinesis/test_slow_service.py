@@ -1,0 +1,446 @@
+"""A Kinesis that answers late is read all the same, and keeps nobody else waiting; by a clock of the test's own."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import pytest
+from attrs import Factory, define
+from botocore.exceptions import ClientError, ReadTimeoutError
+from hypothesis import given
+from hypothesis import strategies as st
+from urllib3.exceptions import ReadTimeoutError as NothingCame
+
+from leasehold.adapters.local.process import HOST
+from leasehold.adapters.sources.call_patience import (
+    LOOK_SECONDS,
+    POLL_SECONDS,
+    SUBSCRIPTION_SECONDS,
+    WAITING,
+    CallPatience,
+    StillAsked,
+)
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
+from leasehold.adapters.sources.kinesis.fan_out import reader as fan_out
+from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.producer.client import PUT_SECONDS, QUICK, KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.values import Placed, Unknown
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+QUICK_SECONDS = 0.1
+SUMMARY = {
+    "StreamARN": "arn:aws:kinesis:eu-west-1:1:stream/orders",
+    "StreamCreationTimestamp": datetime(2026, 1, 1, tzinfo=UTC),
+}
+SHARD = {
+    "ShardId": "s-0",
+    "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)},
+    "SequenceNumberRange": {"StartingSequenceNumber": "1"},
+}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "describe_stream_summary": {"StreamDescriptionSummary": SUMMARY},
+    "list_shards": {"Shards": [SHARD], "ResponseMetadata": {"HTTPHeaders": {}}},
+    "get_shard_iterator": {"ShardIterator": "i"},
+    "get_records": {
+        "Records": [{"SequenceNumber": "5", "Data": b"x", "PartitionKey": "k"}],
+        "MillisBehindLatest": 1000,
+        "NextShardIterator": "i",
+    },
+    "describe_stream_consumer": {"ConsumerDescription": {"ConsumerStatus": "ACTIVE", "ConsumerARN": "arn:c"}},
+    "subscribe_to_shard": {"EventStream": None},
+    "put_records": {"Records": [{"ShardId": "s-0", "SequenceNumber": "5"}]},
+}
+
+
+@define
+class Clock:
+    """A clock that the test moves."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def at_once(work: Callable[[], None]) -> None:
+    """What is begun aside is over at once: the service moves the clock."""
+    work()
+
+
+@define
+class SlowService:
+    """Answers after so many seconds of a clock that moves only so; a client gives up before, as it was made.
+
+    slow   seconds by operation, where they differ from `delay`
+    asked  each call, with the time-out that it was given
+    """
+
+    delay: float = QUICK_SECONDS
+    slow: dict[str, float] = Factory(dict)
+    asked: list[tuple[str, float]] = Factory(list)
+    clock: Clock = Factory(Clock)
+    raises: dict[str, Exception] = Factory(dict)
+    limits: list[int] = Factory(list)
+
+    def clients(self, start: Callable[[Callable[[], None]], None] = at_once, **more: Any) -> KinesisClients:  # noqa: ANN401
+        """The clients of it."""
+        return KinesisClients(
+            lambda seconds: cast("Any", _SlowClient(self, seconds)), clock=self.clock, start=start, **more
+        )
+
+    def answer(self, operation: str, seconds: float, question: dict[str, Any]) -> Any:  # noqa: ANN401
+        """As a client of this time-out sees it."""
+        self.asked.append((operation, seconds))
+        self.limits += [question["Limit"]] if "Limit" in question else []
+        delay = self.slow.get(operation, self.delay)
+        self.clock.now += min(delay, seconds)
+        if delay > seconds:
+            raise ReadTimeoutError(endpoint_url="there")
+        if operation in self.raises:
+            raise self.raises.pop(operation)
+        return deepcopy(ANSWERS[operation])  # what was answered is taken apart
+
+    def times(self, operation: str) -> list[float]:
+        """The time-outs that calls of this operation were given, in order."""
+        return [seconds for name, seconds in self.asked if name == operation]
+
+
+@define
+class _SlowClient:
+    service: SlowService
+    seconds: float
+
+    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401  whatever is asked
+        return lambda **question: self.service.answer(operation, self.seconds, question)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
+    """A reader of the one shard."""
+    clients = service.clients(**more)
+    return Poller(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
+
+
+def first_batch(service: SlowService, reader: Poller) -> float:
+    """Seconds until records come, by a caller that comes back when it is told to."""
+    began = service.clock.now
+    for _ in range(20):
+        batch = reader.read()
+        if batch.records:
+            return service.clock.now - began
+        service.clock.now += batch.wait_seconds
+    return float("inf")
+
+
+@pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
+def test_a_service_that_becomes_slow_is_read_on(delay: float) -> None:
+    """Without it a held shard would stay unread for as long as each answer takes longer than five seconds."""
+    service = SlowService()
+    reader = reader_of(service)
+    reader.read()
+    service.delay = delay
+    assert first_batch(service, reader) <= 2 * delay + 15.0
+
+
+@pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
+def test_a_worker_that_begins_on_a_slow_service_reads_as_soon(delay: float) -> None:
+    """Without it each shard would learn anew, one time-out after another, what the listing has shown."""
+    service = SlowService(delay)
+    source = KinesisSource(service.clients(), "orders", clock=service.clock)
+    source.shards()
+    reader = source.open(Lease("s-0"), TRIM_HORIZON)
+    assert first_batch(service, reader) <= 2 * delay + 15.0
+
+
+def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a slow service would never be read, or one silent connection keep a shard unread for half a minute."""
+    service = SlowService()
+    reader = reader_of(service)
+    reader.read()
+    service.delay = 31.0
+    waits = [reader.read().wait_seconds for _ in range(5)]
+    service.delay = QUICK_SECONDS
+    batches = [reader.read() for _ in range(2)]
+    assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
+    assert [len(batch.records) for batch in batches] == [1, 1]
+    assert waits[:2] == [0.4] * 2  # while it grows, the wait for the answer was long enough
+    said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
+    assert [each.message for each in caplog.records][:2] == [said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])]
+
+
+def test_a_slow_answer_keeps_the_time_out() -> None:
+    """Without it every second answer of a service that is always slow would be given up."""
+    service = SlowService()
+    reader = reader_of(service)
+    reader.read()
+    service.delay = 6.0
+    for _ in range(4):
+        reader.read()
+    assert service.times("get_records") == [5.0, 5.0, 10.0, 10.0, 10.0]
+
+
+@given(st.lists(st.floats(0.0, 29.0), min_size=1, max_size=30))
+def test_whatever_the_delays_no_call_is_given_up_more_than_three_times(delays: list[float]) -> None:
+    """Without it some course of delays would leave a shard unread for ever."""
+    service = SlowService()
+    reader = reader_of(service)
+    for service.delay in delays:
+        assert any(reader.read().records for _ in range(4))
+
+
+def test_fewer_records_are_asked_for_only_where_no_time_is_enough() -> None:
+    """Without it a service that is slow with each call would be asked for crumbs, and never catch up."""
+    service = SlowService(12.0)
+    reader = reader_of(service)
+    for _ in range(6):
+        reader.read()
+    service.delay = 31.0
+    for _ in range(3):
+        reader.read()
+    assert service.limits == [*[10_000] * 6, 10_000 // 8]
+
+
+@pytest.mark.parametrize(
+    ("operation", "ask"),
+    [
+        ("list_shards", lambda source: source.shards()),
+        ("describe_stream_summary", lambda source: source.identity()),
+        ("describe_stream_summary", lambda source: source.open(Lease("s-0"), TRIM_HORIZON)),
+        ("get_shard_iterator", lambda source: source.gone("s-0")),
+    ],
+)
+def test_every_question_about_a_stream_is_waited_for(operation: str, ask: Callable[[KinesisSource], Any]) -> None:
+    """Without it a stream whose answers are late could not be listed, and none of its shards be read."""
+    service = SlowService(slow={operation: 25.0})
+    source = KinesisSource(service.clients(), "orders", clock=service.clock)
+    ask(source)
+    assert service.times(operation) == [5.0, 10.0, 20.0, 30.0]
+
+
+def test_what_has_answered_once_is_asked_once_a_turn() -> None:
+    """Without it a worker's turn would last for a minute, and a drain wait for it, once a stream falls silent."""
+    service = SlowService()
+    source = KinesisSource(service.clients(), "orders", clock=service.clock)
+    source.shards()
+    service.delay = 60.0
+    for limit, longer in zip(POLL_SECONDS, (*POLL_SECONDS[1:], 30.0), strict=True):
+        with pytest.raises(SourceUnavailable) as caught:
+            source.shards()
+        assert str(caught.value) == f"Kinesis did not answer within {limit:g} s; the next call is given {longer:g} s"
+
+
+def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
+    """Without it a shard of a slow service would never be subscribed to."""
+    service = SlowService(slow={"describe_stream_consumer": 12.0})
+    patience = CallPatience(service.clients(), insists=True)
+    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=patience)
+    found: list[str | None] = []
+    for _ in range(3):
+        service.clock.now += 1.0
+        try:
+            found.append(consumer.arn())
+        except SourceUnavailable:
+            found.append(None)
+    assert (found, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
+
+
+def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
+    """Without it each request would be given up and sent again, and all of its records be written many times."""
+    service = SlowService()
+    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_SECONDS)), "orders")
+    unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
+    service.delay = 25.0
+    assert [producer.put(unit) for _ in range(4)] == [
+        *[[Unknown("ReadTimeoutError")]] * 2,
+        *[[Placed("s-0", "5")]] * 2,
+    ]
+    service.delay = QUICK_SECONDS
+    for _ in range(QUICK + 1):
+        producer.put(unit)
+    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK, 10.0]
+    service.delay = 12.0
+    assert producer.shards() is not None
+    assert service.times("list_shards") == [10.0, 20.0]
+
+
+def test_no_reading_waits_for_a_slow_answer() -> None:
+    """Without it a slow service would hold all reading threads, and a drain would wait half a minute for each."""
+    service, begun = SlowService(), list[Callable[[], None]]()
+    reader = reader_of(service, start=begun.append)
+    reader.read()
+    service.delay = 6.0
+    reader.read()  # the first that is late is waited for
+    batches = [reader.read() for _ in range(3)]
+    assert batches == [Batch((), None, None, LOOK_SECONDS)] * 3
+    assert len(begun) == 1
+    begun[0]()
+    assert len(reader.read().records) == 1
+    assert service.times("get_records") == [5.0, 5.0, 10.0]
+
+
+def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> None:
+    """Without it a shard that waited for longer than five minutes would be given up."""
+    service = SlowService()
+    reader = reader_of(service)
+    reader.read()
+    service.delay = 12.0
+    told: Any = {"Error": {"Code": "ExpiredIteratorException"}}
+    service.raises["get_records"] = ClientError(told, "GetRecords")
+    assert [len(reader.read().records) for _ in range(4)] == [0, 0, 0, 1]
+    assert [name for name, _ in service.asked][-2:] == ["get_shard_iterator", "get_records"]
+
+
+def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
+    """Without it a thousand slow shards would want a thousand threads, or a failed one keep its place for ever."""
+    service, begun = SlowService(6.0), list[Callable[[], None]]()
+    clients = service.clients(start=begun.append)
+    shards = [CallPatience(clients, step=1) for _ in range(WAITING + 1)]
+
+    def waits(patience: CallPatience) -> bool:
+        try:
+            patience.ask("list_shards")
+        except StillAsked:
+            return True
+        return False
+
+    assert (all(map(waits, shards)), len(begun)) == (True, WAITING)
+    begun.pop(0)()
+    assert waits(shards[-1])
+    assert not waits(shards[0])
+    for fault in (RuntimeError("can't start new thread"), None):
+        refused = service.clients(start=_refusing(fault) if fault else at_once)
+        for _ in range(WAITING + 1):
+            patience = CallPatience(refused, step=1)
+            if fault:
+                with pytest.raises(RuntimeError, match="new thread"):
+                    patience.ask("list_shards")
+            else:
+                assert patience.ask("list_shards")["Shards"] == [SHARD]
+
+
+def _refusing(fault: Exception) -> Callable[[Callable[[], None]], None]:
+    def start(_work: Callable[[], None]) -> None:
+        raise fault
+
+    return start
+
+
+def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a shard whose events come every twenty seconds would be subscribed to for ever, and never read."""
+    caplog.set_level("INFO", "leasehold.kinesis")
+    late = NothingCame(cast("Any", None), "there", "nothing came")
+    faults = [late, late, None, None]
+
+    class Ended:
+        """A subscription that is over at once."""
+
+        over, take = True, staticmethod(lambda: None)
+
+        def __init__(self, subscribe: Callable[[], object], clock: Clock) -> None:
+            subscribe()
+            self.began, self.fault = clock(), faults.pop(0)
+
+    monkeypatch.setattr(fan_out, "SubscriptionReceiver", Ended)
+    service = SlowService()
+    clients = service.clients()
+    reader = fan_out.FanOut(
+        *(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None),
+        consumer=cast("Any", SimpleNamespace(arn=lambda: "arn:c", name="c")),
+        patience=CallPatience(clients),
+        clock=service.clock,
+    )
+    for _ in range(4):
+        reader.read()
+        service.clock.now += fan_out.APART_SECONDS
+    assert service.times("subscribe_to_shard") == [15.0, 30.0, 30.0, 15.0]
+    assert SUBSCRIPTION_SECONDS == (15.0, 30.0)
+    assert [each.message for each in caplog.records] == [
+        "shard s-0: nothing came for 15 s; the next is given 30 s",
+        "shard s-0: nothing came for 30 s; the next is given 30 s",
+    ]
+
+
+class _Late(BaseHTTPRequestHandler):
+    """Answers what is asked once it is told to."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]]
+    go_on: ClassVar[Event]
+    patient: ClassVar[int]
+
+    def do_POST(self) -> None:
+        """Wait, unless enough were given up."""
+        operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(operation)
+        if len(self.asked) <= self.patient:
+            self.go_on.wait(30.0)
+            self.close_connection = True
+            return
+        told: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
+        body = json.dumps({"ShardIterator": "i"} if operation == "GetShardIterator" else told).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-amz-json-1.1")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_said: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
+    """A server that leaves the first requests without an answer."""
+
+    class Handler(_Late):
+        pass
+
+    handler = Handler
+    handler.asked, handler.go_on, handler.patient = [], Event(), patient
+    server = ThreadingHTTPServer((HOST, 0), handler)
+    server.daemon_threads = True
+    serving = Thread(target=server.serve_forever, args=(0.01,))
+    serving.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}", handler.asked
+    finally:
+        handler.go_on.set()
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the time-out of a real client might be another than its number, or be met twice by a repetition."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    made: list[float] = []
+    with late_server(patient=3) as (url, asked):
+
+        def make(seconds: float) -> Any:  # noqa: ANN401  a client
+            made.append(seconds)
+            return reading_client("eu-west-1", url, read_seconds=seconds)
+
+        clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
+        reader = Poller(cast("Any", None), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
+        batches = [reader.read() for _ in range(4)]
+        clients.close()
+    assert [batch.behind_seconds for batch in batches] == [None, None, None, 0.0]
+    assert asked == [*["GetShardIterator"] * 4, "GetRecords"]
+    assert made == [0.02, 0.04, 0.08, 30.0]
