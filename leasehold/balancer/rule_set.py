@@ -102,6 +102,11 @@ class RuleSet:
         return False
 
     @property
+    def weighs_loads(self) -> bool:
+        """Whether counts may differ for the sake of bytes a second (M13)."""
+        return False
+
+    @property
     def frees_expired(self) -> bool:
         """Whether the lookout frees what has expired, for all (C6)."""
         return False

@@ -464,7 +464,7 @@ def test_a_reader_that_cannot_be_started_is_started_later() -> None:
     readers.begin()
     assert lives.wait(PATIENCE)
     readers.close()
-    whys = ("OSError: no descriptor", "MemoryError: ", "BlockingIOError: no fork")
+    whys = ("OSError: no descriptor", "MemoryError", "BlockingIOError: no fork")
     assert [told.get_nowait() for _ in whys] == [
         f"reader 0 ended with {why}, starting another in 0.0 s" for why in whys
     ]

@@ -401,12 +401,13 @@ class Shelving(Reading):
     @rule(key=KEYS)
     def asked_again(self, key: str) -> None:
         """The shard is closed, and opened behind what was planned."""
+        if self.planned[key].ended:
+            return
         self.openings[key].close()
         self.shelves[key].close()
         assert (self.shelves[key].take(1), self.shelves[key].step(self.now)) == (None, math.inf)
         assert key not in self.stream.open_readers
-        if not self.planned[key].ended:
-            self._open(key)
+        self._open(key)
 
     @invariant()
     def what_waits_is_bounded(self) -> None:

@@ -54,7 +54,7 @@ def test_a_queue_waits_until_then_and_no_longer() -> None:
 
 def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main thread would return empty-handed after a second, and the run end with nothing to say."""
-    monkeypatch.setattr("leasehold.adapters.worker.threads.SIGNAL_SECONDS", 0.01)
+    monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
     queue = ThreadQueue(seconds)
     until = seconds() + 0.05
     assert queue.get(until) is None

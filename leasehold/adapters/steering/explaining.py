@@ -20,7 +20,6 @@ from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import slack
-from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 
@@ -117,7 +116,7 @@ def _loads(living: Sequence[Lease], wanted: Mapping[str, int], config: Config) -
     """The load of each worker and of the mean one, where M13 lets counts differ for the sake of loads; else nothing."""
     working = [lease for lease in living if not lease.ended]
     held = [lease for lease in working if lease.owner is not None]
-    if not (isinstance(config.rules, Minimal) and wanted and slack(working, len(working) // len(wanted))):
+    if not (config.rules.weighs_loads and wanted and slack(working, len(working) // len(wanted))):
         return {}
     mean = sum(lease.weight or 0 for lease in held) // len(wanted)
     return {worker: (sum(lease.weight or 0 for lease in held if lease.owner == worker), mean) for worker in wanted}

@@ -97,6 +97,11 @@ class Minimal(RuleSet):
     release: bool = field(default=False, validator=instance_of(bool))
 
     @property
+    def weighs_loads(self) -> bool:
+        """Whether counts may differ for the sake of bytes a second (M13)."""
+        return True
+
+    @property
     def frees_expired(self) -> bool:
         """Whether the lookout frees what has expired, for all (C6)."""
         # A released lease would wait for its owner's successor (M12): the dead have none.

@@ -27,7 +27,7 @@ class StreamClient:
             partial(_TimedReading, self),
             world.scenario.network.patience,
             clock=time.clock,
-            start=partial(time.start, "leasehold-slow"),
+            start=lambda work: time.start("leasehold-slow", work, lambda fault: time.unforeseen("slow call", fault)),
         )
         self._source: ListSource = world.source
         self._caller, self._exchange = caller, exchange
