@@ -25,7 +25,6 @@ SENTENCES = {
     "L9": "the children of a shard that is gone get their leases first",
     "L10": "the lease of a shard that is gone from the stream is removed",
     "L13": "a lease whose row was deleted begins where it was last seen",
-    "L11": "an empty table gets a lease for each shard, at the initial position",
     "M3": "a worker that holds no less than its share leaves the others alone",
     "M5": "a worker that holds nothing takes one lease first, so that all see it before shares are made anew",
     "M6": "a worker that holds less than its share takes what it lacks: free leases first, then the others' surplus",
