@@ -49,6 +49,7 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house, th
 	$(BIN)/mypy
 	@set -e; for conftest in $$(find tests -mindepth 2 -name conftest.py); do MYPYPATH=tests $(BIN)/mypy $$conftest; done
 	$(BIN)/lint-imports
+	$(BIN)/python tests/house_figures.py
 	$(BIN)/pytest -q tests/test_house.py tests/docs/test_site.py
 
 site: $(READY) ## build the site of docs/ into build/site

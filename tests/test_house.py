@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from house_figures import comments, private, within_tests
 
 ROOT = Path(__file__).parents[1]
 LINKS = ("balancer", "stores", "adapters")
@@ -387,6 +388,30 @@ def test_a_page_names_only_what_there_is(page: str) -> None:
         text = found[0].read_text(encoding="utf-8") if found else ""
         missing += [f"{name}: {word}" for word in inside.split(".") if not found or not re.search(rf"\b{word}\b", text)]
     assert missing == []
+
+
+def test_the_figures_of_the_house_count_what_they_say() -> None:
+    """Without it a miscounted figure would send whoever makes the house simpler to the wrong room."""
+    sample = """\"\"\"A file.\"\"\"
+# why
+def _used() -> int:
+    \"\"\"Say.\"\"\"
+    return 1  # beside the line
+
+class Machine:
+    @rule()
+    def step(self) -> None:
+        _used()
+
+def test_it() -> None:
+    assert _helper() == _helper()
+
+def _helper() -> int:
+    return _used()
+"""
+    assert private(sample) == [("_used", 1, False), ("_helper", 1, False)]
+    assert private(sample.replace("_helper() == _helper()", "_helper()"))[1] == ("_helper", 1, True)
+    assert (comments(sample), within_tests(sample)) == ((2, 10), 5)
 
 
 @pytest.mark.xdist_group("house")

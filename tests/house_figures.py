@@ -1,0 +1,106 @@
+"""How finely the house is cut, in figures: `python tests/house_figures.py` prints them beside what they are to reach.
+
+They show where to look; they are no aim: a helper without its underscore is the same helper.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+from attrs import frozen
+
+ROOT = Path(__file__).parents[1]
+GENERATED = "_pb2.py"
+ROOMS = ("worker", "reading", "spark")
+
+
+@frozen
+class Figure:
+    """One figure, and what it is to reach."""
+
+    name: str
+    now: str
+    goal: str
+
+
+def modules(folder: Path) -> list[Path]:
+    """The files of Python below a folder that somebody has written."""
+    return sorted(path for path in folder.rglob("*.py") if not path.name.endswith(GENERATED))
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def private(text: str) -> list[tuple[str, int, bool]]:
+    """Each private function of a file: its name, the lines of its body, and whether one place alone calls it."""
+    found = []
+    for node in _functions(ast.parse(text)):
+        if node.name.startswith("_") and not node.name.startswith("__"):
+            first = node.body[0]
+            said = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+            body = (node.end_lineno or 0) - ((first.end_lineno or 0) if said else node.lineno)
+            found.append((node.name, body, len(re.findall(rf"\b{node.name}\b", text)) == 2))
+    return found
+
+
+def comments(text: str) -> tuple[int, int]:
+    """The lines with a comment, and the lines of code: those that have a token which is no comment or docstring."""
+    told, code = set[int](), set[int]()
+    said = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    empty = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            told.add(token.start[0])
+        elif token.type not in empty:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(told), len(code - said)
+
+
+def within_tests(text: str) -> int:
+    """The lines of a file that stand in test functions, their decorators included; rules of state machines count."""
+    lines = set[int]()
+    for node in _functions(ast.parse(text)):
+        ruled = any("rule" in ast.unparse(each) or "invariant" in ast.unparse(each) for each in node.decorator_list)
+        if node.name.startswith("test_") or ruled:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            lines |= set(range(first, (node.end_lineno or first) + 1))
+    return len(lines)
+
+
+def figures() -> Iterable[Figure]:
+    """All of them, as the tree is now."""
+    texts = {path: path.read_text(encoding="utf-8") for path in modules(ROOT / "leasehold")}
+    lengths = [text.count("\n") for text in texts.values()]
+    helpers = list(chain.from_iterable(map(private, texts.values())))
+    lonely = [lines for _, lines, once in helpers if once]
+    yield Figure("source lines", f"{sum(lengths):,}", "at most 32,000")
+    yield Figure("files, and their median lines", f"{len(lengths)}, {median(lengths):.0f}", "at most 200, 150 or more")
+    yield Figure("private functions in 1,000 lines", f"{1000 * len(helpers) / sum(lengths):.0f}", "at most 12")
+    share = f"{100 * len(lonely) / len(helpers):.0f} % ({sum(lines <= 3 for lines in lonely)} of at most 3 lines)"
+    yield Figure("of these, called from one place", share, "at most 40 %")
+    for room in ROOMS:
+        pairs = [comments(text) for path, text in texts.items() if room in path.parts]
+        told, code = (sum(column) for column in zip(*pairs, strict=True))
+        yield Figure(f"comment lines for a line of code in {room}", f"{told / code:.2f}", "0.10 or more")
+    tests = [path.read_text(encoding="utf-8") for path in modules(ROOT / "tests")]
+    lines = sum(text.count("\n") for text in tests)
+    inside = 100 * sum(map(within_tests, tests)) / lines
+    yield Figure("lines of tests, in test functions", f"{lines:,}, {inside:.0f} %", "at most 42,000, 60 % or more")
+
+
+if __name__ == "__main__":
+    for figure in figures():
+        print(f"{figure.name:42}  {figure.now:28}  {figure.goal}")  # noqa: T201
