@@ -184,7 +184,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
         stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
         orders.make()
         orders.put(5)
-        until(lambda: "or of an earlier stream of this name; set it with" in caplog.text, "what to do is said")
+        until(lambda: "was made anew at" in caplog.text and "--if-recreated" in caplog.text, "what to do is said")
     assert (ended, len(orders.read), [checkpoint for _, checkpoint in rows(table)]) == ([], 5, [before])
 
 

@@ -63,7 +63,10 @@ class Child:
     @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        return self._process.poll() is None
+        if self._process.poll() is None:
+            return True
+        self.ask_to_end()  # it has ended by itself; this closes the pipe
+        return False
 
     @property
     def said(self) -> str:

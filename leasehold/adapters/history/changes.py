@@ -42,12 +42,18 @@ def reader_changes(history: RunHistory, tenures: Mapping[str, list[Tenure]]) -> 
 
 
 class _Starts:
-    """Where a reader had to start: at the checkpoint in its claim's reply, else at the last one seen before."""
+    """Where a reader had to start: at the checkpoint in its claim's reply, else at the last one seen before.
+
+    Of a row that was deleted and made anew only what was written since counts.
+    """
 
     def __init__(self, history: RunHistory) -> None:
         self._taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
         self._seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
+        self._made: dict[str, list[float]] = defaultdict(list)
         for write in history.writes:
+            if write.done and write.after is not None and write.verb == "create":
+                self._made[write.after.shard].append(write.t)
             if write.done and write.after is not None and write.verb in TAKES:
                 self._taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
         for row in history.rows:
@@ -56,7 +62,8 @@ class _Starts:
     def of(self, tenure: Tenure) -> PositionOrder:
         """The position that all records of this tenure must lie behind."""
         known = self._taken.get((tenure.process, tenure.shard)) or self._seen.get(tenure.shard, [])
-        return max((order for t, order in known if t <= tenure.begin), default=(0, 0, 0))
+        made = max((t for t in self._made.get(tenure.shard, ()) if t <= tenure.begin), default=0.0)
+        return max((order for t, order in known if made <= t <= tenure.begin), default=(0, 0, 0))
 
 
 def _of_shard(readers: list[Tenure], starts: _Starts) -> list[ReaderChange]:

@@ -290,10 +290,10 @@ class Worker:
         An owner makes a deleted row anew at its next renewal, and any other worker that has seen the row once it has
         waited for that. So what was held by others waits for a renewal. What nobody here has seen, and would begin at
         LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too. A
-        stream without any lease is taken for a new group's, which begins at once: owners whose rows it is made in the
-        place of move them forward and take them over (`Holding`).
+        stream of which neither the table nor this process knows any lease is taken for a new group's, which begins at
+        once: owners whose rows it is made in the place of move them forward and take them over (`Holding`).
         """
-        config, streams = self.config, {lease.stream for lease in leases}
+        config, streams = self.config, {lease.stream for lease in (*leases, *self.watch.history.gone)}
         waits = dict[Action, float]()
         for action in actions:
             match action:

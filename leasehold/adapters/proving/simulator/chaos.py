@@ -28,8 +28,8 @@ IMPATIENT, ONE_BY_ONE = 240.0, 30.0
 
 LEASE_SECONDS = 10.0
 
-REMEMBERED = 20.0
-"""Seconds within which a worker has read the table, through an outage too, and makes rows anew."""
+REMEMBERED, JOINED = 20.0, 30.0
+"""Seconds within which a worker has read the table, through an outage too; and within which it makes rows anew."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
 PEERS = (*NAMED, *(each() for each in RULE_SETS if each not in {Minimal, *map(type, NAMED)}))
@@ -201,7 +201,8 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
     """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few.
 
     Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position. And whoever
-    reads the table once a cycle, as other libraries do, cannot look again in time.
+    reads the table once a cycle, as other libraries do, cannot look again in time. A process that begins before the
+    owners have made all their rows anew takes the empty table for a new group's.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
@@ -214,7 +215,8 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
         and member.worker not in forgetful
         for member in scenario.members
     )
-    fair = witnessed and not scenario.scan_per_cycle
+    joined = not places and (forgetful or any(at < member.starts <= at + JOINED for member in scenario.members))
+    fair = witnessed and not joined and not scenario.scan_per_cycle
     return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())
 
 
