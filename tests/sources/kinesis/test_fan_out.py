@@ -194,6 +194,15 @@ def test_an_event_that_cannot_be_read_is_sent_again(staged: Callable[..., Stage]
     assert (unread.read_to, stage.service.asked) == (None, [HORIZON, AT_5])
 
 
+def test_the_subscription_behind_an_event_that_cannot_be_read_is_given_up(staged: Callable[..., Stage]) -> None:
+    """Without it a thread and a connection would stay for each of them, and the next subscription be refused."""
+    odd = event(6, then=6)
+    odd.body["Records"][0]["PartitionKey"] = 7
+    stage = staged([odd, Held()])
+    assert numbers(next_batch(stage.reader())) == []
+    assert stage.service.left.wait(5)
+
+
 def test_a_subscription_that_ends_at_once_is_not_renewed_within_five_seconds(staged: Callable[..., Stage]) -> None:
     """Without it the service would refuse, and a shard in trouble be asked for over and over."""
     stage = staged([event(then=5)], [event(6, then=6), Held()])
@@ -419,6 +428,19 @@ def test_a_consumer_is_registered_once_and_waited_for(
     assert numbers(next_batch(reader)) == [("5", 0)]
     assert registry.asked == ["describe app", "register app", "describe app", "describe app"]
     assert [each.levelname for each in caplog.records] == []
+
+
+def test_a_consumer_is_looked_for_once_a_second(staged: Callable[..., Stage]) -> None:
+    """Without it the readers of a large fleet would use up the twenty looks a second that a stream allows."""
+    registry = Registry(["CREATING"])
+    stage = staged(**registry.operations())
+    consumer, looks = stage.consumer("app"), []
+    for passed in (0.0, 0.9, 0.1):
+        stage.clock.now += passed
+        with pytest.raises(SourceUnavailable):
+            consumer.arn()
+        looks.append(len(registry.asked))
+    assert looks == [1, 1, 2]
 
 
 def test_a_consumer_that_another_worker_registers_meanwhile_is_used(staged: Callable[..., Stage]) -> None:

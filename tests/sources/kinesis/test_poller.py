@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never, cast
 
 import boto3
@@ -10,11 +11,12 @@ from aggregates import keys, record, sealed
 from botocore.exceptions import ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
+from leasehold.adapters.sources.backoff import Backoff
 from leasehold.adapters.sources.kinesis.faults import said_plainly
 from leasehold.adapters.sources.kinesis.pace import PollPace
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.sources.protocol import Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, LATEST, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 
@@ -151,6 +153,18 @@ def test_an_expired_iterator_is_replaced_behind_the_last_record_read(stub: Stubb
     assert [told(reader.read().records) for _ in range(3)] == [[("5", 0, b"a"), ("5", 1, b"b")], [], [("6", 0, b"c")]]
 
 
+def test_an_empty_answer_does_not_forget_how_far_it_read(stub: Stubber) -> None:
+    """Without it an iterator that expires on a quiet shard would be replaced at the start: all comes again."""
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    answer(stub, "i-1", "i-2", row(5, b"a"))
+    answer(stub, "i-2", "i-3")
+    refuse(stub, "ExpiredIteratorException")
+    iterator(stub, "i-4", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-4", "i-5", row(6, b"b"))
+    reader = poller(stub)
+    assert [told(reader.read().records) for _ in range(4)] == [[("5", 0, b"a")], [], [], [("6", 0, b"b")]]
+
+
 def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stubber) -> None:
     """Without it a quiet shard would skip what was there before."""
     for name in ("i-1", "i-2"):
@@ -218,6 +232,19 @@ def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
     assert told(reader.read().records) == [("5", 0, b"data")]
 
 
+def test_an_answer_ends_a_row_of_faults(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it faults that are weeks apart would add up, and each of them cost the longest wait."""
+    longest = partial(Backoff, uniform=lambda _least, most: round(most, 3))
+    monkeypatch.setattr("leasehold.adapters.sources.kinesis.poller.Backoff", longest)
+    iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
+    for _ in range(4):
+        refuse(stub, "InternalFailure", 500)
+    answer(stub, "i-1", "i-2", row(5))
+    refuse(stub, "InternalFailure", 500)
+    reader = poller(stub)
+    assert [reader.read().wait_seconds for _ in range(6)] == [1.2, 3.6, 10.0, 10.0, 0.5, 1.2]
+
+
 def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(stub: Stubber) -> None:
     """Without it records would be passed over in silence, or the reason be found in another library's words."""
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
@@ -230,10 +257,23 @@ def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, cap
     """Without the option a fleet that was down for longer than the retention could not go on by itself."""
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(9))
+    answer(stub, "i-1", "i-2", row(3), row(9))  # the numbers of a stream that was made anew may be lower
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
-    assert told(reader.read().records) == [("9", 0, b"data")]
+    assert told(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
     assert "s-0: 5 is not there any more, starting at TRIM_HORIZON" in caplog.text
+
+
+@pytest.mark.parametrize("rewind", [False, True])
+def test_a_place_refused_in_the_midst_of_a_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
+    """Without it a shard would begin again with its oldest record, or be said to have lost a checkpoint it read past."""
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-1", "i-2", row(6))
+    refuse(stub, "ExpiredIteratorException")
+    stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
+    reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=rewind)
+    assert [told(reader.read().records) for _ in range(2)] == [[("6", 0, b"data")], []]
+    with pytest.raises(SourceError, match="refused a request"):
+        reader.read()
 
 
 def test_another_wrong_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
@@ -348,10 +388,12 @@ def test_every_page_of_shards_is_read(stub: Stubber) -> None:
     """Without it shards beyond the first page would never be leased, and their leases look like garbage."""
     first = page(listed("s-0", closed=True), NextToken="t")
     stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
-    stub.add_response("list_shards", page(listed("s-1", "s-0")), {"NextToken": "t", "MaxResults": 1000})
+    second = page(listed("s-1", "s-0"), listed("s-2", "s-0", "s-1"))
+    stub.add_response("list_shards", second, {"NextToken": "t", "MaxResults": 1000})
     assert source(stub).shards() == (
         Shard("s-0", hash_range=HASH_KEYS, open=False),
         Shard("s-1", parents=("s-0",), hash_range=HASH_KEYS),
+        Shard("s-2", parents=("s-0", "s-1"), hash_range=HASH_KEYS),
     )
 
 
@@ -360,6 +402,14 @@ def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([5000.0, 5000.25])
     assert source(stub, lambda: next(now)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
+
+
+def test_a_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
+    """Without it a slice would end before the last of its records has arrived, or never."""
+    stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
+    now = iter([0.0, 4.999, 5.0])
+    orders = source(stub, lambda: next(now))
+    assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, Settled()]
 
 
 def test_a_shard_is_gone_only_while_its_stream_answers(stub: Stubber) -> None:
@@ -444,6 +494,16 @@ def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: 
     unread, read = reader.read(), reader.read()
     assert (unread.records, unread.read_to, unread.ended) == ((), None, False)
     assert [record.sequence_number for record in read.records] == ["4", "5"]
+
+
+def test_an_answer_that_cannot_be_read_leaves_the_checkpoint_where_it_was(stub: Stubber) -> None:
+    """Without it the first half of a half-done aggregate would be handed over again."""
+    odd = {"ShardId": "c", "ParentShards": ["s-0"], "HashKeyRange": {"StartingHashKey": "?", "EndingHashKey": "9"}}
+    iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
+    answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[odd])
+    answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")))
+    reader = poller(stub, Position("5", 1))
+    assert [told(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 
 
 def test_a_start_that_no_calendar_has_is_said(stub: Stubber) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from aggregates import keys, record, sealed
+from aggregates import hash_keys, keys, record, sealed
 from crafted import cases
 from fuzz_aggregation import mutated
 from hypothesis import given, settings
@@ -115,6 +115,16 @@ def test_columns_made_of_records_are_the_same() -> None:
 def test_what_is_done_is_left_out(done: tuple[int, int, int], left: int) -> None:
     """Without it records would be handled twice after each restart."""
     assert unpacked(*ROWS, done=done) == USERS[left:]
+
+
+@pytest.mark.parametrize(("done", "left"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
+def test_explicit_hash_keys_come_with_their_records(
+    done: tuple[int, int, int] | None, left: list[str | None]
+) -> None:
+    """Without it a handler that writes on would send a record to another shard than its producer chose."""
+    rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
+    found = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
+    assert [each.explicit_hash_key for each in found] == left
 
 
 def test_a_record_without_a_partition_key_is_accepted() -> None:
