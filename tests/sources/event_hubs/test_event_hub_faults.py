@@ -1,8 +1,15 @@
 """What users are told when a hub cannot be used as asked, and that no secret is in it."""
 
 import asyncio
+import gc
+import inspect
+import logging
 import math
 import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -11,17 +18,18 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
 from hub_steps import Here, fault, until
 
-from leasehold.adapters.sources.event_hubs import poller
+from leasehold.adapters.sources.event_hubs import background, poller, source
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
     AsyncCredential,
     by_connection_string,
 )
+from leasehold.adapters.sources.event_hubs.background import Background
 from leasehold.adapters.sources.event_hubs.faults import explained
 from leasehold.adapters.sources.event_hubs.partitions import EventPosition, starting
 from leasehold.adapters.sources.event_hubs.source import open_url
-from leasehold.adapters.sources.protocol import Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 
@@ -238,3 +246,80 @@ def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatc
     Feed.events[:] = [Record(b"", "5")]
     told.append(reader.read().unlinked_seconds)
     assert told == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
+
+
+def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it faults that are weeks apart would add up, or an idle partition keep a processor busy."""
+    monkeypatch.setattr(poller, "PartitionReceiver", Feed)
+    monkeypatch.setattr(poller, "random", SimpleNamespace(uniform=lambda _least, most: most))
+    reader = poller.PartitionReader(cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10)
+    idle = [reader.read().wait_seconds for _ in range(6)]
+    monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
+    faults = [reader.read().wait_seconds for _ in range(5)]
+    Feed.events[:] = [Record(b"", "5")]
+    after = [reader.read().wait_seconds for _ in range(2)]
+    monkeypatch.setattr(Feed, "fault", None)
+    assert (idle, faults, after) == ([0.05, 0.1, 0.2, 0.4, 0.5, 0.5], [3.0, 9.0, 27.0, 30.0, 30.0], [0.0, 3.0])
+    assert reader.read().wait_seconds == 0.05
+
+
+def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a slice would end before the last of its events has come, or never."""
+    last, now = Settled(Position("7"), 99.0), iter([104.999, 105.0])
+    monkeypatch.setattr(source, "Background", lambda: None)
+    monkeypatch.setattr(source, "Partitions", lambda *_: SimpleNamespace(last=lambda _partition: last))
+    monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
+    hub = source.EventHubsSource(ACCESS)
+    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, last]
+
+
+def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
+    """Without it a silent hub would hold the worker's turn for ever, and leave a task for each question."""
+    asking = Background()
+    work = asyncio.sleep(3600)
+    with pytest.raises(SourceUnavailable, match=r"did not answer within 0\.02 s"):
+        asking.ask(work, 0.02)
+    until(lambda: inspect.getcoroutinestate(work) == inspect.CORO_CLOSED)
+    asking.close()
+
+
+def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a drain would wait for a silent hub for as long as whatever the default is by then."""
+    asking, waited = Background(), list[float]()
+    silent: Future[None] = Future()
+
+    def result(seconds: float) -> None:
+        waited.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(silent, "result", result)
+    monkeypatch.setattr(asking, "start", lambda _work: silent)
+    with pytest.raises(SourceUnavailable, match="did not answer within 30 s"):
+        asking.ask(cast("Any", None))
+    assert (waited, silent.cancelled()) == ([30.0], True)
+    asking.close()
+
+
+def test_what_does_not_let_go_keeps_no_close_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a worker on a broken network would never end, for its client's links do not close."""
+    monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
+    begun = threading.Event()
+
+    async def stubborn() -> None:
+        while True:
+            begun.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    before = set(threading.enumerate())
+    closing = Background()
+    (thread,) = set(threading.enumerate()) - before
+    closing.start(stubborn())
+    assert begun.wait(20.0)
+    closing.close()
+    until(lambda: not thread.is_alive())
+    caplog.set_level(logging.CRITICAL, "asyncio")  # it says that a task was left
+    del closing
+    gc.collect()

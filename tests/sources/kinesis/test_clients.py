@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
+from botocore.exceptions import ClientError
 from standins.wire_service import Raw
 
 from leasehold.adapters.sources.kinesis import clients, source
@@ -49,7 +50,23 @@ def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, o
     monkeypatch.setattr(source, "reading_client", keep)
     source.open_url("orders", {"region": "eu-west-1", **options}).close()
     config: Any = made[0].meta.config
-    assert config.read_timeout == 5.0
+    assert (config.connect_timeout, config.read_timeout) == (5, 5.0)
+
+
+def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each moment's failure would cost a wait of the poller; with more, a thread would wait inside boto3."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
+    asked: list[str] = []
+
+    def fail(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
+        asked.append(request.url)
+        return AWSResponse(request.url, 500, HTTPHeaders(), Raw(b"{}"))
+
+    client = reading_client("eu-west-1", None)
+    client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", fail))
+    with pytest.raises(ClientError):
+        client.get_records(ShardIterator="i-1")
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])

@@ -265,7 +265,7 @@ def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, cap
 
 @pytest.mark.parametrize("rewind", [False, True])
 def test_a_place_refused_in_the_midst_of_a_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
-    """Without it a shard would begin again with its oldest record, or be said to have lost a checkpoint it read past."""
+    """Without it a shard would begin again with its oldest record, or be said to have lost its checkpoint."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(6))
     refuse(stub, "ExpiredIteratorException")

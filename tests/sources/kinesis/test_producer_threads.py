@@ -2,13 +2,16 @@
 
 import sys
 import threading
-from threading import Thread
+import time
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, Written
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, RecordLate, Written
 from leasehold.adapters.sources.kinesis.producer.values import Settings
+from leasehold.adapters.sources.protocol import SourceUnavailable
 
 SHARD = {
     "ShardId": "s-0",
@@ -57,6 +60,52 @@ def test_futures_that_are_kept_keep_no_data() -> None:
         writings = [producer.put(data, "k") for _ in range(10)]
     assert [writing.result() for writing in writings] == [Written("s-0", "7", place) for place in range(10)]
     assert sys.getrefcount(data) == before
+
+
+def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that begins in the midst of a split would stop, or wait for ever for a stream that never is whole."""
+    half = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
+    listings, waits = [[half], [half], [SHARD]], list[float]()
+    clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer.time", clock)
+    client: Any = Taking()
+    monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": listings.pop(0)})
+    Producer(client, "orders").close()
+    assert waits == [0.5, 0.5]
+    monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": [half]})
+    with pytest.raises(SourceUnavailable, match="leave a hole"):
+        Producer(client, "orders")
+    assert sum(waits[2:]) == 30.0
+
+
+def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it would wait for as long as the other shard's answer takes."""
+    monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
+    client, asked, over = cast("Any", Taking()), Event(), Event()
+
+    def hang(**_: object) -> dict[str, Any]:
+        asked.set()
+        over.wait(30.0)
+        return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
+
+    keys = ("0", "9"), ("10", str((1 << 128) - 1))
+    halves = [
+        SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+        for at, (first, last) in enumerate(keys)
+    ]
+    monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
+    monkeypatch.setattr(client, "put_records", hang)
+    settings = Settings(linger_seconds=0.0, time_to_live_seconds=5.0, on_late="fail")
+    now = [0.0]
+    with Producer(client, "orders", settings, requests=1, clock=lambda: now[0]) as producer:
+        first = producer.put(b"a", "k", "0")
+        assert asked.wait(30.0)
+        second = producer.put(b"b", "k", "10")
+        now[0] = 6.0
+        with pytest.raises(RecordLate):
+            second.result(20.0)
+        over.set()
+        assert first.result(30.0) == Written("s-0", "7", 0)
 
 
 def test_a_request_that_ends_its_thread_is_told() -> None:

@@ -118,9 +118,7 @@ def test_what_is_done_is_left_out(done: tuple[int, int, int], left: int) -> None
 
 
 @pytest.mark.parametrize(("done", "left"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
-def test_explicit_hash_keys_come_with_their_records(
-    done: tuple[int, int, int] | None, left: list[str | None]
-) -> None:
+def test_explicit_hash_keys_come_with_their_records(done: tuple[int, int, int] | None, left: list[str | None]) -> None:
     """Without it a handler that writes on would send a record to another shard than its producer chose."""
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
     found = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import boto3
 import pytest
+from attrs import define
 from botocore.stub import Stubber
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
@@ -19,11 +20,11 @@ from leasehold.adapters.reading.handlers.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.urls import open_store
 
 
@@ -150,6 +151,96 @@ def _shards() -> dict[str, Any]:
     shard = {"ShardId": "shardId-000000000000", "HashKeyRange": keys, "SequenceNumberRange": {}}
     shard["SequenceNumberRange"] = {"StartingSequenceNumber": "1"}
     return {"Shards": [shard], "ResponseMetadata": {"HTTPHeaders": {}}}
+
+
+@define
+class Told:
+    """A stream that ends in two children, or whose every answer is this fault; it counts what is done with it."""
+
+    name: str
+    fault: SourceError | None = None
+    named: int = 0
+    closed: int = 0
+
+    def identity(self) -> str:
+        """Its name, once it answers."""
+        self.named += 1
+        return f"1:{self.name}:7{self.answered()}"
+
+    def incarnation(self) -> str:
+        """Likewise."""
+        return f"1:{self.name}:7{self.answered()}"
+
+    def shards(self) -> tuple[Shard, ...]:
+        """One."""
+        return (Shard(f"s-0{self.answered()}"),)
+
+    def open(self, _lease: Lease, _start: Position) -> "Told":
+        """Its reader."""
+        return self
+
+    def read(self) -> Batch:
+        """The end of its shard."""
+        children = tuple(Shard(child, parents=("s-0",)) for child in ("s-1", "s-2"))
+        return Batch((), None, 0.0, 0.0, ended=True, children=children)
+
+    def close(self) -> None:
+        """Nothing is open."""
+        self.closed += 1
+
+    def answered(self) -> str:
+        """Nothing. Raises the fault."""
+        if self.fault is not None:
+            raise self.fault
+        return ""
+
+
+def several(*sources: Told) -> KinesisStreams:
+    """These as one source."""
+    return KinesisStreams(cast("list[KinesisSource]", sources))
+
+
+def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
+    """Without it half of what follows a split would wait for a listing, or be read beside its parent."""
+    one = Told("a")
+    streams = several(one)
+    (shard,) = streams.shards()
+    reader = streams.open(Lease("s-0", stream=shard.stream), TRIM_HORIZON)
+    assert reader.read().children == tuple(
+        Shard(f"1:a:7:{child}", stream="1:a:7", parents=("1:a:7:s-0",)) for child in ("s-1", "s-2")
+    )
+    reader.close()
+    assert one.closed == 1, "its subscription would stay open for as long as the process runs"
+
+
+def test_a_stream_is_asked_for_its_name_once() -> None:
+    """Without it each reading of a shard would describe its stream, which may be done twenty times a second."""
+    one = Told("a")
+    streams = several(one)
+    for _ in range(3):
+        streams.shards()
+        assert streams.reads(Lease("s-0", stream="1:a:7"))
+    assert one.named == 1
+
+
+def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it one throttled stream would stop the others, or none at all look like streams without shards."""
+    one, two = Told("a"), Told("b")
+    streams = several(one, two)
+    streams.shards()
+    two.fault = SourceUnavailable("b is slow")
+    assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
+    assert caplog.messages == ["the shards of one stream could not be listed: b is slow"]
+    one.fault = SourceUnavailable("a is slow")
+    with pytest.raises(SourceUnavailable, match="a is slow"):
+        streams.shards()
+
+
+def test_a_wrong_name_beside_a_right_one_is_said() -> None:
+    """Without it a misspelt stream would be left unread, with a line in the log for all that is told."""
+    streams = several(Told("a"), Told("c", SourceUnavailable("c is slow")), Told("b", SourceError("no stream b")))
+    with pytest.raises(SourceError, match="no stream b"):
+        streams.shards()
 
 
 def test_a_url_may_name_several_streams() -> None:
