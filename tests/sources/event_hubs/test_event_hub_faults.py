@@ -300,6 +300,25 @@ def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
     asking.close()
 
 
+def test_closing_waits_for_what_lets_go() -> None:
+    """Without it a process would end before its links are given back, which the next owner then has to steal."""
+    begun, left = threading.Event(), threading.Event()
+
+    async def slow() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            left.set()
+
+    closing = Background()
+    closing.start(slow())
+    assert begun.wait(20.0)
+    closing.close()
+    assert left.is_set()
+
+
 def test_what_does_not_let_go_keeps_no_close_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

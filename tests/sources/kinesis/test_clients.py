@@ -63,9 +63,9 @@ def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.Mo
         return AWSResponse(request.url, 500, HTTPHeaders(), Raw(b"{}"))
 
     client = reading_client("eu-west-1", None)
-    client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", fail))
+    client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", fail))
     with pytest.raises(ClientError):
-        client.get_records(ShardIterator="i-1")
+        client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
     assert len(asked) == 2
 
 

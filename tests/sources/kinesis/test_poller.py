@@ -493,6 +493,10 @@ def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: 
     reader = poller(stub)
     unread, read = reader.read(), reader.read()
     assert (unread.records, unread.read_to, unread.ended) == ((), None, False)
+    assert unread.fault == (
+        "an answer of Kinesis for stream 'orders' cannot be read: ValueError: checkpoint: 'none' is neither one of "
+        "['AT_TIMESTAMP', 'LATEST', 'SHARD_END', 'TRIM_HORIZON'] nor a decimal sequence number"
+    )
     assert [record.sequence_number for record in read.records] == ["4", "5"]
 
 
