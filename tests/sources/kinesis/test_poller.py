@@ -333,7 +333,8 @@ def test_a_user_says_how_often_a_shard_is_asked() -> None:
     assert PollPace(10.0).answered(idle=True, behind=False) == 10.0
 
 
-def test_a_closed_shard_ends_with_its_children(stub: Stubber) -> None:
+@pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
+def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str, Any], ...]) -> None:
     """Without it the worker would have to list shards to go on after a reshard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
@@ -341,7 +342,7 @@ def test_a_closed_shard_ends_with_its_children(stub: Stubber) -> None:
         stub,
         "i-1",
         None,
-        row(5),
+        *rows,
         ChildShards=[{"ShardId": "c", "ParentShards": ["s-0", "s-1"], "HashKeyRange": ends}],
     )
     batch = poller(stub).read()

@@ -20,7 +20,6 @@ from urllib3.exceptions import ReadTimeoutError as NothingCame
 
 from leasehold.adapters.local.process import HOST
 from leasehold.adapters.sources.call_patience import (
-    LOOK_SECONDS,
     POLL_SECONDS,
     SUBSCRIPTION_SECONDS,
     WAITING,
@@ -284,7 +283,7 @@ def test_no_reading_waits_for_a_slow_answer() -> None:
     service.delay = 6.0
     reader.read()  # the first that is late is waited for
     batches = [reader.read() for _ in range(3)]
-    assert batches == [Batch((), None, None, LOOK_SECONDS)] * 3
+    assert batches == [Batch((), None, None, 0.25)] * 3
     assert len(begun) == 1
     begun[0]()
     assert len(reader.read().records) == 1
