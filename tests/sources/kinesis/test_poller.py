@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import boto3
 import pytest
 from aggregates import keys, record, sealed
-from botocore.exceptions import ConnectionClosedError, NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import ClientError, ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
 from leasehold.adapters.sources.backoff import Backoff
@@ -178,7 +178,12 @@ def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stu
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [("ProvisionedThroughputExceededException", 400), ("LimitExceededException", 400), ("InternalFailure", 500)],
+    [
+        ("ProvisionedThroughputExceededException", 400),
+        ("LimitExceededException", 400),
+        ("InternalFailure", 500),
+        ("AnotherName", 503),
+    ],
 )
 def test_a_passing_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
     """Without it a throttled shard would be given up, or asked again at once."""
@@ -354,6 +359,7 @@ def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[s
     [
         ("ResourceNotFoundException", "stream 'orders': .*; check its name, account and region"),
         ("UnrecognizedClientException", "credentials for stream 'orders' are not accepted .*renew or replace them"),
+        ("ExpiredToken", r"credentials for stream 'orders' are not accepted \(ExpiredToken\): renew or replace them"),
         ("AccessDeniedException", "these credentials may not read stream 'orders'"),
     ],
 )
@@ -363,6 +369,21 @@ def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: s
     with pytest.raises(SourceError, match=says) as caught:
         source(stub).shards()
     assert not isinstance(caught.value, SourceUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("PutRecords", "write to stream 'orders', for want of kms:GenerateDataKey of the stream's key: no"),
+        ("GetRecords", "read stream 'orders', for want of kms:Decrypt of the stream's key: no"),
+    ],
+)
+def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
+    """Without it a user would ask for a right that does not help."""
+    refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, asked)
+    with pytest.raises(SourceError) as caught, said_plainly("orders"):
+        raise refused
+    assert str(caught.value) == f"these credentials may not {says}"
 
 
 def test_missing_credentials_are_said_in_a_sentence() -> None:
