@@ -15,7 +15,7 @@ with suppress(ModuleNotFoundError):  # there is none for Windows
     # The client takes a turn of the loop for each event, and here a turn costs less.
     from uvloop import new_event_loop
 
-ASK_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Background:
             raise SourceError(f"the thread of the Event Hubs client has ended: {said(self._fault)}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def ask(self, work: Coroutine[Any, Any, T], seconds: float = ASK_SECONDS) -> T:
+    def ask(self, work: Coroutine[Any, Any, T], seconds: float = ANSWER_SECONDS) -> T:
         """Wait for an answer. Raises SourceUnavailable if none comes in time, else what the work raises."""
         asked = self.start(work)
         try:

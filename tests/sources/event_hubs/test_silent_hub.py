@@ -1,0 +1,202 @@
+"""A hub that hangs without a word is not OK within a minute; a quiet one is asked little and stays OK."""
+
+import os
+import signal
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, ClassVar, cast
+
+import pytest
+from attrs import define, evolve, field
+from hub_steps import Here, collected, texts, until
+
+from leasehold.adapters.reading.status import Status, lag_of, status_of
+from leasehold.adapters.sources.event_hubs import poller
+from leasehold.adapters.sources.event_hubs.access import Access
+from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.worker.reach import NOTE, ReachMeter
+from leasehold.balancer.model import Lease, Position
+
+ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", "made up")
+EPOCH = 1_700_000_000.0
+STEP_SECONDS = 0.5
+LEASE_SECONDS = 30.0
+
+
+class Link:
+    """A link that has no fault, and brings what is put on it."""
+
+    events: ClassVar[list[Record]] = []
+    opened: ClassVar[int] = 0
+    fault = None
+
+    def __init__(self, *_given: object, **_named: object) -> None:
+        type(self).opened += 1
+
+    def take(self) -> list[Record]:
+        """What came."""
+        came, self.events[:] = [*self.events], []
+        return came
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@define
+class Service:
+    """Stands for the event loop and for the service behind it: answers at once with a number, or hangs."""
+
+    last: int = 0
+    hangs: bool = False
+    refusal: Exception | None = None
+    requests: int = 0
+    answers: list["Future[int]"] = field(factory=list)
+
+    def start(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
+        """The answer, or a future that nobody fulfils."""
+        work.close()
+        self.requests += 1
+        answer: Future[int] = Future()
+        self.answers.append(answer)
+        if self.refusal is not None:
+            answer.set_exception(self.refusal)
+        elif not self.hangs:
+            answer.set_result(self.last)
+        return answer
+
+
+@define
+class World:
+    """One partition, its reader, the note of its owner, and somebody who looks at the row."""
+
+    service: Service = field(factory=Service)
+    now: float = 1000.0
+    lease: Lease = field(factory=lambda: Lease("0", owner="me", checkpoint=Position("0"), idle=0.0))
+    meter: ReachMeter = field(init=False)
+    reader: poller.PartitionReader = field(init=False)
+    due: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.meter = ReachMeter(self.lease, "me", self.now, LEASE_SECONDS)
+        self.meter.tell("vm", self.wall, self.now)
+        self.reader = poller.PartitionReader(
+            cast("Any", self.service), ACCESS, "0", Position("0"), epoch=0, prefetch=10, clock=lambda: self.now
+        )
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return EPOCH + self.now
+
+    def live(self, seconds: float) -> Iterator[Status]:
+        """Read when it is due, tell as owners do, and look at the row at every step."""
+        for _ in range(round(seconds / STEP_SECONDS)):
+            self.now += STEP_SECONDS
+            if self.due <= self.now:
+                batch = self.reader.read()
+                self.meter.read(batch, self.now)
+                self.meter.done(self.now)
+                self.due = self.now + batch.wait_seconds
+            if self.meter.untold(self.now):
+                self.lease = evolve(self.lease, notes=self.meter.notes(self.now))
+            if self.lease.note(NOTE):
+                yield status_of(self.lease, lag_of(self.lease, self.wall(), 50.0), self.wall(), LEASE_SECONDS)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """At rest, with a link that is quiet."""
+    monkeypatch.setattr(poller, "PartitionReceiver", Link)
+    Link.events[:], Link.opened = [], 0
+    return World()
+
+
+@pytest.mark.parametrize("after", range(0, 60, 7))
+def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(world: World, after: int) -> None:
+    """An idle link looked like a reading: lag 0, at the tip, for as long as the hub hung."""
+    assert {status.word for status in world.live(100 + after)} == {"OK"}
+    world.service.hangs = True
+    *_, said = world.live(61)
+    assert (said.word, "nothing was heard of it for" in said.says) == ("STALLED", True)
+    *_, said = world.live(60)
+    assert (said.word, "no answer within 30 s" in said.says, Link.opened) == ("STALLED", True, 1)
+    world.service.hangs = False
+    *_, said = world.live(100)
+    assert said.ok
+
+
+def test_a_quiet_hub_is_ok_at_every_look_and_asked_once_in_thirty_seconds(world: World) -> None:
+    """Somebody would be woken for nothing, or the service be asked by each partition all the time."""
+    assert {status.word for status in world.live(3000)} == {"OK"}
+    assert (world.service.requests <= 3000 / poller.ASK_SECONDS, Link.opened) == (True, 1)
+
+
+def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
+    """Its events say that it answers."""
+    for number in range(1, 30):
+        Link.events.append(Record(b"", str(number)))
+        assert {status.word for status in world.live(25)} <= {"OK"}
+    assert (world.service.requests, Link.opened) == (0, 1)
+
+
+def test_a_link_that_brings_nothing_of_what_is_there_is_opened_again(world: World) -> None:
+    """The service answers, so that nothing else would ever find it: the partition would stand for ever."""
+    list(world.live(40))
+    world.service.last = 3
+    *_, said = world.live(100)
+    assert (said.ok, Link.opened) == (False, 2)
+    Link.events[:] = [Record(b"", str(number)) for number in (1, 2, 3)]
+    *_, said = world.live(40)
+    assert (said.word, Link.events) == ("OK", [])
+
+
+def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world: World) -> None:
+    """A link that is well would be given up for every event that comes at that moment."""
+    list(world.live(29))
+    world.service.last = 1
+    list(world.live(2))
+    assert world.service.requests == 1
+    Link.events[:] = [Record(b"", "1")]
+    assert {status.word for status in world.live(100)} == {"OK"}
+    assert Link.opened == 1
+
+
+def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
+    """A busy service refuses such a request, too."""
+    list(world.live(29))
+    world.service.refusal = OSError("busy")
+    *_, said = world.live(80)
+    assert (said.word, "busy: nothing was heard" in said.says) == ("STALLED", True)
+    assert world.service.requests <= 80 / poller.ASK_SECONDS + 1
+    world.service.refusal = None
+    *_, said = world.live(60)
+    assert said.ok
+
+
+def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
+    """Every lease that is lost while the service hangs would leave a connection."""
+    list(world.live(45))
+    world.service.hangs = True
+    list(world.live(25))
+    world.reader.close()
+    assert [answer.cancelled() for answer in world.service.answers] == [False, True]
+
+
+@pytest.mark.services
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
+def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real client says nothing at all of a connection on which nothing comes."""
+    monkeypatch.setattr(poller, "HEARD_SECONDS", 0.5)
+    monkeypatch.setattr(poller, "ASK_SECONDS", 1.0)
+    monkeypatch.setattr(poller, "ANSWER_SECONDS", 2.0)
+    here.send(["a"])
+    reader = here.reader()
+    assert texts(collected(reader, 1)) == ["a"]
+    until(lambda: "nothing was heard" in reader.read().fault)
+    until(lambda: not reader.read().fault)
+    os.killpg(here.hubs.service.pid, signal.SIGSTOP)
+    try:
+        until(lambda: "no answer within 2 s: nothing was heard" in reader.read().fault)
+    finally:
+        os.killpg(here.hubs.service.pid, signal.SIGCONT)
+    here.send(["b"])
+    assert texts(collected(reader, 1)) == ["b"]
