@@ -2,11 +2,14 @@
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.history.events import Incident, RunHistory, WriteEvent
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, WriteEvent
 from leasehold.adapters.history.ownership import OwnerChange, refused, settled, unowned
+from leasehold.adapters.history.rights import UNREAD_SECONDS, write_breaches
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.groups import least_moves
 
@@ -82,3 +85,33 @@ def test_only_what_somebody_else_had_done_before_is_refused() -> None:
         return WriteEvent(1.0, 0.9, "a", "a#0", "claim", "s-0", row, row, done=False)
 
     assert (refused([claim("a")]), refused([claim("b")])) == (0, 1)
+
+
+@pytest.mark.parametrize(("late", "told"), [(0.0, []), (0.5, ["held unread"])])
+def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before(late: float, told: list[str]) -> None:
+    """Without it a shard that a worker holds and has forgotten would pass every run."""
+    rows = [Lease("s-0"), *(Lease("s-0", owner="a-0", epoch=number) for number in range(1, 20))]
+    writes = [
+        WriteEvent(
+            10.0 * (at + 1),
+            10.0 * at,
+            "a-0",
+            "a-0#0",
+            "renew" if at else "claim",
+            "s-0",
+            rows[at],
+            rows[at + 1],
+            done=True,
+        )
+        for at in range(19)
+    ]
+    reads = (11.0, 11.0 + UNREAD_SECONDS + late)
+    history = RunHistory(
+        first=(rows[0],),
+        incidents=[Incident(0.0, "start", "a-0#0")],
+        writes=writes,
+        events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in reads],
+        end=reads[-1] + 1.0,
+    )
+    assert [breach.what for breach in write_breaches(history, Limits())] == told
+    assert UNREAD_SECONDS == 75.0

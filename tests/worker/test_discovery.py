@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from attrs import evolve
+from attrs import define, evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, Kept, four_shards, member
 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
@@ -14,7 +14,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.writes import CreateLease
+from leasehold.stores.writes import CreateLease, DeleteLease
 
 HEALTHY = Listing(())
 ME = Me("a-1")
@@ -261,3 +261,33 @@ def test_another_start_is_refused() -> None:
     """Without it a slip of the pen would be read as LATEST, and skip records."""
     with pytest.raises(ValueError, match=r"^if_recreated: 'EARLIEST' is neither TRIM_HORIZON nor LATEST$"):
         Worker(store=FaultyStore(), source=ListSource(), me="a-1", if_recreated="EARLIEST")  # type: ignore[arg-type]
+
+
+@define
+class Named(ListSource):
+    """A stream that tells which of its name it is."""
+
+    name: str = "1"
+
+    def incarnation(self) -> str:
+        """The present one."""
+        return self.name
+
+
+def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
+    """Without it checkpoints of one stream would be written from the records of another."""
+    clock, store, source = Clock(), FaultyStore(), Named(four_shards())
+    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
+    ours.run(30)
+    assert ours.held == ["s-0", "s-1", "s-2", "s-3"]
+    source.name = "2"
+    ours.worker.hurry()
+    ours.turn_due = clock.now
+    ours.run(1)
+    assert (ours.held, ours.worker.discovery.refusing) == ([], True)
+    store.rewrite("s-0", lambda row: evolve(row, owner="a-1"))
+    store.write(DeleteLease(store.row("s-1")))
+    ours.run(60)
+    assert ours.held == []
+    assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
+    assert not ours.worker.discovery.unheard(store.list().leases)

@@ -12,6 +12,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
 from leasehold.balancer.shards.lineage import EPOCHS_UNSEEN
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown
 from leasehold.stores.writes import (
+    CheckpointLate,
     CheckpointLease,
     ClaimLease,
     CreateLease,
@@ -52,6 +53,7 @@ class Held:
         self.store, self.clock = store or Recorder(), Clock()
         self.noticed: list[Holding] = []
         self.said: list[tuple[str, bool, bool]] = []
+        self.remade: list[str] = []
         self.store.write(CreateLease(Lease("s-0", weight=100)))
         self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
         self.store.asked.clear()
@@ -64,6 +66,7 @@ class Held:
             lease_seconds=10.0,
             replaced=replaced,
             noticed=self._notice,
+            remade=self.remade.append,
         )
 
     def _notice(self, holding: Holding) -> None:
@@ -302,6 +305,34 @@ def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> No
     assert one.holding.renew() is False
     assert one.store.row("s-0").checkpoint == Position("70")
     assert one.end == (True, "now owned by bob")
+
+
+@pytest.mark.parametrize("owner", [None, "bob"])
+def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_whoever_has_it(owner: str | None) -> None:
+    """A crash before the next checkpoint would read all again, and a restart would not know the lease for its own."""
+    one = Held()
+    for number in range(40, 50):
+        assert one.holding.checkpoint(Position(str(number)))
+    one.store._table.rows["s-0"] = counted(evolve(one.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+    one.store.asked.clear()
+    assert one.holding.renew()
+    _, late, taken, _ = one.store.asked
+    assert (type(late), type(taken)) == (CheckpointLate, StealLease if owner else ClaimLease)
+    assert isinstance(taken, StealLease | ClaimLease)
+    assert ("process", "p-1/ann") in taken.notes
+    assert (one.row.checkpoint, one.remade) == (Position("49"), [])
+
+
+def test_what_became_of_a_row_that_was_deleted_is_told() -> None:
+    """Nobody would learn that the table was emptied, nor that records may be unread."""
+    one = Held()
+    assert one.holding.checkpoint(Position("40"))
+    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    assert one.holding.renew()
+    one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
+    assert not one.holding.renew()
+    further = "s-0, by another: what is between 40, where this worker was, and 70, may be unread"
+    assert one.remade == ["s-0 at 40", further]
 
 
 def test_a_lease_that_expired_makes_its_row_and_does_not_take_it() -> None:

@@ -27,7 +27,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.stores.contract.actors import placed
-from leasehold.stores.writes import CheckpointLease, CreateLease, StealLease
+from leasehold.stores.protocol import Outcome
+from leasehold.stores.writes import CheckpointLease, CreateLease, RenewLease, StealLease, Write
 
 MINIMAL = Config(lease_seconds=10.0)
 
@@ -540,3 +541,53 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
     if before:
         expected = max([*before, *done], key=lambda position: position.order)
         assert before[0].order <= row.order <= expected.order
+
+
+def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
+    """Without it a batch that was forgotten for want of room would be read again, and handed over unconfirmed."""
+    source = Linked()
+    source.unlinked = MINIMAL.lease_seconds
+    bench = Bench(source=source)
+    reading = bench.reading()
+    bench.steps(reading, 1)
+    bench.store.down = True
+    bench.steps(reading, 1)
+    source.unlinked = 0.0
+    reading._slot.forget()  # noqa: SLF001  as another reading does that wants its room
+    bench.store.down = False
+    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    bench.until_over(reading)
+    assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
+
+
+def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> None:
+    """Without it a link that opened late once would cost a renewal with each batch from then on."""
+    source = Linked()
+    source.unlinked = MINIMAL.lease_seconds
+    bench = Bench(ShardRecords(records(4), size=2), source=source)
+    reading = bench.reading()
+    bench.steps(reading, 1)
+    bench.store.down = True
+    bench.steps(reading, 2)
+    bench.store.down, source.unlinked = False, 0.0
+    renewals: list[Write] = []
+    stored = bench.store.write
+
+    def counted(write: Write) -> Outcome:
+        renewals.extend([write] if isinstance(write, RenewLease) else [])
+        return stored(write)
+
+    bench.store.write = counted  # type: ignore[method-assign]  # to count
+    bench.steps(reading, 4)
+    assert (bench.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
+
+
+def test_after_a_theft_with_nothing_done_nothing_is_written() -> None:
+    """Without it every theft of an idle shard would end in a fault in place of an end."""
+    bench = Bench()
+    reading = bench.reading(late_checkpoints=True)
+    bench.steps(reading, 1)
+    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    assert not bench.holding.renew()
+    bench.until_over(reading)
+    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)

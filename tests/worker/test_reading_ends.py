@@ -3,6 +3,8 @@
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import cast
 
 import pytest
 from attrs import define, evolve, field
@@ -12,8 +14,10 @@ from virtual_fleet import Clock, FaultyStore
 from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, records, shard
 from leasehold.adapters.reading.handlers.handler_watch import Found, GivenUp, Later, LeaseLost
 from leasehold.adapters.reading.handlers.handling import Delivery
-from leasehold.adapters.reading.member import EXPIRED_SECONDS
+from leasehold.adapters.reading.member import EXPIRED_SECONDS, ROOM_SECONDS
+from leasehold.adapters.reading.room import Room
 from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, RequestLease, StealLease, Write
@@ -151,7 +155,9 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("who", ["handler", "dead letter"])
-def test_an_exception_that_ends_the_process_releases_the_lease_at_once(who: str) -> None:
+def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
+    who: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Ctrl-C in a user's function: others would wait for the lease to expire."""
 
     def interrupted(_delivery: Delivery, _error: Exception | None = None) -> None:
@@ -161,12 +167,13 @@ def test_an_exception_that_ends_the_process_releases_the_lease_at_once(who: str)
         raise ValueError("poison")
 
     bench = Bench(ShardRecords(records(1)), does=interrupted if who == "handler" else fails)
-    reading = bench.reading(attempts=1, dead_letter=interrupted)
+    reading = bench.reading(attempts=2 if who == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
         due = reading.step(bench.clock.now)
         if bench.holding.parting:
             break
     assert due == bench.clock.now
+    assert "stops here" not in caplog.text, "no fault of the shard"
     assert reading.step(bench.clock.now) == math.inf
     assert (bench.store.row("s-0").owner, bench.store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
@@ -427,3 +434,54 @@ def test_reading_goes_on_at_the_stored_number() -> None:
     bench.steps(bench.reading(), 2)
     assert bench.source.opened == [("s-0", Position("101"))]
     assert bench.handed == [data(3, 2)]
+
+
+def test_who_finds_no_room_asks_again_after_a_second_and_measures_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wake-up that was missed would stop the shard for good; and it would look idle for as long as it waited."""
+    bench = Bench(ShardRecords(records(2)))
+    reading = bench.reading()
+    bench.steps(reading, 1)
+    monkeypatch.setattr(reading._slot, "ask", lambda: False)  # noqa: SLF001  the one stand-in
+    now = bench.clock.now
+    bench.holding.throughput.add(600, now - MEASURE_SECONDS)
+    assert reading.step(now) == now + ROOM_SECONDS == now + 1.0
+    assert bench.holding.throughput.average(now) is None
+
+
+@define
+class Opened(ListSource):
+    """Keeps its readers."""
+
+    readers: list[Reader] = field(factory=list)
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """One more."""
+        self.readers.append(super().open(lease, start))
+        return self.readers[-1]
+
+
+@pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])
+def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
+    """The memory of shards that left would be missing to those that stay, for ever."""
+
+    def handle(_delivery: Delivery) -> None:
+        if how == "stolen":
+            raise ValueError
+        if how == "interrupted":
+            raise KeyboardInterrupt
+
+    bench, room = Bench(ShardRecords(records(2)), source=Opened(), does=handle), Room()
+    reading = bench.reading(room)
+    bench.steps(reading, 1)
+    (reader,) = cast("Opened", bench.source).readers
+    if how == "broken":
+        cast("ListReader", reader).shelf = cast("ShardRecords", None)
+    with pytest.raises(AttributeError) if how == "broken" else nullcontext():
+        bench.steps(reading, 1)
+    assert (room.used_bytes > 0) is (how == "stolen")
+    if how == "stolen":
+        bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+        assert not bench.holding.renew()
+        bench.until_over(reading)
+    assert room.used_bytes == 0
+    assert cast("ListReader", reader).closed is (how in {"broken", "stolen"})

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 from attrs import define, evolve, field
@@ -14,7 +15,8 @@ from virtual_fleet import Clock, FaultyStore
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.stream import ShardRecords, shard
 from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.slices.running import SliceVerdict, is_read, run_slice
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.slices.running import LOOK_SECONDS, SliceVerdict, is_read, run_slice, run_until
 from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -178,3 +180,27 @@ def test_bad_usage_of_a_slice_is_one_sentence(arguments: list[str], says: str) -
     done = CliRunner().invoke(app, [source, "--store", "memory://not-a-slice", "--events", *arguments])
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert says in done.stderr
+
+
+def test_whether_a_slice_is_read_is_asked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is a listing of the table: asked without a pause, it would cost more than the slice."""
+    waits: list[float] = []
+    over, stopped = iter([False, True]), threading.Event()
+
+    class Looked(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return super().wait()
+            waits.append(timeout)
+            return super().wait(0.0)
+
+    class Idle:
+        def run(self) -> None:
+            stopped.wait()
+
+        def stop(self) -> None:
+            stopped.set()
+
+    monkeypatch.setattr(threading, "Event", Looked)
+    assert run_until(cast("Runner", Idle()), lambda: next(over))
+    assert waits == [LOOK_SECONDS, LOOK_SECONDS] == [2.0, 2.0]

@@ -9,7 +9,7 @@ from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, 
 from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
 from leasehold.adapters.worker.bench import Bench
 from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.worker import Worker
+from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
@@ -391,3 +391,55 @@ class Listed:
         found = self._shards()
         self._listed.append(len(found))
         return found
+
+
+def test_what_was_held_is_remembered_and_who_may_have_it_now() -> None:
+    """A row deleted later would begin where it was long ago; one that nobody has would wait, another's not."""
+    clock, store = Clock(), FaultyStore()
+    holdings = settled(clock, store).worker._holdings  # noqa: SLF001  what the plan is told of
+    given, late, *_ = holdings.all
+    assert given.checkpoint(Position("17"))
+    given.drop("taken")
+    assert (holdings.parted, holdings.dropped) == ({"s-0": given.lease}, set())
+    clock.now += KCL.lease_seconds + 1.0
+    late.drop("not renewed")
+    assert (set(holdings.parted), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})
+    for _ in range(2):
+        holdings.hold(store.row("s-1"), clock.now)
+    assert holdings.dropped == set(), "ours again, and another may take it"
+    late.drop("once more")
+    assert holdings.get("s-1") is not None, "the older one is not what is held"
+
+
+def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() -> None:
+    """The table would be listed as fast as it answers until the row may be made."""
+    clock, store = Clock(), FaultyStore()
+    store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
+    worker = member(store, ListSource(four_shards()[:1]), clock).worker
+    worker.exclude("s-0", 1000.0)
+    worker.turn(clock.now)
+    store.write(DeleteLease(store.row("s-0")))
+    began = clock.now
+    worker.hurry()
+    worker.turn(clock.now)
+    clock.now = began + KCL.renew_seconds - SOON_SECONDS / 2
+    worker.hurry()
+    assert worker.turn(clock.now) == clock.now + SOON_SECONDS == clock.now + 0.05
+    assert store.list().leases == ()
+    clock.now += SOON_SECONDS
+    worker.turn(clock.now)
+    assert [row.checkpoint for row in store.list().leases] == [Position("17")]
+
+
+def test_what_expired_here_and_was_deleted_is_made_at_once() -> None:
+    """Nobody took it from this worker, so nobody else knows more: each second of waiting is one of lag."""
+    clock, store = Clock(), FaultyStore()
+    one = settled(clock, store)
+    store.down = True
+    one.run(KCL.lease_seconds + 5.0)
+    assert one.held == []
+    store.down = False
+    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.worker.hurry()
+    one.worker.turn(clock.now)
+    assert [row.key for row in store.list().leases] == ALL
