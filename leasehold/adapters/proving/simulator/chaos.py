@@ -215,7 +215,7 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
         and member.worker not in forgetful
         for member in scenario.members
     )
-    joined = not places and (forgetful or any(at < member.starts <= at + JOINED for member in scenario.members))
+    joined = forgetful or any(at < member.starts <= at + JOINED for member in scenario.members)
     fair = witnessed and not joined and not scenario.scan_per_cycle
     return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())
 
