@@ -21,18 +21,18 @@ from convergence_rows import asking
 from lookout_deaths import OURS, Death, Fleet, unread
 from store_traffic import measured
 
-from leasehold.adapters.history.ownership import unowned
+from leasehold.adapters.history.rights import unowned
 from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.fleets import balanced
 from leasehold.adapters.proving.simulator.question import answer
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
+from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, balanced
 from leasehold.adapters.worker import worker
-from leasehold.balancer.looking import ranks, schedule
-from leasehold.balancer.looking.ranks import lookout_ranks, scaled
-from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer import lookout as ranks
+from leasehold.balancer import lookout as schedule
+from leasehold.balancer.lookout import lookout_ranks, scaled
 from leasehold.balancer.model import Lease
-from leasehold.balancer.rules import joining
+from leasehold.balancer.rules import shares as joining
+from leasehold.balancer.watch import Watch
 
 Change = tuple[ModuleType, str, object]
 """A name of a module, and what it stands for instead."""

@@ -10,11 +10,10 @@ import typer
 from attrs import evolve, frozen
 
 from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.outcome import traffic
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
-from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.run import run, traffic
 from leasehold.adapters.proving.simulator.scenario import Network
-from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
 

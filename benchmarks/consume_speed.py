@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leasehold.adapters.local.services import kinesis_local
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of

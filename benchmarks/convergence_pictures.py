@@ -15,11 +15,11 @@ from attrs import evolve, frozen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from leasehold.adapters.history.lives import alive_at, lives
-from leasehold.adapters.history.ownership import changes, owners_at, settled
+from leasehold.adapters.history.records import alive_at, lives
+from leasehold.adapters.history.rights import changes, owners_at, settled
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, everybody, fleet_of
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.balancer.rules.groups import least_moves
+from leasehold.balancer.rules.shares import least_moves
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ASKED = SimulationQuestion(500, (100, 100), kind="scale-out", grouped=True, cycles=12.0, seed=1)

@@ -24,7 +24,7 @@ from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
-from leasehold.adapters.sources.event_hubs.source import open_url
+from leasehold.adapters.sources.event_hubs.poller import open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 HUB = "benchmark"

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from standins.ferrokinesis import ferrokinesis
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.process import ServiceError
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource

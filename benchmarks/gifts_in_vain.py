@@ -8,8 +8,8 @@ every 30 s. Ours read the table every 3 s. Everything else is drawn: who reports
 import random
 from collections import Counter
 
-from leasehold.balancer.looking.kcl3_leader import Reports, WorkerReports
 from leasehold.balancer.model import Lease
+from leasehold.balancer.watch import Reports, WorkerReports
 
 DRAWS, LOOK_SECONDS, INTERVAL_SECONDS, END = 2000, 3.0, 30.0, 400.0
 GONE_SECONDS = 4.0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from attrs import define
 
-from leasehold.adapters.proving.simulator.world.stream import even_shards
+from leasehold.adapters.proving.simulator.world.world import even_shards
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 

@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from growing_stream import Flow
 
 from leasehold.adapters.history.events import ReadingEvent
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker

@@ -31,8 +31,7 @@ from attrs import frozen
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of
-from leasehold.adapters.proving.simulator.sweep import on_this_machine
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, on_this_machine
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.worker import Worker

@@ -17,13 +17,12 @@ from typing import Annotated
 import typer
 from attrs import evolve, frozen
 
-from leasehold.adapters.history.ownership import unowned
+from leasehold.adapters.history.rights import unowned
 from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.fleets import balanced, group_of
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Scenario
+from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.ranks import lookout_ranks
+from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal

@@ -9,7 +9,7 @@ from attrs import frozen
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.chunks import Chunk, chunk_of
+from leasehold.adapters.spark.feed import Chunk, chunk_of
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 

@@ -17,7 +17,7 @@ from spark_bare import BARE
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.chunks import Chunk, ReadAheadPace, RowBuffer, SourceSpec, chunk_of
+from leasehold.adapters.spark.feed import Chunk, ReadAheadPace, RowBuffer, SourceSpec, chunk_of
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
@@ -29,7 +29,7 @@ from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, S
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-    from leasehold.adapters.spark.transport import Transport
+    from leasehold.adapters.spark.fetching import Transport
 
 SHARDS, KEYS = 8, 100
 USER_BYTES = 1000

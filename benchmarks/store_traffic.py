@@ -12,8 +12,7 @@ import typer
 from attrs import evolve
 
 from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of
-from leasehold.adapters.proving.simulator.sweep import on_this_machine
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, on_this_machine
 
 Size = tuple[int, int, float | None]
 """Leases, workers, and the seconds between two checkpoints of each lease; None: nothing is read."""

@@ -23,7 +23,7 @@ from wire_server import served_by
 from wire_speed import REGION, alone, clocked
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.stores.dynamodb.listings import read_listings_quickly
+from leasehold.stores.dynamodb.store import read_listings_quickly
 
 LEASES, PAGE = 10_000, 2_500
 RENEWAL = "SET leaseCounter = :next"

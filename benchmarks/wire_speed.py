@@ -31,9 +31,9 @@ from compiled import as_installed
 from wire_server import CBOR, NEXT, Load, served
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.sources.kinesis import pace
+from leasehold.adapters.sources.kinesis import faults as pace
 from leasehold.adapters.sources.kinesis.aggregation import wire
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.source import open_url

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leasehold.adapters.proving.properties import laws
     from leasehold.adapters.proving.properties.contracts import leasehold_store_contract
-    from leasehold.adapters.proving.properties.scenes import Scene, SmallFleet
-    from leasehold.adapters.proving.properties.settling import LawBroken, least_moves, settled
-    from leasehold.adapters.proving.properties.simulation import SimulationFailed, chaos, simulate
+    from leasehold.adapters.proving.properties.simulation import (
+        LawBroken,
+        SimulationFailed,
+        chaos,
+        least_moves,
+        settled,
+        simulate,
+    )
     from leasehold.adapters.proving.properties.strategies import (
+        Scene,
+        SmallFleet,
         configs,
         fleets,
         histories,

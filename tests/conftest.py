@@ -20,7 +20,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.demo import pytest_plugin
-from leasehold.adapters.local.process import Service, ServiceError
+from leasehold.adapters.local.node import Service, ServiceError
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
 
 if TYPE_CHECKING:

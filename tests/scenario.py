@@ -29,14 +29,13 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from leasehold.adapters.json_form.question import question
+from leasehold.adapters.json_form import question
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal, Taking
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.kcl3_leader import Reports
-from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.lineage import problems
 from leasehold.balancer.model import HASH_KEYS, HashRange, Lease, Me, Shard, Version
 from leasehold.balancer.plan import plan
-from leasehold.balancer.shards.ancestry import problems
+from leasehold.balancer.watch import Reports, Watch
 
 
 @define

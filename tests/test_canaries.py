@@ -27,7 +27,7 @@ from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.lease_table.data_source import LeaseTable
+from leasehold.adapters.spark.lease_table import LeaseTable
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB

@@ -13,8 +13,8 @@ from psycopg.types.json import Jsonb
 
 from leasehold import Lease
 from leasehold.stores import DeleteLease, Done, Listing, Lost, Outcome, OutcomeUnknown, Promises, Write
-from leasehold.stores.applied import applied
-from leasehold.stores.embedded.rows import to_lease, to_row
+from leasehold.stores.embedded.sqlite import to_lease, to_row
+from leasehold.stores.writes import applied
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS leases (key text PRIMARY KEY, lease jsonb NOT NULL)"
 PUT = "INSERT INTO leases VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET lease = leases.lease || excluded.lease"

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leasehold.adapters.reading.handlers.by_key import by_key
-    from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+    from leasehold.adapters.reading.attempts import by_key
+    from leasehold.adapters.reading.handling import Delivery, Handling
     from leasehold.adapters.reading.letters.boxes import dead_letters
     from leasehold.adapters.reading.run import run
     from leasehold.adapters.reading.runner import Runner

@@ -3,7 +3,7 @@
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import slow_owners
-from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.lineage import births, problems, readable
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,
@@ -24,11 +24,9 @@ from leasehold.balancer.model import (
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.balancer.shards.ancestry import problems, readable
-from leasehold.balancer.shards.lineage import births
+from leasehold.balancer.watch import Watch
 
 __all__ = [
     "HASH_KEYS",

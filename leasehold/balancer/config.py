@@ -8,8 +8,7 @@ from attrs.validators import instance_of
 from leasehold.balancer.model import LATEST, Position
 from leasehold.balancer.rule_set import RuleSet, Validator, number
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 RULE_SETS: tuple[type[RuleSet], ...] = (Kcl, KclRust, EventHubs, Minimal)

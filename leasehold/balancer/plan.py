@@ -13,12 +13,10 @@ from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.handoff import handoffs
-from leasehold.balancer.looking.schedule import free_expired, next_look, settle_seconds, until_late_judged
+from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
+from leasehold.balancer.lookout import free_expired, next_look, settle_seconds, until_late_judged
 from leasehold.balancer.model import Lease, Me, Shard
-from leasehold.balancer.rules.joining import awaits_joiners, until_gathered
-from leasehold.balancer.shards.ancestry import families, faults
-from leasehold.balancer.shards.cleanup import deletions, garbage
-from leasehold.balancer.shards.lineage import creations
+from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
 
 HANDOFF_POLL_SECONDS = 0.125
 """An heir looks at the leases it asked for so often: one read each, and no longer a pause than this.

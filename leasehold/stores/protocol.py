@@ -4,6 +4,10 @@ Rule 1: every write (`leasehold.stores.writes`) is applied only under the condit
 lease as the planner saw it. Rule 2: a refused write is a value (`Lost`), with the lease as stored now.
 Rule 3: a store never answers Done when it does not know; it raises `OutcomeUnknown`, and the next
 consistent reading is the truth. Rule 4: attributes it does not understand survive every write.
+
+A store that passes every call on to another: what a wrapper of a store begins with.
+
+The time that one request of a store may take: several must fit into a lease, or a stalled one costs it.
 """
 
 from collections.abc import Iterable
@@ -11,8 +15,8 @@ from typing import Protocol
 
 from attrs import frozen
 
-from leasehold.balancer.looking.kcl3_leader import NO_REPORTS, Reports
 from leasehold.balancer.model import Lease
+from leasehold.balancer.watch import NO_REPORTS, Reports
 from leasehold.stores.writes import Write
 
 
@@ -105,3 +109,63 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close all connections; the store is not used afterwards."""
+
+
+class PassingStore:
+    """Answers as the store that it stands before; a subclass says what it does otherwise."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def promises(self) -> Promises:
+        """The promises of the store behind."""
+        return self._store.promises
+
+    def list(self) -> Listing:
+        """Every lease."""
+        return self._store.list()
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """Get these leases by key."""
+        return self._store.get(keys, stale_ok=stale_ok)
+
+    def write(self, write: Write) -> Outcome:
+        """Apply the write or refuse it."""
+        return self._store.write(write)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+TRY_SECONDS = 2.5
+"""A try that is given less is not worth repeating: better one that is waited for."""
+
+PAUSE_SECONDS = 4.0
+"""The longest that an SDK waits before it repeats a reading."""
+
+
+@frozen
+class Patience:
+    """The time limits and retries of an SDK.
+
+    connect_seconds, read_seconds  of one try
+    attempts                       most tries of a reading; a write is always sent once
+    """
+
+    connect_seconds: float
+    read_seconds: float
+    attempts: int
+
+    def within(self, seconds: float | None) -> "Patience":
+        """As much of it as takes at most so many seconds, pauses included; all of it for None."""
+        if seconds is None:
+            return self
+        attempts = next((most for most in range(self.attempts, 1, -1) if _each(seconds, most) >= TRY_SECONDS), 1)
+        scale = min(1.0, _each(seconds, attempts) / (self.connect_seconds + self.read_seconds))
+        return Patience(scale * self.connect_seconds, scale * self.read_seconds, attempts)
+
+
+def _each(seconds: float, attempts: int) -> float:
+    return (seconds - PAUSE_SECONDS * (attempts - 1)) / attempts

@@ -7,8 +7,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Me,
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 RULES: tuple[RuleSet, ...] = (

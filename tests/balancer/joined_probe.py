@@ -13,7 +13,7 @@ from leasehold.balancer import config
 config.RULE_SETS += (Toy,)  # the line that a new rule set needs; everything below was not told of it
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
-from leasehold.adapters.json_form.answer import answer  # noqa: E402
+from leasehold.adapters.json_form import answer  # noqa: E402
 from leasehold.adapters.proving.checker.cases import bounded  # noqa: E402
 from leasehold.adapters.proving.checker.verdict import judge  # noqa: E402
 from leasehold.adapters.proving.simulator.chaos import PEERS  # noqa: E402

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from leasehold.balancer.actions import Action, Look
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.ranks import bulletin_row, lookout_ranks
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal

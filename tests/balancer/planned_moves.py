@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import track
 
 from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.judge import judge
-from leasehold.adapters.history.ownership import changes
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.history.rights import changes
 from leasehold.adapters.proving.simulator.mishaps import DEATHS, READINGS, Mishap
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 

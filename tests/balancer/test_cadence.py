@@ -27,15 +27,23 @@ from looking_fleet import (
 from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.chance import order_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.bulletin import BulletinTracker, bulletin_of, note_of
-from leasehold.balancer.looking.ranks import bulletin_row, heartbeat, lookout_ranks
-from leasehold.balancer.looking.schedule import settle_seconds, stalled_keys, start_seconds
-from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.lookout import (
+    BulletinTracker,
+    bulletin_of,
+    bulletin_row,
+    heartbeat,
+    lookout_ranks,
+    note_of,
+    settle_seconds,
+    stalled_keys,
+    start_seconds,
+)
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import look_again, plan
-from leasehold.balancer.rules.joining import until_gathered
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.rules.shares import until_gathered
+from leasehold.balancer.watch import Watch
 
 
 def test_only_our_living_workers_are_ranked() -> None:

@@ -8,8 +8,7 @@ import pytest
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, Position
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 

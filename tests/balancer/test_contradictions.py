@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.adapters.proving.properties.strategies import scenes
-from leasehold.adapters.proving.simulator.world.stream import shard
+from leasehold.adapters.proving.simulator.world.world import shard
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.balancer.shards.contradictions import (
     CONTRADICTION,

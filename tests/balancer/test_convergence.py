@@ -9,8 +9,7 @@ from leasehold.balancer.model import History, Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.testing import SmallFleet, least_moves, settled
 

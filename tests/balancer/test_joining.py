@@ -5,8 +5,8 @@ from attrs import evolve
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import BulletinState, History, Lease, Me
-from leasehold.balancer.rules.joining import awaits_joiners, until_gathered
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
 
 CONFIG = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
 LONG = Config(rules=Minimal(), lease_seconds=60.0, cycle_seconds=20.0)

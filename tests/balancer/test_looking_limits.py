@@ -26,9 +26,7 @@ from looking_fleet import (
 
 from leasehold.balancer.actions import Claim, Look
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.bulletin import note_of
-from leasehold.balancer.looking.ranks import heartbeat, lookout_ranks
-from leasehold.balancer.looking.schedule import stalled_keys
+from leasehold.balancer.lookout import heartbeat, lookout_ranks, note_of, stalled_keys
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import PATIENCE_MAX, slow_owners, take_census
-from leasehold.balancer.looking.bulletin import NOTE, BulletinTracker
-from leasehold.balancer.looking.watch import Watch
+from leasehold.balancer.lookout import NOTE, BulletinTracker
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.watch import Watch
 
 CONFIG = Config(rules=Minimal(), lease_seconds=10.0)
 OWNERS = ("me", "a", "b")

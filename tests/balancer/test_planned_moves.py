@@ -6,8 +6,7 @@ import pytest
 from planned_moves import STARTS, MoveScenario, alone, breaches
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.applied import applied
-from leasehold.stores.writes import StealLease, TakeBackLease, Write
+from leasehold.stores.writes import StealLease, TakeBackLease, Write, applied
 
 
 @pytest.mark.slow

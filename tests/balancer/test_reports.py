@@ -2,8 +2,8 @@
 
 import math
 
-from leasehold.balancer.looking.kcl3_leader import Reports, WorkerReports
 from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.balancer.watch import Reports, WorkerReports
 
 J, K = Lease("s-1", owner="j"), Lease("s-2", owner="k")
 

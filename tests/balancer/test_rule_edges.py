@@ -8,8 +8,8 @@ from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.groups import least_moves, path_of
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import KclRust
+from leasehold.balancer.rules.shares import least_moves, path_of
 
 
 def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:

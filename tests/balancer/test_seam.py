@@ -23,8 +23,7 @@ from leasehold.balancer.model import (
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 S0 = Lease("s-0")

@@ -6,6 +6,7 @@ from attrs import evolve
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
+from leasehold.balancer.lineage import apart, births, holes_after, problems, ripe
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,
@@ -20,11 +21,7 @@ from leasehold.balancer.model import (
     at_timestamp,
 )
 from leasehold.balancer.plan import plan
-from leasehold.balancer.rules.kcl_rust import KclRust
-from leasehold.balancer.shards.ancestry import apart, problems
-from leasehold.balancer.shards.cleanup import ripe
-from leasehold.balancer.shards.holes import holes_after
-from leasehold.balancer.shards.lineage import births
+from leasehold.balancer.rules.kcl import KclRust
 
 READ = Position("7")
 

@@ -11,10 +11,9 @@ from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.groups import Groups, favoured, least_moves, path_of
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.rules.shares import Groups, favoured, least_moves, path_of
 
 GROUPINGS: dict[str, tuple[Groups, tuple[str, ...]]] = {
     "none": (None, ("a", "b", "c", "d", "e")),

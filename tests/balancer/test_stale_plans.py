@@ -10,11 +10,11 @@ from attrs import evolve, frozen
 
 from leasehold.balancer.actions import Claim, RequestHandoff, Steal
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.watch import Watch
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import BAND
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.watch import Watch
 
 CONFIG = Config(rules=Minimal())
 CYCLE = CONFIG.cycle_seconds

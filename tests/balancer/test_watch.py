@@ -5,9 +5,8 @@ from typing import Any
 
 from attrs import evolve, fields
 
-from leasehold.balancer.looking.kcl3_leader import Reports
-from leasehold.balancer.looking.watch import Watch
 from leasehold.balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Shard, Version
+from leasehold.balancer.watch import Reports, Watch
 
 ROW = Lease("s-1", owner="a", version=Version("1"))
 

@@ -19,8 +19,7 @@ from unsteady_line import HTTP_FAULTS, Lines
 from written import answer_of
 
 from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.demo.stage import Stage, Tail
 from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
 from leasehold.stores.protocol import Lost, OutcomeUnknown, StoreError
 from leasehold.stores.writes import DeleteLease

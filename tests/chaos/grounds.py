@@ -18,7 +18,7 @@ from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines
 from wire import Wire
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.demo.stream import Stream, client, put
+from leasehold.adapters.demo.stage import Stream, client, put
 from leasehold.adapters.history.events import ReadingEvent, Sent
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.local.services import KINESIS_FILE, kinesis_local

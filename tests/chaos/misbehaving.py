@@ -13,9 +13,9 @@ from unittest.mock import patch
 from written import WrittenStore, true_time
 
 from leasehold.adapters.cli import consume
-from leasehold.adapters.cli.common import consuming
+from leasehold.adapters.cli import consume as consuming
 from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 

@@ -17,7 +17,7 @@ from standins.versitygw import REGION, versitygw
 from unsteady_line import BUSY, SLOW_DOWN
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.process import Service
+from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.protocol import OutcomeUnknown, Store

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from leasehold.adapters.history.events import VERBS, WriteAnswer
 from leasehold.balancer.model import Lease
-from leasehold.stores.passing import PassingStore
-from leasehold.stores.protocol import Done, Outcome, Store
+from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.writes import Write
 
 TRUE_CLOCK = 5

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer import dev as dev_command
 from leasehold.adapters.cli.steer.dev import app
-from leasehold.adapters.demo.dev_streams import WantedStream, wanted
+from leasehold.adapters.demo.dev import WantedStream, wanted
 from leasehold.adapters.local.hubs import event_hubs
 
 LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")

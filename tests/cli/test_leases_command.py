@@ -17,10 +17,9 @@ from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.lease_tables import TableView, page
 from leasehold.adapters.cli.leases import app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
-from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.json_form.question import question
+from leasehold.adapters.json_form import lease_json, question
 from leasehold.adapters.reading.status import LeaseLag, Status
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore

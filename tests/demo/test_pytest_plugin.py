@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.adapters.demo.stream import Stream
+from leasehold.adapters.demo.stage import Stream
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done
 from leasehold.stores.urls import open_store

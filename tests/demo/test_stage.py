@@ -9,12 +9,9 @@ import pytest
 from rich.console import Console
 
 from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.names import shard_names
 from leasehold.adapters.demo.screen import Screen, marks
-from leasehold.adapters.demo.stage import AT_WORK, Stage
+from leasehold.adapters.demo.stage import AT_WORK, Stage, Stream, Tail, shard_names
 from leasehold.adapters.demo.story import Story
-from leasehold.adapters.demo.stream import Stream
-from leasehold.adapters.demo.tail import Tail
 from leasehold.adapters.history.events import ReadingEvent
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore

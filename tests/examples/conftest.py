@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from standins.postgres import postgres
 
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 

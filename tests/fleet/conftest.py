@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs, free_address
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 

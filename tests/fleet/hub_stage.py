@@ -22,15 +22,15 @@ from official import MAKES
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage
 from leasehold.adapters.history.events import Sent
-from leasehold.adapters.history.tenures import by_shard
-from leasehold.adapters.history.verdict import RunVerdict, verdict_on
+from leasehold.adapters.history.explanations import RunVerdict, verdict_on
+from leasehold.adapters.history.records import by_shard
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.balancer.model import Shard
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:
-    from leasehold.adapters.demo.stream import Stream
+    from leasehold.adapters.demo.stage import Stream
 
 OURS = "ours"
 EXPIRY_SECONDS, CYCLE_SECONDS = 6.0, 2.0

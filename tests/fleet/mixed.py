@@ -11,11 +11,9 @@ from java_kcl import java_worker
 
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.producer import sent_of
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.demo.staging import staged
-from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.demo.stage import Stage, Tail, staged
 from leasehold.adapters.history.events import Sent
-from leasehold.adapters.history.verdict import RunVerdict
+from leasehold.adapters.history.explanations import RunVerdict
 
 log = logging.getLogger("leasehold.mixed")
 

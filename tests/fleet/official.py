@@ -16,9 +16,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from leasehold.adapters.local.cache import filled
-from leasehold.adapters.local.node import find_node, install
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError, filled, find_node, install
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540

@@ -15,7 +15,7 @@ from wire import Wire
 
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.process import Service
+from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -23,8 +23,7 @@ from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.contract.actors import done
 from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.objects.requests import SkewWarning
-from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.objects.store import EtagStore, SkewWarning
 from leasehold.stores.writes import CreateLease, RenewLease
 
 pytestmark = pytest.mark.services

@@ -10,8 +10,7 @@ import pytest
 from attrs import define, field
 from hub_stage import SETTINGS, SETTLE_SECONDS, Feed, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.demo.stream import Stream, put
+from leasehold.adapters.demo.stage import Stage, Stream, put
 from leasehold.adapters.history.events import Sent
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.adapters.local.services import AZURITE_ACCOUNT

@@ -11,13 +11,13 @@ from time import sleep
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.proving.simulator.world.paced import Paced
-from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
-from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.proving.simulator.world.process import Paced
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
+from leasehold.adapters.sources.call_patience import seconds
 from leasehold.adapters.worker.tidings import Unread
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
-from leasehold.balancer.rules.groups import least_moves
+from leasehold.balancer.rules.shares import least_moves
 from leasehold.stores.protocol import Done, Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, TakeBackLease, Write

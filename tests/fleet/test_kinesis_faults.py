@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from waiters import AT_ONCE
 
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource, open_url
 from leasehold.adapters.worker.holdings import WorkerError

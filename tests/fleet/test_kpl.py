@@ -17,8 +17,7 @@ import pytest
 from attrs import frozen
 from waiters import AT_ONCE
 
-from leasehold.adapters.local.node import installed
-from leasehold.adapters.local.process import HOST, free_port
+from leasehold.adapters.local.node import HOST, free_port, installed
 from leasehold.adapters.local.services import CERTIFICATE, kinesis_local
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.urls import open_source

@@ -8,7 +8,7 @@ import pytest
 from mixed import LEASE_SECONDS, Mixed, mixed
 from types_boto3_dynamodb import DynamoDBClient
 
-from leasehold.balancer.looking.kcl3_leader import REPORT_SECONDS, SILENT_SECONDS
+from leasehold.balancer.watch import REPORT_SECONDS, SILENT_SECONDS
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 

@@ -3,7 +3,7 @@
 import pytest
 from mixed import SETTINGS, WAIT_SECONDS
 
-from leasehold.adapters.demo.staging import staged
+from leasehold.adapters.demo.stage import staged
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.writes import CreateLease
 

@@ -12,25 +12,22 @@ from unittest.mock import patch
 from fuzzing import FuzzTarget, in_json, unsaid
 
 from leasehold.adapters.cli import deaggregate, produce, simulate
-from leasehold.adapters.cli.common.checkpoint_moves import said
-from leasehold.adapters.cli.common.positions import start
-from leasehold.adapters.cli.common.reset_plan import read_plan
-from leasehold.adapters.cli.common.settings import configuration, settings
-from leasehold.adapters.cli.common.times import duration, moment, said_moment, shift
+from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.cli.common.times import configuration, duration, moment, said_moment, settings, shift, start
+from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.history.events import event_of
-from leasehold.adapters.json_form.answer import answer
-from leasehold.adapters.json_form.fields import BadJsonField
+from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.reading.letters import boxes
 from leasehold.adapters.reading.letters.letter import BadLetter, letter_of, place_of
-from leasehold.adapters.report.snapshots import saved
-from leasehold.adapters.report.templates import TEMPLATES
+from leasehold.adapters.report.page import TEMPLATES
+from leasehold.adapters.report.report import saved
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
 from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.lease_table.data_source import LeaseTable
+from leasehold.adapters.spark.lease_table import LeaseTable
 from leasehold.adapters.spark.offsets import decode, encode
 from leasehold.adapters.spark.readers.messages import from_planner, from_reader, line_of
 from leasehold.balancer.config import Config
-from leasehold.stores.schemes import read_url
+from leasehold.stores.urls import read_url
 
 NOW = 1.8e9
 SECRET = "hush0hush1"  # noqa: S105  nobody's
@@ -115,25 +112,25 @@ COMMANDS = (
     FuzzTarget("letter-urls", ("adapters/reading/letters/boxes.py",), _letter_place, (ValueError,), "letters URL: "),
     FuzzTarget(
         "plan-documents",
-        ("adapters/json_form/fields.py", "adapters/json_form/question.py"),
+        ("adapters/json_form.py", "adapters/json_form.py"),
         _planned,
         (BadJsonField,),
         pack=in_json,
     ),
-    FuzzTarget("listings-to-plan", ("adapters/json_form/question.py",), _listed, (BadJsonField,), pack=in_json),
-    FuzzTarget("reset-plans", ("adapters/cli/common/reset_plan.py",), _reset, (ValueError,), "--plan: ", pack=in_json),
+    FuzzTarget("listings-to-plan", ("adapters/json_form.py",), _listed, (BadJsonField,), pack=in_json),
+    FuzzTarget("reset-plans", ("adapters/cli/reset.py",), _reset, (ValueError,), "--plan: ", pack=in_json),
     FuzzTarget(
         "snapshots",
-        ("adapters/report/snapshots.py", "adapters/report/templates.py"),
+        ("adapters/report/report.py", "adapters/report/page.py"),
         _snapshots,
         (BadJsonField,),
         "file, line ",
         pack=in_json,
     ),
     FuzzTarget("durations", ("adapters/cli/common/times.py",), _duration, (ValueError,), "'|\""),
-    FuzzTarget("moments", ("adapters/cli/common/positions.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
+    FuzzTarget("moments", ("adapters/cli/common/times.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
     FuzzTarget("shifts", ("adapters/cli/common/times.py",), shift, (ValueError,), "--shift-by: |'|\""),
-    FuzzTarget("settings", ("adapters/cli/common/settings.py",), _options, (ValueError, BadJsonField), "--set: |"),
+    FuzzTarget("settings", ("adapters/cli/common/times.py",), _options, (ValueError, BadJsonField), "--set: |"),
     FuzzTarget("kinesis-lines", ("adapters/cli/deaggregate.py",), _record, (ValueError,), "line 1: "),
     FuzzTarget(
         "produced-lines", ("adapters/cli/produce.py",), _lines, (ValueError, UnicodeDecodeError), "--key |'utf-8' codec"
@@ -145,7 +142,7 @@ COMMANDS = (
     FuzzTarget("fleet-sizes", ("adapters/cli/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
     FuzzTarget("event-lines", ("adapters/history/events.py",), event_of, (ValueError,), "it is no event: "),
     FuzzTarget(
-        "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/packing.py"), _offset, (ValueError,), "offset: "
+        "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/offsets.py"), _offset, (ValueError,), "offset: "
     ),
     FuzzTarget(
         "reader-messages",
@@ -179,7 +176,7 @@ COMMANDS = (
     ),
     FuzzTarget(
         "lease-table-options",
-        ("adapters/spark/lease_table/data_source.py",),
+        ("adapters/spark/lease_table.py",),
         lambda told: LeaseTable(_texts(told)),
         (ValueError,),
         "option ",

@@ -19,18 +19,18 @@ from fuzzing import FuzzTarget, in_json, unsaid
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
-from leasehold.adapters.sources.event_hubs.partitions import starting
+from leasehold.adapters.sources.event_hubs.poller import starting
 from leasehold.adapters.sources.event_hubs.records import record
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
-from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
-from leasehold.adapters.sources.kinesis.marks import EPOCHS, marked, unmarked
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.records import EPOCHS, marked, unmarked
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.sources.kinesis.wire import forms
-from leasehold.adapters.sources.kinesis.wire.events import Subscription
+from leasehold.adapters.sources.kinesis.wire import hooks as forms
+from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
@@ -205,9 +205,9 @@ def _url(url: str) -> None:
 
 
 ANSWERS = (
-    "adapters/sources/kinesis/wire/forms.py",
+    "adapters/sources/kinesis/wire/hooks.py",
     "adapters/sources/kinesis/wire/views.py",
-    "adapters/sources/kinesis/unpacking.py",
+    "adapters/sources/kinesis/poller.py",
     "adapters/sources/kinesis/clients.py",
     "adapters/spark/kinesis/poller.py",
 )
@@ -225,7 +225,7 @@ SOURCES = (
         (MalformedAggregate,),
         pack=_sealed,
     ),
-    FuzzTarget("marks", ("adapters/sources/kinesis/marks.py",), _mark),
+    FuzzTarget("marks", ("adapters/sources/kinesis/records.py",), _mark),
     FuzzTarget("cbor-answers", ANSWERS, lambda body: _answered(body, CBOR), (SourceError,), pack=cbor2.dumps),
     FuzzTarget(
         "json-answers",
@@ -236,15 +236,15 @@ SOURCES = (
     ),
     FuzzTarget(
         "event-streams",
-        ("adapters/sources/kinesis/wire/events.py",),
+        ("adapters/sources/kinesis/wire/hooks.py",),
         _subscription,
         (ResponseParserError, EventStreamError, ParserError),
         pack=_streamed,
     ),
-    FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out/reader.py",), _sent, (SourceError,)),
+    FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out.py",), _sent, (SourceError,)),
     FuzzTarget(
         "shard-listings",
-        ("adapters/sources/kinesis/shards.py", "adapters/sources/kinesis/source.py"),
+        ("adapters/sources/kinesis/records.py", "adapters/sources/kinesis/source.py"),
         _listed,
         (SourceError,),
         pack=in_json,
@@ -260,9 +260,9 @@ SOURCES = (
     FuzzTarget(
         "starts",
         (
-            "adapters/sources/clock.py",
+            "adapters/sources/call_patience.py",
             "adapters/sources/kinesis/poller.py",
-            "adapters/sources/event_hubs/partitions.py",
+            "adapters/sources/event_hubs/poller.py",
         ),
         _start,
         (SourceError,),

@@ -9,28 +9,24 @@ from fuzzing import FuzzTarget, in_json
 from odd_values import assert_said, token_of
 from standins.wire_service import Answer, Spoken
 
-from leasehold.adapters.cli.common.checkpoint_moves import said
-from leasehold.adapters.json_form.answer import answer
-from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.json_form import answer, lease_json
 from leasehold.adapters.reading.status import lag_of
-from leasehold.adapters.worker.reach import reach_of
-from leasehold.balancer.looking.bulletin import bulletin_of
-from leasehold.balancer.looking.kcl3_leader import Reports
-from leasehold.balancer.looking.watch import Watch
+from leasehold.adapters.worker.holding import reach_of
+from leasehold.balancer.lookout import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
+from leasehold.balancer.watch import Reports, Watch
 from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
 from leasehold.stores.dynamodb.store import DynamoStore
-from leasehold.stores.embedded.rows import COLUMNS, to_row
-from leasehold.stores.embedded.rows import to_lease as row_to_lease
-from leasehold.stores.endpoints import date_of, endpoint_of
+from leasehold.stores.embedded.sqlite import COLUMNS, to_row
+from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
 from leasehold.stores.fields import readable
 from leasehold.stores.objects import blob, s3
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.layout import Layout, Parts
-from leasehold.stores.objects.requests import Stored
+from leasehold.stores.objects.store import Layout, Parts, Stored
 from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
-from leasehold.stores.urls import store_address
+from leasehold.stores.urls import date_of, endpoint_of, store_address
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -144,24 +140,24 @@ STORES = (
     FuzzTarget("dynamodb-reports", ("stores/dynamodb/rows.py",), _reports),
     FuzzTarget(
         "dynamodb-listings",
-        ("stores/dynamodb/listings.py", "stores/dynamodb/store.py"),
+        ("stores/dynamodb/store.py", "stores/dynamodb/store.py"),
         _scan,
         (OutcomeUnknown, StoreError),
         "leases: |lease ",
         pack=in_json,
     ),
-    FuzzTarget("sqlite-rows", ("stores/embedded/rows.py", "stores/fields.py"), _row),
+    FuzzTarget("sqlite-rows", ("stores/embedded/sqlite.py", "stores/fields.py"), _row),
     FuzzTarget("generic-objects", ("stores/objects/generic_layout.py",), lambda found: _objects(FLEET, found)),
     FuzzTarget("event-hub-blobs", ("stores/objects/event_hubs_layout.py",), lambda found: _objects(HUB, found)),
     FuzzTarget(
         "object-names", ("stores/objects/generic_layout.py", "stores/objects/event_hubs_layout.py"), _object_name
     ),
     FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),
-    FuzzTarget("date-headers", ("stores/endpoints.py",), date_of),
-    FuzzTarget("lease-notes", ("balancer/looking/bulletin.py", "adapters/worker/reach.py"), _notes),
+    FuzzTarget("date-headers", ("stores/urls.py",), date_of),
+    FuzzTarget("lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py"), _notes),
     FuzzTarget(
         "store-urls",
-        ("stores/urls.py", "stores/schemes.py", "stores/endpoints.py", "stores/objects/blob.py"),
+        ("stores/urls.py", "stores/urls.py", "stores/urls.py", "stores/objects/blob.py"),
         _url,
         (ValueError,),
         "store URL: ",

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, WriteAnswer, WriteVerb
-from leasehold.adapters.history.judge import judge
+from leasehold.adapters.history.explanations import judge
 
 LIMITS = Limits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 

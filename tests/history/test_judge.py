@@ -6,7 +6,6 @@ from hashlib import sha1
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.changes import ReaderChange
 from leasehold.adapters.history.events import (
     Incident,
     ObservedRow,
@@ -16,8 +15,8 @@ from leasehold.adapters.history.events import (
     WriteEvent,
     event_of,
 )
-from leasehold.adapters.history.judge import judge
-from leasehold.adapters.history.verdict import UNLIMITED, RunVerdict, verdict_on
+from leasehold.adapters.history.explanations import UNLIMITED, RunVerdict, judge, verdict_on
+from leasehold.adapters.history.records import ReaderChange
 from leasehold.balancer.model import SHARD_END, Lease, Position
 
 

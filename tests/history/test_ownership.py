@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, WriteEvent
-from leasehold.adapters.history.ownership import OwnerChange, refused, settled, unowned
-from leasehold.adapters.history.rights import UNREAD_SECONDS, write_breaches
+from leasehold.adapters.history.rights import UNREAD_SECONDS, OwnerChange, refused, settled, unowned, write_breaches
 from leasehold.balancer.model import Lease
-from leasehold.balancer.rules.groups import least_moves
+from leasehold.balancer.rules.shares import least_moves
 
 
 def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from leasehold.adapters.local.java import java_home
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError, java_home
 
 
 @pytest.fixture(scope="session")

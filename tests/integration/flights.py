@@ -31,13 +31,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from standins.dynamodb_local import dynamodb_local
 
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.demo.staging import services, staged
-from leasehold.adapters.demo.stream import client, put
+from leasehold.adapters.demo.stage import Stage, client, put, services, staged
 from leasehold.adapters.history.events import Sent
-from leasehold.adapters.history.verdict import RunVerdict
+from leasehold.adapters.history.explanations import RunVerdict
+from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
-from leasehold.adapters.sources.kinesis.producer.values import Settings
 
 ROWS = 336_776
 SHARDS = 8

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # likewise
 
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.run import run
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.demo.stage import Tail
 
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.05

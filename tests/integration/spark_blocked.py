@@ -28,7 +28,7 @@ from standins.spark import spark_session
 
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.spark.pipeline.run import begun
+from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease

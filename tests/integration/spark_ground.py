@@ -16,8 +16,7 @@ from flights import Row
 from standins.dynamodb_local import dynamodb_local
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.demo.staging import services
-from leasehold.adapters.demo.stream import Stream, client, put
+from leasehold.adapters.demo.stage import Stream, client, put, services
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION

@@ -40,7 +40,7 @@ from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left
 from standins.spark import ON_CLUSTER, SOON, spark_session
 
 from leasehold.adapters.demo.child import Child
-from leasehold.adapters.spark.pipeline.run import begun
+from leasehold.adapters.spark.pipeline import begun
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60

@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.adapters.cli.plan import EXAMPLE
-from leasehold.adapters.json_form.answer import action_json, answer
-from leasehold.adapters.json_form.fields import BadJsonField
-from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.json_form.question import FORMS, RULES, question
+from leasehold.adapters.json_form import FORMS, RULES, BadJsonField, action_json, answer, lease_json, question
 from leasehold.balancer.actions import (
     Action,
     Claim,

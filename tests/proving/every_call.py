@@ -20,15 +20,13 @@ from rich.progress import track
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import RunHistory
-from leasehold.adapters.history.judge import judge
-from leasehold.adapters.history.ownership import unowned
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.history.rights import unowned
 from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.misdeeds import Misdeed
-from leasehold.adapters.proving.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Mishap
+from leasehold.adapters.proving.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Misdeed, Mishap
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Reshape, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
-from leasehold.adapters.proving.simulator.world.stream import FIRST_MS, FIRST_NUMBER
+from leasehold.adapters.proving.simulator.world.world import FIRST_MS, FIRST_NUMBER, SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
 

@@ -15,7 +15,7 @@ from rich.progress import track
 from leasehold.adapters.history.breach import Breach
 from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator.chaos import trial
-from leasehold.adapters.proving.simulator.explained import explained, judged
+from leasehold.adapters.proving.simulator.run import explained, judged
 
 app = typer.Typer(add_completion=False)
 

@@ -10,18 +10,17 @@ import pytest
 from attrs import evolve, frozen
 
 from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.judge import judge
-from leasehold.adapters.history.ownership import unowned
-from leasehold.adapters.proving.simulator.fleets import balanced, group_of
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.history.rights import unowned
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.adapters.proving.simulator.scenario import Member, Scenario, balanced, group_of
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold.balancer import lookout as cadence
+from leasehold.balancer import lookout as ranks
 from leasehold.balancer.actions import Release
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking import ranks
-from leasehold.balancer.looking import schedule as cadence
-from leasehold.balancer.looking.ranks import LookoutRanks, lookout_ranks
+from leasehold.balancer.lookout import LookoutRanks, lookout_ranks
 from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me
 from leasehold.balancer.rules.minimal import Minimal
 

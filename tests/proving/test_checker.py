@@ -7,8 +7,7 @@ from attrs import evolve
 
 from leasehold.adapters.proving.checker.cases import OURS, bounded
 from leasehold.adapters.proving.checker.fleet import FleetModel
-from leasehold.adapters.proving.checker.report import surprises, written
-from leasehold.adapters.proving.checker.verdict import Case, Fault, judge
+from leasehold.adapters.proving.checker.verdict import Case, Fault, judge, surprises, written
 from leasehold.balancer.rules import shares
 from leasehold.balancer.rules.minimal import Minimal
 

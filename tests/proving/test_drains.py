@@ -9,10 +9,10 @@ import pytest
 from every_call import unhurried
 
 from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.judge import judge
+from leasehold.adapters.history.explanations import judge
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 

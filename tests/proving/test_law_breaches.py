@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 
 from leasehold.adapters.proving.properties.laws import Law
-from leasehold.adapters.proving.properties.scenes import brief
-from leasehold.adapters.proving.properties.settling import Planner
+from leasehold.adapters.proving.properties.simulation import Planner
+from leasehold.adapters.proving.properties.strategies import brief
 from leasehold.balancer.actions import Action, Claim, Release, Renew, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Shard

@@ -3,10 +3,9 @@
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.proving.simulator.fleets import group_of, scale_out
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, answer
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Network
+from leasehold.adapters.proving.simulator.scenario import Network, group_of, scale_out
 from leasehold.balancer.config import Config
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEvent
-from leasehold.adapters.history.judge import judge
-from leasehold.adapters.proving.simulator.misdeeds import HARMLESS, POISON, Deviation, Misdeed, Whose, poisonous
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.proving.simulator.mishaps import HARMLESS, POISON, Deviation, Misdeed, Whose, poisonous
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.balancer.config import Config

@@ -1,8 +1,8 @@
 """A failing fleet is made smaller while it goes on failing."""
 
 from leasehold.adapters.proving.simulator.chaos import trial
+from leasehold.adapters.proving.simulator.run import FAULTS, described, shrink
 from leasehold.adapters.proving.simulator.scenario import Scenario
-from leasehold.adapters.proving.simulator.shrink import FAULTS, described, shrink
 
 
 def fails(scenario: Scenario) -> bool:

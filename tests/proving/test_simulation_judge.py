@@ -9,10 +9,9 @@ from attrs import evolve
 
 from leasehold.adapters.history.breach import Breach, Limits
 from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEvent, WriteVerb
-from leasehold.adapters.history.judge import judge
-from leasehold.adapters.proving.simulator.fleets import cold, group_of
+from leasehold.adapters.history.explanations import judge
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Nap, Network
+from leasehold.adapters.proving.simulator.scenario import Nap, Network, cold, group_of
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Position, Version

@@ -9,7 +9,7 @@ from leasehold.adapters.history.events import ReadingEvent
 from leasehold.adapters.proving.simulator.chaos import CALM, PEACE, trial
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Reshape, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.rules.minimal import Minimal
 
 FURTHER = 2_000_000

@@ -5,21 +5,23 @@ import math
 import pytest
 from hypothesis import given
 
-from leasehold.adapters.json_form.fields import BadJsonField
-from leasehold.adapters.report.changes import (
+from leasehold.adapters.json_form import BadJsonField
+from leasehold.adapters.report.distribution import Distribution, GroupShare, Share, Spread, distribution, tallies
+from leasehold.adapters.report.report import (
     CheckpointLag,
     Snapshot,
     SnapshotChange,
     StalledLease,
     changes,
+    looked,
+    report,
+    report_json,
+    saved,
     standstill,
     standstills,
 )
-from leasehold.adapters.report.distribution import Distribution, GroupShare, Share, Spread, distribution, tallies
-from leasehold.adapters.report.report import report, report_json
-from leasehold.adapters.report.snapshots import looked, saved
 from leasehold.balancer.model import SHARD_END, Lease, Position
-from leasehold.balancer.rules.groups import Groups
+from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.memory import MemoryStore
 

@@ -9,13 +9,12 @@ from outline import Outline
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.report import app
-from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.report.changes import Snapshot
+from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.report.page import page
-from leasehold.adapters.report.report import report
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.report.report import Snapshot, report
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position
-from leasehold.balancer.rules.groups import Groups
+from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.sqlite import SqliteStore
 

@@ -8,9 +8,16 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from outline import Outline
 
-from leasehold.adapters.report.progress import BatchProgress, ReadingProgress, reading_of, told_of
-from leasehold.adapters.report.progress_page import BATCHES_MAX, PAUSE_SECONDS, ProgressPage
-from leasehold.adapters.spark.pipeline.metrics import PipelineMetrics
+from leasehold.adapters.report.progress import (
+    BATCHES_MAX,
+    PAUSE_SECONDS,
+    BatchProgress,
+    ProgressPage,
+    ReadingProgress,
+    reading_of,
+    told_of,
+)
+from leasehold.adapters.spark.pipeline import PipelineMetrics
 
 PROGRESS = {
     "name": "rows-one",

@@ -22,8 +22,7 @@ from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.steering.serving.record import FleetRecord
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease

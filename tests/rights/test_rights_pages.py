@@ -11,8 +11,8 @@ import pytest
 from policies import FOLDER, actions
 from standins.iam import REGION
 
-from leasehold.adapters.sources.event_hubs import faults
-from leasehold.stores.dynamodb import calls
+from leasehold.adapters.sources.event_hubs import access as faults
+from leasehold.stores.dynamodb import store as calls
 from leasehold.stores.dynamodb.rows import KEY
 from leasehold.stores.objects import blob
 from leasehold.stores.urls import open_store

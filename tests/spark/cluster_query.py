@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.spark import register
-from leasehold.adapters.spark.pipeline.run import begun
-from leasehold.adapters.spark.pipeline.session import SETTINGS
+from leasehold.adapters.spark.pipeline import SETTINGS, begun
 
 PATIENCE = 400.0
 

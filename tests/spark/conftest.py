@@ -10,9 +10,8 @@ from pipeline_process import SECRET, SHARDS, SPARK
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.local.java import java_home
-from leasehold.adapters.local.process import ServiceError
-from leasehold.adapters.spark.runner_process import HIDING
+from leasehold.adapters.local.node import ServiceError, java_home
+from leasehold.adapters.spark.lease_loop import HIDING
 
 _names = count()
 

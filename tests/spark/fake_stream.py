@@ -11,7 +11,7 @@ from attrs import Factory, define
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
-from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
 from leasehold.adapters.spark.stream import LeasedReader

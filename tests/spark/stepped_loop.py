@@ -10,8 +10,8 @@ import pytest
 from attrs import Factory, define
 from fake_stream import Mortal, Stream
 
-from leasehold.adapters.reading.appointments import Step
-from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.reading.runner import Step
+from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.options import Given, lease_options

@@ -14,7 +14,7 @@ from standins.spark import spark_class, spark_cluster
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli import pipeline
-from leasehold.adapters.local.process import Command, free_port, serving
+from leasehold.adapters.local.node import Command, free_port, serving
 
 pytestmark = [
     pytest.mark.spark,

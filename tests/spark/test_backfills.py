@@ -14,7 +14,7 @@ from types_boto3_kinesis import KinesisClient
 from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
-from leasehold.adapters.spark.pipeline.run import begun
+from leasehold.adapters.spark.pipeline import begun
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
 

@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
-from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, shard
-from leasehold.adapters.reading.handlers.handling import Delivery
-from leasehold.adapters.reading.slices.running import run_slice
-from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE, Slice
+from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, shard
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, run_slice
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled, SourceUnavailable
-from leasehold.adapters.spark.batch import planning, reader
-from leasehold.adapters.spark.batch.bounds import Bounds
-from leasehold.adapters.spark.batch.planning import PARTS_MOST, between, moments, planned
-from leasehold.adapters.spark.batch.reader import SlicedReader
-from leasehold.adapters.spark.chunks import Columns, SourceSpec
+from leasehold.adapters.spark import batch as planning
+from leasehold.adapters.spark import batch as reader
+from leasehold.adapters.spark.batch import PARTS_MOST, Bounds, SlicedReader, between, moments, planned
+from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import SlicedQuery
 from leasehold.adapters.spark.options import Given, lease_options

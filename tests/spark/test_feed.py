@@ -10,8 +10,13 @@ from attrs import Factory, define, evolve
 from fake_stream import Stream
 
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.spark.chunks import ReadAheadPace
-from leasehold.adapters.spark.feed import EXCLUDED_SECONDS, SILENT_SECONDS, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import (
+    EXCLUDED_SECONDS,
+    SILENT_SECONDS,
+    ReadAheadPace,
+    ReadAheadState,
+    ShardPrefetcher,
+)
 from leasehold.adapters.spark.kinesis.options import LEAST_MS
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.worker.holding import Holding

@@ -13,11 +13,22 @@ import pytest
 from attrs import evolve
 from fake_stream import Place, Stream
 
-from leasehold.adapters.spark import fetching, transport
-from leasehold.adapters.spark.chunks import LARGE_BYTES, joined
-from leasehold.adapters.spark.fetching import ALL, HERE, REQUEST, FetchedRows, Kept, RowServer
+from leasehold.adapters.spark import fetching
+from leasehold.adapters.spark import fetching as transport
+from leasehold.adapters.spark.feed import LARGE_BYTES, joined
+from leasehold.adapters.spark.fetching import (
+    ALL,
+    HERE,
+    REQUEST,
+    FetchedRows,
+    Kept,
+    ReaderRows,
+    RowServer,
+    Transport,
+    read,
+    spread,
+)
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.transport import ReaderRows, Transport, read, spread
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 

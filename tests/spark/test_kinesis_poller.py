@@ -14,7 +14,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.wire.views import viewed
-from leasehold.adapters.spark.chunks import ArrowBatch, chunk_of
+from leasehold.adapters.spark.feed import ArrowBatch, chunk_of
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position

@@ -17,9 +17,8 @@ from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.adapters.cli.report import app
 from leasehold.adapters.report.distribution import distribution, tallies
-from leasehold.adapters.spark.distribution import counted, lease_table
-from leasehold.adapters.spark.lease_table.columns import DDL, row
-from leasehold.adapters.spark.lease_table.data_source import PUSHDOWN, FilteringReader, LeaseTable
+from leasehold.adapters.spark.lease_table import DDL, PUSHDOWN, FilteringReader, LeaseTable, row
+from leasehold.adapters.spark.offsets import counted, lease_table
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.dynamodb.store import DynamoStore

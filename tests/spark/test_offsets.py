@@ -19,11 +19,13 @@ from leasehold.adapters.spark.offsets import (
     decode,
     encode,
     owed,
+    packed,
     resumed,
     shares,
     text_of,
+    texts_of,
+    unpacked,
 )
-from leasehold.adapters.spark.packing import packed, texts_of, unpacked
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, at_timestamp
 
 numbers = st.builds(Position, st.integers(0, 10**56).map(str), st.integers(0, 900), st.text("0123456789:-", max_size=9))

@@ -11,9 +11,9 @@ from attrs import Factory, define, evolve, field
 from leasehold.adapters.sources.protocol import Batch, Record, Source, SourceError, SourceUnavailable, Trimmed
 from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.lease_loop import Waiting
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
 from leasehold.adapters.spark.replay import UNREAD, Place, Repetition, believed, replayed
-from leasehold.adapters.spark.waiting import Waiting
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises, StoreError

@@ -11,7 +11,7 @@ from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.pipeline.pipeline import Recipe
+from leasehold.adapters.spark.pipeline import Recipe
 from leasehold.adapters.spark.registration import address_of
 from leasehold.balancer.model import TRIM_HORIZON, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl

@@ -20,21 +20,30 @@ from attrs import Factory, define, evolve, field
 from fake_stream import Stream
 from pyspark import cloudpickle
 
-from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
-from leasehold.adapters.spark.chunks import SourceSpec
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import READERS_MOST, Address, LeaseOptions
-from leasehold.adapters.spark.readers import executors, jobs, keeping, way
+from leasehold.adapters.spark.readers import jobs
+from leasehold.adapters.spark.readers import jobs as executors
+from leasehold.adapters.spark.readers import jobs as way
+from leasehold.adapters.spark.readers import pool as keeping
 from leasehold.adapters.spark.readers import pool as pool_module
-from leasehold.adapters.spark.readers.children import ReaderChildren
-from leasehold.adapters.spark.readers.executors import ExecutorReaders, ReaderTask
-from leasehold.adapters.spark.readers.jobs import ROOM, TEXT_MOST, WISH, JobListener, ReaderJobs
-from leasehold.adapters.spark.readers.keeping import KeptReaders
+from leasehold.adapters.spark.readers.jobs import (
+    ROOM,
+    TEXT_MOST,
+    WISH,
+    ExecutorReaders,
+    JobListener,
+    ReaderJobs,
+    ReaderTask,
+)
 from leasehold.adapters.spark.readers.messages import Hello, line_of
-from leasehold.adapters.spark.readers.shelf import ReaderSpec
+from leasehold.adapters.spark.readers.pool import KeptReaders, ReaderChildren
+from leasehold.adapters.spark.readers.reader import ReaderSpec
 from leasehold.adapters.spark.registration import register
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 

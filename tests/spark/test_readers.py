@@ -23,16 +23,16 @@ from killed_reader import read as written
 from test_fetching import answering
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
-from leasehold.adapters.spark.chunks import Chunk, SourceSpec
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
-from leasehold.adapters.spark.fetching import HERE, Kept
+from leasehold.adapters.spark.feed import Chunk, SourceSpec
+from leasehold.adapters.spark.fetching import HERE, Kept, ReaderRows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.readers import connection, far_transport, reader
+from leasehold.adapters.spark.readers import pool as connection
+from leasehold.adapters.spark.readers import pool as far_transport
 from leasehold.adapters.spark.readers import pool as pool_module
-from leasehold.adapters.spark.readers.far_rows import FarBuffer, FarReader
-from leasehold.adapters.spark.readers.far_transport import FarTransport
+from leasehold.adapters.spark.readers import reader
 from leasehold.adapters.spark.readers.messages import (
     LINE_BYTES,
     Alive,
@@ -45,11 +45,9 @@ from leasehold.adapters.spark.readers.messages import (
     ShardReport,
     line_of,
 )
-from leasehold.adapters.spark.readers.pool import ReaderPool
-from leasehold.adapters.spark.readers.reader import ShardReader
-from leasehold.adapters.spark.readers.shelf import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardShelf
+from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
+from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReader, ShardShelf
 from leasehold.adapters.spark.replay import Place as ReplayPlace
-from leasehold.adapters.spark.transport import ReaderRows, Transport, read, spread
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 

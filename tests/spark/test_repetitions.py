@@ -12,11 +12,11 @@ from test_restarts import Crash, Row, again, crashed, drained, everything
 
 from leasehold.adapters.sources.protocol import Batch, Source, SourceError
 from leasehold.adapters.spark import replay
-from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.lease_loop import Waiting
 from leasehold.adapters.spark.offsets import Offset, Range
 from leasehold.adapters.spark.stream import LeasedReader
-from leasehold.adapters.spark.waiting import Waiting
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
@@ -82,8 +82,8 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     crash = crashed(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.spark.waiting.STUCK_SECONDS", 0.5)
-        patched.setattr("leasehold.adapters.spark.waiting.EXPIRIES", 0.0)
+        patched.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 0.5)
+        patched.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was heard .* of a \("):
             again(place, crash)

@@ -268,8 +268,8 @@ def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a nightly job would hang on one unreadable shard until somebody looks."""
-    monkeypatch.setattr("leasehold.adapters.spark.waiting.STUCK_SECONDS", 1.0)
-    monkeypatch.setattr("leasehold.adapters.spark.waiting.EXPIRIES", 0.0)
+    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 1.0)
+    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
     place.stream.silent.add("a")
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()

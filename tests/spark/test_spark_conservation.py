@@ -25,15 +25,12 @@ from waiting import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching
-from leasehold.adapters.spark.chunks import Chunk, Columns, SourceSpec
-from leasehold.adapters.spark.feed import ReadAheadState
-from leasehold.adapters.spark.fetching import TOKEN_BYTES
+from leasehold.adapters.spark.feed import Chunk, Columns, ReadAheadState, SourceSpec
+from leasehold.adapters.spark.fetching import TOKEN_BYTES, ReaderRows, Rows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.rows import columns as kinesis
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.readers import connection
+from leasehold.adapters.spark.readers import pool as connection
 from leasehold.adapters.spark.readers import pool as pool_module
-from leasehold.adapters.spark.readers.far_rows import FarBuffer, FarReader
-from leasehold.adapters.spark.readers.far_transport import FarTransport
 from leasehold.adapters.spark.readers.messages import (
     FromReader,
     Open,
@@ -43,11 +40,9 @@ from leasehold.adapters.spark.readers.messages import (
     from_reader,
     line_of,
 )
-from leasehold.adapters.spark.readers.pool import ReaderPool
-from leasehold.adapters.spark.readers.reader import ShardReader
-from leasehold.adapters.spark.readers.shelf import ReaderSpec, ShardShelf
+from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
+from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReader, ShardShelf
 from leasehold.adapters.spark.replay import Place
-from leasehold.adapters.spark.transport import ReaderRows, Rows, Transport, read, spread
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore

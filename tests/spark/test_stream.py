@@ -10,7 +10,7 @@ from fake_stream import PAGE, Place, Query, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from leasehold.adapters.spark import stream
-from leasehold.adapters.spark.transport import Transport
+from leasehold.adapters.spark.fetching import Transport
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Done, Store, StoreError
 from leasehold.stores.writes import CheckpointLease, ReleaseLease, RequestLease, StealLease

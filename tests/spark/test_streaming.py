@@ -19,7 +19,7 @@ from waiters import AT_ONCE
 from waiting import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
-from leasehold.adapters.spark.pipeline.run import begun
+from leasehold.adapters.spark.pipeline import begun
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.adapters.spark.waiting import STUCK_SECONDS, Waiting
+from leasehold.adapters.spark.lease_loop import STUCK_SECONDS, Waiting
 
 LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from leasehold.adapters.local.cache import filled
-from leasehold.adapters.local.java import java_home
-from leasehold.adapters.local.process import Command, Service, ServiceError, serving
+from leasehold.adapters.local.node import Command, Service, ServiceError, filled, java_home, serving
 
 VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.local.cache import filled
-from leasehold.adapters.local.process import Command, Service, ServiceError, serving
+from leasehold.adapters.local.node import Command, Service, ServiceError, filled, serving
 
 PROGRAM = Path(__file__).parent / "rust"
 BINARY = "ferrokinesis-on-loopback"

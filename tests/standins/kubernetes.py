@@ -23,8 +23,7 @@ import pytest
 import yaml
 from attrs import frozen
 
-from leasehold.adapters.local.cache import filled
-from leasehold.adapters.local.process import POLL_SECONDS, Command, ServiceError, serving
+from leasehold.adapters.local.node import POLL_SECONDS, Command, ServiceError, filled, serving
 from standins.go_tool import fetched, run_go
 
 PROGRAM = Path(__file__).parent / "go"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from psycopg import OperationalError, connect
 
-from leasehold.adapters.local.process import HOST, POLL_SECONDS, Command, ServiceError, serving
+from leasehold.adapters.local.node import HOST, POLL_SECONDS, Command, ServiceError, serving
 
 DEBIAN = "/usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0

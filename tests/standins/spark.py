@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.local.java import java_home
-from leasehold.adapters.local.process import Command, free_port, serving
+from leasehold.adapters.local.node import Command, free_port, java_home, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +41,7 @@ def spark_session(
     from pyspark.sql import SparkSession  # noqa: PLC0415  an extra, and slow to load
 
     from leasehold.adapters.spark import register  # noqa: PLC0415  likewise
-    from leasehold.adapters.spark.pipeline.session import SETTINGS  # noqa: PLC0415  likewise
+    from leasehold.adapters.spark.pipeline import SETTINGS  # noqa: PLC0415  likewise
 
     os.environ["JAVA_HOME"] = str(java_home())
     # By default Spark's workers run the first python3 on the PATH, where this package is not installed.

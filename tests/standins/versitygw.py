@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.local.cache import filled
-from leasehold.adapters.local.process import HOST, Command, Service, serving
+from leasehold.adapters.local.node import HOST, Command, Service, filled, serving
 from standins.go_tool import fetched, run_go
 
 MODULE, VERSION = "github.com/versity/versitygw", "v1.8.0"

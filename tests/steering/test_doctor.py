@@ -11,21 +11,24 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.sources import urls as sources
-from leasehold.adapters.sources.event_hubs.pace import paced
+from leasehold.adapters.sources.event_hubs.access import paced
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.steering.doctor import examination
 from leasehold.adapters.steering.doctor.attempts import (
+    Finding,
+    FindingState,
     NotThere,
     NotTried,
     RightAttempt,
     RightsTrial,
     ServiceClock,
     attempted,
+    clock_of,
+    recognised,
+    well,
 )
 from leasehold.adapters.steering.doctor.embedded import memory_trial, sqlite_trial
-from leasehold.adapters.steering.doctor.expectations import LIST_PRICES, Fleet, cost_of, gap_of, gap_seconds, loads
-from leasehold.adapters.steering.doctor.findings import Finding, FindingState, clock_of, well
-from leasehold.adapters.steering.doctor.recognised import recognised
+from leasehold.adapters.steering.doctor.examination import LIST_PRICES, Fleet, cost_of, gap_of, gap_seconds, loads
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Shard
 from leasehold.balancer.rules.kcl import Kcl

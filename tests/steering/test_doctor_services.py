@@ -17,10 +17,9 @@ from waiters import AT_ONCE
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
-from leasehold.adapters.sources.event_hubs.source import open_url as open_hub
-from leasehold.adapters.steering.doctor.attempts import attempted
+from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
+from leasehold.adapters.steering.doctor.attempts import Finding, attempted
 from leasehold.adapters.steering.doctor.event_hubs import trials as hub_trials
-from leasehold.adapters.steering.doctor.findings import Finding
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.objects.blob import CONNECTION_STRING

@@ -5,8 +5,7 @@ import pytest
 from leasehold.adapters.history.events import WriteEvent
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.steering.serving.record import FleetRecord, SeenMove
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.watcher import FleetRecord, SeenMove, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import RuleSet

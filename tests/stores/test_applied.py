@@ -4,7 +4,6 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.model import Lease, Position, Version
-from leasehold.stores.applied import applied
 from leasehold.stores.writes import (
     ClaimLease,
     CreateLease,
@@ -15,6 +14,7 @@ from leasehold.stores.writes import (
     TakeBackLease,
     WithdrawRequest,
     Write,
+    applied,
 )
 
 # ann reads it still, and is to leave it to java-1.

@@ -14,8 +14,7 @@ from leasehold.stores.objects import blob
 from leasehold.stores.objects.blob import CONNECTION_STRING, client_of, one_hub
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.patience import Patience
-from leasehold.stores.protocol import StoreError
+from leasehold.stores.protocol import Patience, StoreError
 
 KEY = base64.b64encode(b"secret").decode()
 SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"

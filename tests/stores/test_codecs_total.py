@@ -15,15 +15,13 @@ from odd_values import (
     unowned,
 )
 
-from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.json_form import lease_json
 from leasehold.balancer.model import Lease, Version
 from leasehold.stores.dynamodb.rows import to_item, to_lease
-from leasehold.stores.embedded.rows import to_lease as row_to_lease
-from leasehold.stores.embedded.rows import to_row
-from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.embedded.sqlite import SqliteStore, to_row
+from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.layout import Parts
-from leasehold.stores.objects.requests import Stored
+from leasehold.stores.objects.store import Parts, Stored
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import CreateLease
 

@@ -10,10 +10,8 @@ from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import ClientError
 
-from leasehold.stores.dynamodb import listings
-from leasehold.stores.dynamodb.calls import Clients
-from leasehold.stores.dynamodb.listings import read_listings_quickly
-from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.dynamodb import store as listings
+from leasehold.stores.dynamodb.store import Clients, DynamoStore, read_listings_quickly
 from leasehold.stores.protocol import OutcomeUnknown
 
 if TYPE_CHECKING:

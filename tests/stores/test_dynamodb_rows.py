@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.looking.kcl3_leader import Reports
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
+from leasehold.balancer.watch import Reports
 from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import request_of
 from leasehold.stores.protocol import Malformed

@@ -11,8 +11,7 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, facts, lost, placed
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.layout import Layout
-from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, StoreError
 from leasehold.stores.writes import (
     AnnotateLease,

@@ -9,10 +9,10 @@ import pytest
 from azure.core.pipeline.transport import RequestsTransport
 from botocore.config import Config
 
-from leasehold.stores.dynamodb import calls as dynamodb_calls
+from leasehold.stores.dynamodb import store as dynamodb_calls
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.objects import blob, s3
-from leasehold.stores.patience import PAUSE_SECONDS, Patience
+from leasehold.stores.protocol import PAUSE_SECONDS, Patience
 from leasehold.stores.urls import open_store
 
 THIRD = 10.0 / 3

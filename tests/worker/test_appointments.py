@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.proving.simulator.world.tasks import Tasks
-from leasehold.adapters.proving.simulator.world.virtual import VirtualTime
-from leasehold.adapters.reading.appointments import FAULT_SECONDS, Appointments
+from leasehold.adapters.proving.simulator.world.tasks import Tasks, VirtualTime
+from leasehold.adapters.reading.runner import FAULT_SECONDS, Appointments
 
 
 @define

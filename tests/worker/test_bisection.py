@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reading import Bench, data
 
-from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
-from leasehold.adapters.reading.handlers.bisection import Attempts, Bury, TryAgain
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.room import Room
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
+from leasehold.adapters.reading.attempts import Attempts, Bury, TryAgain
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.reading import Room
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position

@@ -14,9 +14,9 @@ from test_reading import Bench
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.proving.simulator.world.stream import ShardRecords
-from leasehold.adapters.reading.handlers.by_key import by_key
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.proving.simulator.world.world import ShardRecords
+from leasehold.adapters.reading.attempts import by_key
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position
 

@@ -8,10 +8,10 @@ import pytest
 from attrs import define, field
 from virtual_fleet import Clock, FaultyStore, four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records, shard
-from leasehold.adapters.reading.appointments import Step
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records, shard
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.runner import Step
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.worker import Worker

@@ -3,8 +3,8 @@
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
-from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS, Delivery, Handling
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
+from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Delivery, Handling
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.writes import CheckpointLease, Write

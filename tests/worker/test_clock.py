@@ -5,8 +5,8 @@ import time
 import pytest
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
-from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.proving.simulator.world.world import ListSource
+from leasehold.adapters.sources.call_patience import seconds
 from leasehold.adapters.worker.worker import Worker
 
 

@@ -19,10 +19,10 @@ from opentelemetry.sdk.resources import Resource
 from standins.cloudwatch import Point, collect, in_alarm, template
 from virtual_fleet import Clock, Driven, FaultyStore, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import OutcomeUnknown
 

@@ -8,8 +8,8 @@ import pytest
 from attrs import define, evolve, frozen
 from test_reading import Bench, data
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.balancer.model import Lease, Position

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from virtual_fleet import Clock, FaultyStore, Kept, four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handlers.executors import Work
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.handlers.handovers import Handovers
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.room import RECORD_BYTES, Room
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.handovers import Handovers, Work
+from leasehold.adapters.reading.reading import RECORD_BYTES, Room, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -10,14 +10,13 @@ from running import run_to_its_end
 from typer.testing import CliRunner
 from virtual_fleet import FaultyStore, four_shards
 
-from leasehold.adapters.cli.common import consuming
+from leasehold.adapters.cli import consume as consuming
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.handlers.callables import load
+from leasehold.adapters.reading.handling import load
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.identity import Identity
+from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease

@@ -6,10 +6,9 @@ import pytest
 from attrs import define, evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, Kept, four_shards, member
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
+from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
-from leasehold.adapters.worker.discovery import Discovery
-from leasehold.adapters.worker.worker import Worker
+from leasehold.adapters.worker.worker import Discovery, Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
 from leasehold.balancer.shards.contradictions import noted

@@ -17,8 +17,8 @@ from attrs import define, field
 from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handlers.handling import Delivery, Handler, Handling
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
@@ -136,9 +136,9 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Faults are waited for a moment."""
-    monkeypatch.setattr("leasehold.adapters.reading.appointments.FAULT_SECONDS", 0.02)
-    monkeypatch.setattr("leasehold.adapters.reading.guarding.FAULT_SECONDS", 0.02)
-    monkeypatch.setattr("leasehold.adapters.reading.guarding.EXCLUDED_SECONDS", 0.05)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_of_whom: 0.0)
     before = set(threading.enumerate())
     logging.disable(logging.CRITICAL)  # what is logged is kept, and the half of a loop with it

@@ -6,13 +6,13 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member
 
-from leasehold.adapters.cli.common.settings import configuration_for
-from leasehold.adapters.proving.simulator.world.stream import ListSource
-from leasehold.adapters.sources.event_hubs.pace import paced
+from leasehold.adapters.cli.common.times import configuration_for
+from leasehold.adapters.proving.simulator.world.world import ListSource
+from leasehold.adapters.sources.event_hubs.access import paced
 from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import RenewLease, StealLease
 

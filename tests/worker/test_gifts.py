@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 from virtual_fleet import Clock, FaultyStore
 
-from leasehold.adapters.worker.handoffs import Handoffs
+from leasehold.adapters.worker.holdings import Handoffs
 from leasehold.balancer.actions import RequestHandoff
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, RequestLease, StealLease

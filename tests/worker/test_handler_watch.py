@@ -8,10 +8,8 @@ from attrs import define, field
 from test_reading import Bench
 from virtual_fleet import Clock
 
-from leasehold.adapters.reading.handlers.executors import Work
-from leasehold.adapters.reading.handlers.handler_watch import CallEnded, GivenUp, HandlerWatch, Later, LeaseLost
-from leasehold.adapters.reading.handlers.handling import Handling
-from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.reading.handling import Handling
+from leasehold.adapters.reading.handovers import CallEnded, GivenUp, HandlerWatch, Handovers, Later, LeaseLost, Work
 from leasehold.adapters.worker.holding import Holding
 
 

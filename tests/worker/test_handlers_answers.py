@@ -7,7 +7,7 @@ from functools import partial, wraps
 import pytest
 from attrs import define, fields
 
-from leasehold.adapters.reading.handlers.answers import (
+from leasehold.adapters.reading.handling import (
     Ending,
     Unhandled,
     complaint,

@@ -3,8 +3,8 @@
 import pytest
 from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
-from leasehold.adapters.worker.identity import Identity
+from leasehold.adapters.proving.simulator.world.world import ListSource
+from leasehold.adapters.worker.holding import Identity
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Promises

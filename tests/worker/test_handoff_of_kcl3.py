@@ -7,8 +7,8 @@ import pytest
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker

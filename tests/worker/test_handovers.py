@@ -12,10 +12,8 @@ from threading import Event, Thread, current_thread
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.reading.handlers.answers import Unhandled
-from leasehold.adapters.reading.handlers.event_loop import EventLoop
-from leasehold.adapters.reading.handlers.executors import InlineExecutor, ThreadExecutor, Work
-from leasehold.adapters.reading.handlers.handovers import Handover, Handovers
+from leasehold.adapters.reading.handling import Unhandled
+from leasehold.adapters.reading.handovers import EventLoop, Handover, Handovers, InlineExecutor, ThreadExecutor, Work
 
 WAIT = 30.0
 
@@ -280,7 +278,7 @@ def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread
 
 def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker would not end for as long as somebody's `async def` waits for something else."""
-    monkeypatch.setattr("leasehold.adapters.reading.handlers.event_loop.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("leasehold.adapters.reading.handovers.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()
 
     async def block() -> None:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from test_handler_watch import Crew
 from test_reading import Bench, data
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records, shard
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.handlers.handovers import Handovers
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.room import Room
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records, shard
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.reading import Room, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.protocol import Outcome

@@ -7,9 +7,8 @@ import pytest
 from attrs import evolve
 from virtual_fleet import Clock, FaultyStore
 
-from leasehold.adapters.reading.handlers.handling import Delivery
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.identity import Identity
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease, Write

@@ -15,10 +15,9 @@ from test_metrics import told
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
-from leasehold.adapters.reading.handlers.executors import ThreadExecutor
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.handovers import Handovers, ThreadExecutor
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holdings import WorkerError
@@ -322,7 +321,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
     def no_thread(*_of_what: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.reading.handlers.executors.spawn", no_thread)
+    monkeypatch.setattr("leasehold.adapters.reading.handovers.spawn", no_thread)
     with pytest.raises(WorkerError, match="can't start new thread"):
         run_to_its_end(runner)
     assert [lease.owner for lease in store.list().leases] == [None] * 4

@@ -6,8 +6,8 @@ import logging
 import pytest
 from virtual_fleet import Clock, FaultyStore, four_shards, member
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
-from leasehold.adapters.reading.json_logs import JsonLines
+from leasehold.adapters.proving.simulator.world.world import ListSource
+from leasehold.adapters.reading.events import JsonLines
 
 
 def test_what_is_taken_is_told_with_lease_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from virtual_fleet import Clock, Driven, FaultyStore, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.actions import Action, Claim, Create, Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, History, Lease, Me, Position

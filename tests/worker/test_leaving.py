@@ -10,12 +10,11 @@ import pytest
 from attrs import define, field
 from virtual_fleet import FaultyStore, four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.guarding import Guarded
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.run import run
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.runner import Guarded, Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.tidings import Unread
@@ -130,7 +129,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
             raise MemoryError
         return begin()
 
-    monkeypatch.setattr("leasehold.adapters.reading.appointments.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
     monkeypatch.setattr(runner._readings, "_begin_due", fail_once)  # noqa: SLF001  likewise
     ran = Ran(runner)
     assert ran.ended()
@@ -199,7 +198,7 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
 
 def test_a_reading_that_raises_for_ever_lets_its_lease_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault nobody foresaw would leave a lease held and not read, for as long as the process lives."""
-    monkeypatch.setattr("leasehold.adapters.reading.guarding.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
     store, released = FaultyStore(), Event()
     step = ShardReading.step
 

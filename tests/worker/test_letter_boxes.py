@@ -314,6 +314,6 @@ def test_what_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.
     def absent(_name: str) -> None:
         raise ModuleNotFoundError("no boto3", name="boto3")
 
-    monkeypatch.setattr("leasehold.stores.schemes.import_module", absent)
+    monkeypatch.setattr("leasehold.stores.urls.import_module", absent)
     with pytest.raises(LetterError, match=r"^this dead letter needs boto3; install leasehold\[aws\]$"):
         dead_letters("s3://b")

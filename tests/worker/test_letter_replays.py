@@ -9,8 +9,7 @@ import pytest
 from attrs import define, evolve, field
 from test_one_letter import FULL, RECORD
 
-from leasehold.adapters.reading.handlers.answers import Unhandled
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery, Unhandled
 from leasehold.adapters.reading.letters.letter import Letter, letter_of
 from leasehold.adapters.reading.letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.balancer.model import Position

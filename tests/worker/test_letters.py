@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.consume import _dead_letter
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.main import app
-from leasehold.adapters.proving.simulator.world.stream import ShardRecords, records
-from leasehold.adapters.reading.handlers.answers import fault_from
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
+from leasehold.adapters.reading.handling import Delivery, fault_from
 from leasehold.adapters.reading.letters.boxes import FolderBox, dead_letters, open_letters
 from leasehold.adapters.reading.letters.letter import TEXT_MOST, BadLetter, Letter, letter_of, place_of
 from leasehold.adapters.reading.letters.objects import ObjectBox

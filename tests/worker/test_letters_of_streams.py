@@ -9,21 +9,21 @@ from attrs import define, evolve, field
 from test_letter_replays import letter
 from test_one_letter import FULL
 
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.letters.letter import Letter, LetterError
-from leasehold.adapters.reading.letters.replaying import ReplayVerdict
-from leasehold.adapters.reading.letters.stream_replay import (
+from leasehold.adapters.reading.letters.replaying import (
     OVER_SECONDS,
     UNKNOWN_SECONDS,
     LetterReader,
     LetterSource,
+    ReplayVerdict,
     replay_stream,
 )
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
-STREAM_REPLAY = "leasehold.adapters.reading.letters.stream_replay"
+STREAM_REPLAY = "leasehold.adapters.reading.letters.replaying"
 
 
 @define

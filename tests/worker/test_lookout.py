@@ -7,11 +7,10 @@ import pytest
 from attrs import evolve
 from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.actions import Steal
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.bulletin import bulletin_of, note_of
-from leasehold.balancer.looking.ranks import bulletin_row, lookout_ranks
+from leasehold.balancer.lookout import bulletin_of, bulletin_row, lookout_ranks, note_of
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
 from leasehold.stores.protocol import Listing, Promises
 from leasehold.stores.writes import ClaimLease, RequestLease, StealLease, merged

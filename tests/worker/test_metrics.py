@@ -10,14 +10,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from virtual_fleet import Clock, FaultyStore, four_shards, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease

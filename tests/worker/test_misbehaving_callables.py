@@ -16,11 +16,9 @@ from test_async_handlers import Seen, joined
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.handlers.answers import Unhandled
-from leasehold.adapters.reading.handlers.callables import load
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Unhandled, load
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
@@ -177,9 +175,9 @@ def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> Non
 
 
 CONSUME = """
-import leasehold.adapters.cli.common.consuming as consuming
+import leasehold.adapters.cli.consume as consuming
 import leasehold.adapters.cli.consume as consume
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 names = ("s-0", "s-1", "s-2", "s-3")
 source = ListSource(even_shards(names), {name: ShardRecords(records(5000)) for name in names})
 consuming.open_source = lambda _url: source

@@ -6,10 +6,9 @@ import pytest
 from attrs import evolve
 from virtual_fleet import Clock, FaultyStore
 
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.identity import Identity
+from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
-from leasehold.balancer.shards.lineage import EPOCHS_UNSEEN
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown
 from leasehold.stores.writes import (
     CheckpointLate,

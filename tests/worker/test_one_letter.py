@@ -6,8 +6,7 @@ import json
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.reading.handlers.answers import Unhandled, fault_from
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery, Unhandled, fault_from
 from leasehold.adapters.reading.letters.letter import (
     TEXT_MOST,
     WHOLE_MOST,

@@ -4,12 +4,12 @@ import pytest
 from attrs import evolve
 from virtual_fleet import Clock, FaultyStore, four_shards, member
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.reach import (
+from leasehold.adapters.worker.holding import (
     FIRST_SECONDS,
     NOTE,
     SILENT_SECONDS,

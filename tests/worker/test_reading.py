@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_fleet import KCL, Clock, FaultyStore, Kept
 
-from leasehold.adapters.proving.simulator.world.stream import (
+from leasehold.adapters.proving.simulator.world.world import (
     FIRST_MS,
     ListReader,
     ListSource,
@@ -18,9 +18,8 @@ from leasehold.adapters.proving.simulator.world.stream import (
     records,
     shard,
 )
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.room import Room
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.reading import Room, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker

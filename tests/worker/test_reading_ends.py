@@ -11,11 +11,11 @@ from attrs import define, evolve, field
 from test_reading import Bench, data
 from virtual_fleet import Clock, FaultyStore
 
-from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, records, shard
-from leasehold.adapters.reading.handlers.handler_watch import Found, GivenUp, Later, LeaseLost
-from leasehold.adapters.reading.handlers.handling import Delivery
-from leasehold.adapters.reading.member import EXPIRED_SECONDS, ROOM_SECONDS
-from leasehold.adapters.reading.room import Room
+from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, records, shard
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.reading.handovers import Found, GivenUp, Later, LeaseLost
+from leasehold.adapters.reading.lifecycle import EXPIRED_SECONDS, ROOM_SECONDS
+from leasehold.adapters.reading.reading import Room
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp

@@ -3,7 +3,7 @@
 import pytest
 from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Listing, StoreError

@@ -9,7 +9,7 @@ from attrs import define, field
 from running import running
 from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

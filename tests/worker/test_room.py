@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from test_reading import Bench, data
 from virtual_fleet import Clock, FaultyStore, Kept
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.room import LEAST_BYTES, Room, Slot
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.reading import LEAST_BYTES, Room, ShardReading, Slot
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -12,17 +12,14 @@ import pytest
 from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, records
-from leasehold.adapters.reading.appointments import Appointments
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.run import run
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.runner import Appointments, Runner
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.threads import ThreadScheduler
-from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.renewals import BackgroundMap
+from leasehold.adapters.worker.holdings import BackgroundMap, ParallelMap, WorkerError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position, Shard
@@ -113,7 +110,7 @@ def test_a_thousand_shards_need_few_threads(appointments: Appointments) -> None:
 
 def test_a_step_that_raises_is_called_again(appointments: Appointments, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it one unforeseen fault would leave a held shard unread for ever."""
-    monkeypatch.setattr("leasehold.adapters.reading.appointments.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
     calls: list[float] = []
 
     def step(now: float) -> float:

@@ -6,8 +6,8 @@ import pytest
 from attrs import define
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords
-from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE, Slice, SliceReader
+from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords
+from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, SliceReader
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, Settled, SourceUnavailable
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.stores.contract.actors import placed

@@ -9,16 +9,16 @@ import pytest
 from attrs import define, evolve, field
 from virtual_fleet import Clock, FaultyStore
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
-from leasehold.adapters.reading.handlers.handling import Handling
-from leasehold.adapters.reading.slices.running import SliceVerdict, is_read, run_slice, run_until
+from leasehold.adapters.proving.simulator.world.world import ListSource, shard
+from leasehold.adapters.reading.handling import Handling
+from leasehold.adapters.reading.slices import SliceVerdict, is_read, run_slice, run_until
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.protocol import Listing, Malformed
 
-RUNNING = "leasehold.adapters.reading.slices.running"
+RUNNING = "leasehold.adapters.reading.slices"
 WAIT = 10.0
 SOON = 0.001
 

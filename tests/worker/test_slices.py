@@ -13,11 +13,18 @@ from typer.testing import CliRunner
 from virtual_fleet import Clock, FaultyStore
 
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.proving.simulator.world.stream import ShardRecords, shard
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, shard
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.reading.slices.running import LOOK_SECONDS, SliceVerdict, is_read, run_slice, run_until
-from leasehold.adapters.reading.slices.slice import LATE_SECONDS, NOTE
+from leasehold.adapters.reading.slices import (
+    LATE_SECONDS,
+    LOOK_SECONDS,
+    NOTE,
+    SliceVerdict,
+    is_read,
+    run_slice,
+    run_until,
+)
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease

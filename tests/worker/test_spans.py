@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from running import WAIT, running
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records
-from leasehold.adapters.reading.handlers.handling import Delivery, Handler, Handling
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Selective
 from leasehold.adapters.worker.tracing.configured import spans_of

@@ -7,16 +7,14 @@ import pytest
 from attrs import define, evolve, field
 from virtual_fleet import Clock, FaultyStore
 
-from leasehold.adapters.proving.simulator.world.stream import ListReader, ListSource, ShardRecords, even_shards, records
-from leasehold.adapters.reading.appointments import Step
-from leasehold.adapters.reading.handlers.executors import Work
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.handlers.handovers import Handovers
+from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.handovers import Handovers, Work
 from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.reading.runner import Step
 from leasehold.adapters.reading.status import Status, group_status, lags_of, statuses_of
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
-from leasehold.adapters.steering.serving.record import FleetRecord
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -9,11 +9,10 @@ from test_letters import letter
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.main import app
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, shard
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, shard
 from leasehold.adapters.reading.letters.letter import Letter, LetterError, letter_of
-from leasehold.adapters.reading.letters.replaying import ReplayVerdict
-from leasehold.adapters.reading.letters.stream_replay import LetterSource, replay_stream
-from leasehold.adapters.reading.slices.slice import NOTE, own_table
+from leasehold.adapters.reading.letters.replaying import LetterSource, ReplayVerdict, replay_stream
+from leasehold.adapters.reading.slices import NOTE, own_table
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.sources.call_patience import seconds
 from leasehold.adapters.threads import ThreadQueue, ThreadScheduler
 from leasehold.adapters.worker.scheduler import Signal
 

@@ -5,12 +5,11 @@ from random import Random
 import pytest
 from virtual_fleet import Clock, FaultyStore, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, shard
-from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, shard
+from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.worker.holding import MEASURE_SECONDS
-from leasehold.adapters.worker.throughput import Throughput
+from leasehold.adapters.worker.holding import MEASURE_SECONDS, Throughput
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import CreateLease

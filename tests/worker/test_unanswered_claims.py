@@ -2,7 +2,7 @@
 
 from virtual_fleet import Clock, FaultyStore, four_shards, member
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import CreateLease
 

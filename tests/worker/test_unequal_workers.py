@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from virtual_fleet import Clock, Driven, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.embedded.memory import MemoryStore

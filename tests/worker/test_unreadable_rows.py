@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from virtual_fleet import Clock, FaultyStore, four_shards, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.minimal import Minimal

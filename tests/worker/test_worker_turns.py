@@ -6,14 +6,13 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, together
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, shard
-from leasehold.adapters.worker.bench import Bench
-from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.proving.simulator.world.world import ListSource, shard
+from leasehold.adapters.worker.holdings import Bench, WorkerError
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Release, RequestHandoff
 from leasehold.balancer.config import Config
+from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
-from leasehold.balancer.shards.lineage import EPOCHS_UNSEEN
 from leasehold.stores.protocol import Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 

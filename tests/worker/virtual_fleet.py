@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
-from leasehold.adapters.proving.simulator.world.stream import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.renewals import BackgroundMap
+from leasehold.adapters.worker.holdings import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard

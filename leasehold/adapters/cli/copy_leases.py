@@ -5,11 +5,20 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.checkpoint_moves import told
+from leasehold.adapters.cli.common.columns import told
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.steering.checkpoints.copying import copied, planned, renamed, verified, wanting
-from leasehold.adapters.steering.checkpoints.moves import STILL_SECONDS, Move, each_living, readable
+from leasehold.adapters.steering.checkpoints import (
+    STILL_SECONDS,
+    Move,
+    copied,
+    each_living,
+    planned,
+    readable,
+    renamed,
+    verified,
+    wanting,
+)
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Store, StoreError
 from leasehold.stores.urls import open_store

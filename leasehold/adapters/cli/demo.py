@@ -10,14 +10,11 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.unwinding import Ended, unwinding
-from leasehold.adapters.demo.closing import concluded
-from leasehold.adapters.demo.screen import Screen
-from leasehold.adapters.demo.stage import Stage, StageError
-from leasehold.adapters.demo.staging import services, staged
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.demo.screen import Screen, concluded
+from leasehold.adapters.demo.stage import Stage, StageError, services, staged
 from leasehold.adapters.demo.story import Story
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

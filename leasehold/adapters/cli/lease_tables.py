@@ -11,9 +11,9 @@ from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
 from leasehold.adapters.reading.status import NUMBERS, LeaseLag, Status, fleet_lag, group_status
-from leasehold.adapters.steering.shares import shares
+from leasehold.adapters.steering.explaining import shares
 from leasehold.balancer.model import Lease, Position
-from leasehold.balancer.rules.groups import path_of
+from leasehold.balancer.rules.shares import path_of
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import printable

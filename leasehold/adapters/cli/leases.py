@@ -15,18 +15,16 @@ from rich.console import Console
 from rich.live import Live
 
 from leasehold.adapters.cli.common.columns import for_eyes, plain
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.lease_tables import TableView, below, cells, moves_between, page
-from leasehold.adapters.cli.live.keys import has_keys
-from leasehold.adapters.cli.live.screen import steer
-from leasehold.adapters.cli.unwinding import Ended, unwinding
-from leasehold.adapters.json_form.lease import lease_json
+from leasehold.adapters.cli.live import has_keys, steer
+from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.reading.status import MEANINGS, NUMBERS, GroupWatch, asked, lags_of, statuses_of
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
-from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, patience
-from leasehold.balancer.looking.watch import Watch
+from leasehold.adapters.worker.holding import STEP_SECONDS, STEPS, patience
+from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store

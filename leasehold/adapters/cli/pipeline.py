@@ -15,15 +15,12 @@ import typer
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame
 
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.report.progress import BatchProgress, ReadingProgress
-from leasehold.adapters.report.progress_page import ProgressPage
+from leasehold.adapters.report.progress import BatchProgress, ProgressPage, ReadingProgress
 from leasehold.adapters.spark.event_hubs.options import refuse_secrets
 from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.pipeline.pipeline import Recipe
-from leasehold.adapters.spark.pipeline.run import OutputPlace, aggregate, aggregated, begun, finished, land
-from leasehold.adapters.spark.pipeline.session import session
+from leasehold.adapters.spark.pipeline import OutputPlace, Recipe, aggregate, aggregated, begun, finished, land, session
 from leasehold.stores.printable import printable
 
 OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
@@ -130,7 +127,7 @@ def tell(batches: Iterable[BatchProgress | ReadingProgress], page: ProgressPage 
     with exporting(metrics) as meter:
         tellers = [] if page is None else [page.tell]
         if meter is not None:
-            from leasehold.adapters.spark.pipeline.metrics import PipelineMetrics  # noqa: PLC0415  an extra
+            from leasehold.adapters.spark.pipeline import PipelineMetrics  # noqa: PLC0415  an extra
 
             tellers.append(PipelineMetrics(meter).tell)
         try:

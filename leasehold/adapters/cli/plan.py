@@ -8,9 +8,7 @@ import typer
 from attrs import fields
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.json_form.answer import answer
-from leasehold.adapters.json_form.fields import BadJsonField
-from leasehold.adapters.json_form.question import RULES
+from leasehold.adapters.json_form import RULES, BadJsonField, answer
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -17,13 +17,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.sources.kinesis.clients import WireForm
-from leasehold.adapters.sources.kinesis.producer.client import clients_of
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
-from leasehold.adapters.sources.kinesis.producer.values import Settings
+from leasehold.adapters.sources.kinesis.producer.core import Settings
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, clients_of
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.stores.endpoints import endpoint_of
 from leasehold.stores.fields import decimal, encodable
-from leasehold.stores.schemes import Scheme, read_url
+from leasehold.stores.urls import Scheme, endpoint_of, read_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -12,14 +12,19 @@ import typer
 from attrs import asdict
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.positions import start
-from leasehold.adapters.reading.handlers.callables import load
-from leasehold.adapters.reading.handlers.handling import Handling
+from leasehold.adapters.cli.common.times import start
+from leasehold.adapters.reading.handling import Handling, load
 from leasehold.adapters.reading.letters.boxes import open_letters, open_stream
 from leasehold.adapters.reading.letters.letter import LetterError
-from leasehold.adapters.reading.letters.replaying import Deliver, HandlerCalls, ReplayVerdict, replay
-from leasehold.adapters.reading.letters.stream_replay import LetterSource, replay_stream
-from leasehold.adapters.reading.slices.slice import own_table
+from leasehold.adapters.reading.letters.replaying import (
+    Deliver,
+    HandlerCalls,
+    LetterSource,
+    ReplayVerdict,
+    replay,
+    replay_stream,
+)
+from leasehold.adapters.reading.slices import own_table
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.holdings import WorkerError

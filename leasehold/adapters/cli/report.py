@@ -12,15 +12,13 @@ import typer
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.json_form.fields import BadJsonField
-from leasehold.adapters.local.process import ServiceError
-from leasehold.adapters.report.changes import Snapshot
+from leasehold.adapters.json_form import BadJsonField
+from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.report.distribution import distribution
 from leasehold.adapters.report.page import page
-from leasehold.adapters.report.report import Moment, Report, report, report_json
-from leasehold.adapters.report.snapshots import looked, saved
-from leasehold.balancer.rules.groups import Groups
+from leasehold.adapters.report.report import Moment, Report, Snapshot, looked, report, report_json, saved
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store, store_address
 
@@ -86,8 +84,8 @@ def _by_spark(sources: Sequence[str], times: int, groups: Groups) -> Report:
     if times > 1 or len(sources) > 1 or "://" not in sources[0]:
         raise ValueError("--spark: it takes one look at one store")
     # Only here, so that no other report needs Spark.
-    from leasehold.adapters.spark.distribution import counted, lease_table  # noqa: PLC0415
-    from leasehold.adapters.spark.pipeline.session import session  # noqa: PLC0415
+    from leasehold.adapters.spark.offsets import counted, lease_table  # noqa: PLC0415
+    from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
 
     found = counted(lease_table(session("leasehold report"), sources[0]))
     return Report(_place(sources), (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)

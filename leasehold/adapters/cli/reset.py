@@ -1,25 +1,74 @@
-"""`leasehold reset`: set checkpoints back or forward."""
+"""`leasehold reset`: set checkpoints back or forward.
+
+A reset as a file: what `leasehold reset --dry-run --json` printed, held against the table and carried out.
+"""
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 from time import time
 from typing import Annotated
 
 import typer
+from attrs import frozen
 
-from leasehold.adapters.cli.common.checkpoint_moves import told
+from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.positions import named, start
-from leasehold.adapters.cli.common.reset_plan import PlannedReset, moves_of, read_plan
-from leasehold.adapters.cli.common.times import seconds, shift
-from leasehold.adapters.steering.checkpoints.moves import STILL_SECONDS, Move, living, readable
-from leasehold.adapters.steering.checkpoints.resetting import planned, reset
-from leasehold.adapters.worker.reach import reach_of
+from leasehold.adapters.cli.common.times import named, seconds, shift, start
+from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
+from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, readable, reset, resetting_planned
+from leasehold.adapters.worker.holding import reach_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store
+
+
+@frozen
+class PlannedReset:
+    """A lease of a plan: where it stood when the plan was made, and where it is to be set."""
+
+    key: str
+    was: Position
+    wanted: Position
+
+
+def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
+    """The leases of a plan. Raises ValueError, naming the field that is not as `--dry-run --json` prints it."""
+    try:
+        resets = tuple(_planned(value) for value in parse(text).fields().need("leases").items())
+    except BadJsonField as error:
+        raise ValueError(f"--plan: {error}") from None
+    if twice := sorted(key for key, times in Counter(each.key for each in resets).items() if times > 1):
+        raise ValueError(f"--plan: lease {twice[0]!r} is given twice")
+    return resets
+
+
+def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
+    """The moves of a plan; refused where the lease has moved since. Raises ValueError for a lease that is not there."""
+    known = {lease.key: lease for lease in leases}
+    moves: list[Move] = []
+    for each in plan:
+        if each.key not in known:
+            raise ValueError(f"--plan: there is no lease {each.key!r}; is it the plan of another store?")
+        (move,) = resetting_planned((known[each.key],), each.wanted, live)
+        stands = known[each.key].checkpoint
+        moved = f"it stands at {said(stands)}, no longer at {said(each.was)}; make the plan anew"
+        moves.append(move if stands in {each.was, each.wanted} else move.refused(moved))
+    return tuple(moves)
+
+
+def _planned(value: JsonValue) -> PlannedReset:
+    fields = value.fields()
+    return PlannedReset(fields.need("key").name(), _at(fields.need("was")), _at(fields.need("wanted")))
+
+
+def _at(value: JsonValue) -> Position:
+    """A position, by the fields that a lease has."""
+    value.fields().need("checkpoint")
+    return lease_of(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -94,7 +143,7 @@ def _wish(  # noqa: PLR0917  the options that say what is wanted
         raise ValueError("--to, --shift-by and --plan: give one of them")
     if to is not None:
         position = _position(to, timestamp_ms, sub, offset, keys=len(keys or ()))
-        return lambda leases, live: planned(leases, position, live)
+        return lambda leases, live: resetting_planned(leases, position, live)
     if shift_by is not None:
         seconds_on = shift(shift_by)
         return lambda leases, live: _shifted(leases, seconds_on, live)
@@ -145,7 +194,7 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
                 "set a time by --to, or name other leases by --key"
             )
-        moves += planned((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
+        moves += resetting_planned((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
     return tuple(moves)
 
 

@@ -10,10 +10,18 @@ from rich.progress import track
 from rich.table import Table
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.local.process import ServiceError
-from leasehold.adapters.proving.simulator.fleets import StartPattern
-from leasehold.adapters.proving.simulator.question import RULES, Kind, ScanPace, SimulationQuestion
-from leasehold.adapters.proving.simulator.sweep import Answer, on_spark, on_this_machine, summed_up
+from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.proving.simulator.question import (
+    RULES,
+    Answer,
+    Kind,
+    ScanPace,
+    SimulationQuestion,
+    on_spark,
+    on_this_machine,
+    summed_up,
+)
+from leasehold.adapters.proving.simulator.scenario import StartPattern
 from leasehold.stores.fields import decimal
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -122,7 +130,7 @@ def _ask(question: SimulationQuestion, sweep: int, jobs: int, master: str | None
 
 
 def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
-    from leasehold.adapters.spark.pipeline.session import session_at  # noqa: PLC0415  few sweep on Spark
+    from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  few sweep on Spark
 
     with ending("simulate", ServiceError):
         spark = session_at(master, "leasehold simulate")

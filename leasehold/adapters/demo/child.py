@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from leasehold.adapters.local import guard
-from leasehold.adapters.local.process import tail
+from leasehold.adapters.local.node import tail
 
 DRAIN_SECONDS = 20.0
 

@@ -1,18 +1,196 @@
-"""Starts the stand-ins for a developer: streams and hubs by name, sample data at a rate, and what to paste."""
+"""Starts the stand-ins for a developer: streams and hubs by name, sample data at a rate, and what to paste.
 
-from collections.abc import Iterator, Sequence
+The streams and hubs that a developer names, with their URLs and the environment to paste.
+
+Starts the stand-ins for event hubs and their lease table, for a developer.
+
+Sample data for a developer: records of forty keys at a rate, each key in order.
+"""
+
+import json
+import logging
+import re
+import shlex
+import threading
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial, reduce
+from itertools import count
 from pathlib import Path
+from typing import Literal
 
+from attrs import evolve, frozen
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.demo.dev_hubs import hub_services
-from leasehold.adapters.demo.dev_streams import DevServices, DevStream, WantedStream
-from leasehold.adapters.demo.sample import sampled
-from leasehold.adapters.demo.stream import Stream, StreamError, client, put
-from leasehold.adapters.local.services import dynalite, kinesis_local
+from leasehold.adapters.demo.stage import Stream, StreamError, client, put
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.local.services import (
+    AZURITE_ACCOUNT,
+    azurite,
+    azurite_connection_string,
+    dynalite,
+    kinesis_local,
+)
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
+
+SHARDS_MAX = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KINDS: Mapping[str, Literal["kinesis", "eventhubs"]] = {"kinesis": "kinesis", "eventhubs": "eventhubs"}
+
+
+@frozen
+class WantedStream:
+    """A stream or hub to make: its name, and how many shards or partitions."""
+
+    name: str
+    shards: int
+    kind: Literal["kinesis", "eventhubs"] = "kinesis"
+
+
+@frozen
+class DevStream:
+    """The URLs of a stream and of a lease table for it.
+
+    source, table        as they stand alone, but for secrets
+    pasted, pasted_table after what is to be pasted, where they may be shorter
+    """
+
+    source: str
+    table: str
+    pasted: str
+    pasted_table: str
+
+
+@frozen
+class DevServices:
+    """The stand-ins that run.
+
+    services     what they stand for
+    streams      by name
+    environment  what to export, so that URLs need no endpoint and no account is needed
+    """
+
+    services: tuple[str, ...]
+    streams: Mapping[str, DevStream]
+    environment: Mapping[str, str]
+
+    @property
+    def exports(self) -> str:
+        """The environment as a line for a shell."""
+        return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+
+    def first(self, name: str) -> "DevServices":
+        """The same, with this stream before the others, and its URLs in the environment."""
+        chosen = self.streams[name]
+        urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
+        return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
+
+    def beside(self, other: "DevServices") -> "DevServices":
+        """Both of them."""
+        return DevServices(
+            (*self.services, *other.services),
+            {**self.streams, **other.streams},
+            {**self.environment, **other.environment},
+        )
+
+
+def wanted(text: str) -> WantedStream:
+    """A stream as the command line names it: NAME or NAME=SHARDS, a hub with eventhubs: before. Raises ValueError."""
+    before, colon, after = text.rpartition(":")
+    name, given, shards = after.partition("=")
+    kind = _KINDS.get(before) if colon else "kinesis"
+    if kind is None or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, or eventhubs:NAME=PARTITIONS"
+        )
+    if given and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
+        raise ValueError(f"{text!r}: the number of shards is one from 1 to {SHARDS_MAX}, as in {name}=4")
+    return WantedStream(name, int(shards) if given else 1, kind)
+
+
+log = escaped(logging.getLogger("leasehold.sample"))
+
+KEYS = 40
+PUTS_PER_SECOND = 5
+
+KeyedRows = list[tuple[str, bytes]]
+"""Partition keys, each with a record."""
+
+
+@contextmanager
+def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
+    """Put so many records a second by a thread of its own until the block ends; none at a rate of 0."""
+    if not rate:
+        yield
+        return
+    ending = threading.Event()
+    producing = spawn(
+        f"sample-{name}",
+        lambda: put_rows(rate, put, ending),
+        lambda fault: log.error("no more sample data for %s: %s", name, said(fault)),
+    )
+    try:
+        yield
+    finally:
+        ending.set()
+        producing.join()
+
+
+def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
+    """Put records until told to end; each carries its key and how many of the key came before."""
+    numbers, places = Counter[str](), count()
+    pause = max(1 / PUTS_PER_SECOND, 1 / rate)
+    while not ending.is_set():
+        rows: KeyedRows = []
+        for _ in range(max(1, round(rate * pause))):
+            key = f"sensor-{next(places) % KEYS:02}"
+            numbers[key] += 1
+            rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
+        put(rows)
+        ending.wait(pause)
+
+
+CONTAINER = "leases"
+"""A single one for all hubs: in the Azure SDKs' layout the name of a blob begins with its hub."""
+
+
+@contextmanager
+def hub_services(hubs: Sequence[WantedStream], rate: int) -> Iterator[DevServices]:
+    """The stand-ins with these hubs, and `rate` events a second put into each. Raises ServiceError."""
+    with ExitStack() as stack:
+        running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
+        blobs = stack.enter_context(azurite())
+        for hub in hubs:
+            stack.enter_context(sampled(hub.name, rate, partial(_put, running, hub)))
+        yield DevServices(
+            ("Event Hubs", "Azure Blob"),
+            {hub.name: _told(running, hub.name) for hub in hubs},
+            {
+                "EVENTHUBS_CONNECTION_STRING": running.connection_string(),
+                "AZURE_STORAGE_CONNECTION_STRING": azurite_connection_string(blobs),
+            },
+        )
+
+
+def _told(running: LocalHubs, hub: str) -> DevStream:
+    source = f"eventhubs://{running.namespace}/{hub}"
+    table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub}"
+    return DevStream(source, table, source, table)
+
+
+def _put(running: LocalHubs, hub: WantedStream, rows: KeyedRows) -> None:
+    """Put the events of one key into one partition, in order."""
+    by_partition: dict[int, list[str]] = defaultdict(list)
+    for key, row in rows:
+        by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
+    for partition, bodies in by_partition.items():
+        running.put(hub.name, str(partition), bodies)
+
 
 REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 
@@ -48,7 +226,7 @@ def _kinesis_services(streams: Sequence[WantedStream], folder: Path | None, rate
             stack.enter_context(sampled(each.name, rate, partial(put, to, each.name)))
         yield DevServices(
             ("Kinesis", "DynamoDB"),
-            {each.name: _told(each.name, kinesis.url, dynamodb.url) for each in streams},
+            {each.name: _dev_told(each.name, kinesis.url, dynamodb.url) for each in streams},
             {
                 **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
                 "AWS_DEFAULT_REGION": REGION,
@@ -58,7 +236,7 @@ def _kinesis_services(streams: Sequence[WantedStream], folder: Path | None, rate
         )
 
 
-def _told(name: str, kinesis: str, dynamodb: str) -> DevStream:
+def _dev_told(name: str, kinesis: str, dynamodb: str) -> DevStream:
     return DevStream(
         f"kinesis://{name}?region={REGION}&endpoint={kinesis}",
         f"dynamodb://{name}-app?region={REGION}&endpoint={dynamodb}",

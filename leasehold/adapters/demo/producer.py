@@ -9,8 +9,8 @@ import sys
 from hashlib import sha1
 from threading import Event
 
-from leasehold.adapters.demo.sample import KeyedRows, put_rows
-from leasehold.adapters.demo.stream import client, put
+from leasehold.adapters.demo.dev import KeyedRows, put_rows
+from leasehold.adapters.demo.stage import client, put
 from leasehold.adapters.history.events import Sent
 
 

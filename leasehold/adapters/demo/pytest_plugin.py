@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 
 if TYPE_CHECKING:
-    from leasehold.adapters.demo.stream import Stream
-    from leasehold.adapters.local.process import Service
+    from leasehold.adapters.demo.stage import Stream
+    from leasehold.adapters.local.node import Service
 
 # A clause of the contract that fails shows its values, as in a file of tests.
 pytest.register_assert_rewrite("leasehold.stores.contract")
@@ -66,7 +66,7 @@ def leasehold_kinesis_stream(
     leasehold_credentials: None,  # noqa: ARG001  they must be there
 ) -> Iterator["Stream"]:
     """A new stream of two shards: `url` for a worker; `put`, `split`, `merge` and `shards` for the test."""
-    from leasehold.adapters.demo.stream import Stream  # noqa: PLC0415  an extra
+    from leasehold.adapters.demo.stage import Stream  # noqa: PLC0415  an extra
 
     with closing(Stream(leasehold_kinesis.url, f"stream-{uuid4().hex}", SHARDS)) as stream:
         yield stream

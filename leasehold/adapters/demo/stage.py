@@ -1,23 +1,177 @@
 """Starts and kills the workers of a run, reshapes its stream, and records everything.
 
 The order of events is in `story`, their picture in `screen`.
+
+Sets a run up and takes it down: services, a stream, a table, a folder; no process is left behind.
+
+The stream of a run: created, split and merged; each call waits until the service has done it.
+
+Short names for people: of shards, and of numbers of them.
+
+Follows a file that another process still writes, one whole line at a time.
 """
 
 import time
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config as ClientConfig
+
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.balancer.model import Shard
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+    from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
+from uuid import uuid4
 
 from attrs import define, evolve, field
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stream import Stream
-from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.demo.child import ENVIRONMENT, Child, isolate
 from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent, RunHistory, Sent, event_of, seen
-from leasehold.adapters.history.tenures import TenureHistory
-from leasehold.adapters.history.verdict import RunVerdict, verdict_on
+from leasehold.adapters.history.explanations import RunVerdict, verdict_on
+from leasehold.adapters.history.records import TenureHistory
+from leasehold.adapters.local.services import dynalite, kinesis_local
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Store
+from leasehold.stores.urls import open_store
+
+POLL_SECONDS = 0.05
+WAIT_SECONDS = 30.0
+
+
+class StreamError(Exception):
+    """The stand-in did not do as asked."""
+
+
+def client(endpoint: str) -> "KinesisClient":
+    """A client that never sends anything twice: a repeated put is a duplicate of the producer's own."""
+    return boto3.client(
+        "kinesis",
+        endpoint_url=endpoint,
+        config=ClientConfig(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=60),
+    )
+
+
+class Stream:
+    """A stream of a local service."""
+
+    def __init__(self, endpoint: str, name: str, shards: int) -> None:
+        """Create it, and wait until it takes records."""
+        self.name, self.url = name, f"kinesis://{name}?endpoint={endpoint}"
+        self._client = client(endpoint)
+        self._source = KinesisSource(self._client, name)
+        self._client.create_stream(StreamName=name, ShardCount=shards)
+        self._settle()
+
+    def shards(self) -> tuple[Shard, ...]:
+        """All shards of the stream, closed ones included."""
+        return self._source.shards()
+
+    def parents(self) -> Mapping[str, tuple[str, ...]]:
+        """Each shard's parents."""
+        return {shard.id: shard.parents for shard in self.shards()}
+
+    def split(self) -> str:
+        """Split the widest open shard in half; its id."""
+        shard = max(self._open(), key=lambda shard: (_width(shard), shard.id))
+        first, last = shard.hash_range or (0, 0)
+        self._client.split_shard(
+            StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
+        )
+        self._settle()
+        return shard.id
+
+    def merge(self) -> tuple[str, str]:
+        """Merge the two narrowest open neighbours; their ids."""
+        ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
+        left, right = min(pairwise(ordered), key=lambda pair: (_width(pair[0]) + _width(pair[1]), pair[0].id))
+        self._client.merge_shards(StreamName=self.name, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
+        self._settle()
+        return left.id, right.id
+
+    def put(self, *rows: tuple[str, bytes]) -> None:
+        """Send (partition key, data) pairs in one request. Raises StreamError if any was refused."""
+        put(self._client, self.name, rows)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _open(self) -> tuple[Shard, ...]:
+        return tuple(shard for shard in self.shards() if shard.open)
+
+    def _settle(self) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self._status() != "ACTIVE":
+            if time.monotonic() > deadline:
+                raise StreamError(f"stream {self.name} was not ready within {WAIT_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
+
+    def _status(self) -> str:
+        return self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]["StreamStatus"]
+
+
+def put(to: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
+    """Send (partition key, data) pairs in one request. Raises StreamError if any was refused.
+
+    A service that refuses a part of a request leaves its keys out of order; the stand-in never does.
+    """
+    entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
+    refused = to.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
+    if refused:
+        raise StreamError(f"stream {stream} refused {refused} of {len(entries)} records")
+
+
+def _width(shard: Shard) -> int:
+    first, last = shard.hash_range or (0, 0)
+    return last - first
+
+
+def short(shard: str) -> str:
+    """`shardId-000000000007` as `7`."""
+    number = shard.rpartition("-")[2]
+    return number.lstrip("0") or "0" if number.isdigit() else shard
+
+
+def shard_names(shards: Iterable[str]) -> str:
+    """`shard 3`, or `shards 2, 3 and 5`."""
+    names = [short(shard) for shard in sorted(shards)]
+    if len(names) == 1:
+        return f"shard {names[0]}"
+    return f"shards {', '.join(names[:-1])} and {names[-1]}" if names else "nothing"
+
+
+T = TypeVar("T")
+
+
+class Tail(Generic[T]):
+    """The lines added to a file since the last look.
+
+    A last line without its end is left: whoever wrote it is still at it, or was killed in the middle.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes], T]) -> None:
+        self._path, self._read = path, read
+        self._place = 0
+
+    def more(self) -> list[T]:
+        """The lines that have become whole."""
+        with self._path.open("rb") as file:
+            file.seek(self._place)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return [self._read(line) for line in whole.splitlines()]
+
 
 TICK_SECONDS = 0.2
 AT_WORK = "at work"
@@ -197,3 +351,24 @@ class Stage:
 
 def _now() -> float:
     return time.time()
+
+
+@contextmanager
+def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
+    """A stream and a table of their own at two services that are running; `settings` go to every worker."""
+    name = f"demo-{uuid4().hex[:8]}"
+    table = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-demo-")))
+        stream = stack.enter_context(closing(Stream(kinesis, name, shards)))
+        stage = Stage(folder, stream, stack.enter_context(closing(open_store(table))), table, settings)
+        stack.callback(stage.abandon)
+        yield stage
+
+
+@contextmanager
+def services() -> Iterator[tuple[str, str]]:
+    """The addresses of a stand-in for Kinesis and one for DynamoDB; this process forgets its own credentials."""
+    isolate()
+    with kinesis_local() as kinesis, dynalite() as dynamodb:
+        yield kinesis.url, dynamodb.url

@@ -5,12 +5,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.names import shard_names, short
 from leasehold.adapters.demo.producer import sent_of
-from leasehold.adapters.demo.stage import Stage, StageError
-from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.demo.stage import Stage, StageError, Tail, shard_names, short
 from leasehold.adapters.history.events import Sent
-from leasehold.adapters.history.verdict import RunVerdict
+from leasehold.adapters.history.explanations import RunVerdict
 
 SETTLE_SECONDS = 25.0
 STEADY_SECONDS = 2.0

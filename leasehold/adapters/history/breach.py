@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from leasehold.balancer.rules.groups import Groups
+from leasehold.balancer.rules.shares import Groups
 
 BreachKind = Literal[
     "lost",

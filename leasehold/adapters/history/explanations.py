@@ -3,6 +3,18 @@
 A fault reaches as far as it lasted, and on for as long as a fleet may need to take a shard over: until its lease has
 expired, and one look more. A fault of one worker explains what befell the shards that this worker read, or owned by
 the table, at that time; a fault of nobody in particular explains everything.
+
+Judges a run, real or simulated, by its history alone, and explains what must not be.
+
+Rule 1: nothing here asks a stream, a table, a worker or a clock; the program that ran the fleet recorded all of it.
+Rule 2: a breach says what, when and why, never a mere False.
+Rule 3: a law is judged where what it speaks of was recorded. Records sent and handed over are enough for losses,
+order, duplicates, tokens and gaps; writes, and the times of readings and of finished handlers, allow the others.
+Writes come as the table took them, or as each process saw the answers to its own: then two are compared only where
+one was answered before the other was sent.
+Rule 4: a fault is named by the program that caused it; a long wait or a repetition that none explains is a breach.
+
+The verdict on a finished run for people and programs: its figures, and every breach.
 """
 
 import math
@@ -10,11 +22,30 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from leasehold.adapters.history.breach import Breach, Limits
 from leasehold.adapters.history.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, worker_of
-from leasehold.adapters.history.tenures import Tenure
+from leasehold.adapters.history.records import (
+    ReaderChange,
+    Tenure,
+    behind_a_later_token,
+    by_shard,
+    lost,
+    moves,
+    reader_changes,
+    reading_of,
+    record_breaches,
+    strangers,
+)
+from leasehold.adapters.history.rights import (
+    answer_breaches,
+    longest_unowned,
+    planners,
+    read_spans,
+    rest_breaches,
+    write_breaches,
+)
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
 """Events that may keep a shard from being read. A process that is gone was told to leave before."""
@@ -164,3 +195,88 @@ def _covered(reaches: Iterable[_FaultReach], since: float, until: float) -> floa
         if end > begin:
             covered, reached = covered + end - begin, end
     return covered
+
+
+def judge(history: RunHistory, limits: Limits) -> tuple[Breach, ...]:
+    """Every breach, in order of time; none for a good run."""
+    due = limits.settled is None or bool(planners(history, limits.settled))
+    reading = reading_of(history)
+    breaches = [
+        *record_breaches(history, reading, limits, all_due=due),
+        *Explanations(history, by_shard(reading.tenures), limits).breaches(),
+        *write_breaches(history, limits),
+        *answer_breaches(history, limits),
+        *(Breach("unforeseen", history.end, fault) for fault in history.faults if not limits.misdeeds),
+        *(rest_breaches(history, limits, limits.settled) if limits.settled is not None else ()),
+    ]
+    return tuple(sorted(breaches, key=lambda breach: breach.t))
+
+
+UNLIMITED = Limits()
+
+
+@frozen
+class RunVerdict:
+    """The findings on a run's history.
+
+    produced             records the stream acknowledged
+    delivered            of these, handed over at least once
+    lost                 of these, never handed over
+    strangers            handed over, and never acknowledged
+    duplicates           handed over again, each time counted
+    fenced               handed over under a lower token than one before: whoever compares tokens refuses them
+    owner_changes        what each change of a shard's reader cost
+    unowned_seconds_max  the longest time nobody read a shard
+    moves, moves_least   leases that left a living worker, and how few would have done
+    faults               what must not be; empty for a good run
+    """
+
+    produced: int
+    delivered: int
+    lost: int
+    strangers: int
+    duplicates: int
+    fenced: int
+    shards: int
+    unowned_seconds_max: float
+    unowned_shard: str
+    moves: int
+    moves_least: int
+    owner_changes: tuple[ReaderChange, ...] = field(repr=False)
+    faults: tuple[Breach, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing happened that must not."""
+        return not self.faults
+
+    def as_json(self) -> dict[str, object]:
+        """Values that `json.dumps` takes; times are milliseconds, as in the lines of events."""
+        told = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
+        return {"ok": self.ok, **asdict(self), "owner_changes": told, "faults": [str(each) for each in self.faults]}
+
+
+def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
+    """The verdict on a run that is over; shards should have been read up to the incident called end."""
+    tenures = by_shard(reading_of(history).tenures)
+    records = list(history.told("record"))
+    end = min((each.t for each in history.incidents if each.what == "end"), default=history.end)
+    unread = longest_unowned(read_spans(tenures, history.parents), 0.0, end)
+    shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
+    done, least = moves(history, tenures)
+    missing = len(lost(history))
+    return RunVerdict(
+        produced=len(history.sent),
+        delivered=len(history.sent) - missing,
+        lost=missing,
+        strangers=len(strangers(history)),
+        duplicates=len(records) - len({(event.shard, event.place) for event in records}),
+        fenced=behind_a_later_token(history),
+        shards=len(tenures),
+        unowned_seconds_max=round(seconds, 3),
+        unowned_shard=shard if seconds else "",
+        moves=done,
+        moves_least=least,
+        owner_changes=reader_changes(history, tenures),
+        faults=judge(history, limits),
+    )

@@ -5,16 +5,267 @@ record is handed over before an earlier one has been once. Law 3: within one ten
 handler had finished with it; a later tenure begins behind the checkpoint that it took the shard with. Law 4: of one
 shard, a token is given to one process alone, so that whoever compares tokens hears one reader at a time. A finished
 lease whose row was deleted, and made anew by a request that arrived late, begins at its first token again.
+
+The times in which each process read each shard, and the records that it handed over meanwhile.
+
+The life of each process: when it started, was told to go, and ended.
+
+How often a shard left a living reader, against the least that any balanced division would have needed.
+
+A history is cut at each incident. What is read at the end of a part, and by whom at its start, says how few moves
+would have done: shards that are new, or whose reader died, go where they are wanted for nothing.
+
+The cost of each change of a shard's reader: records handed over again.
 """
 
+import math
 from bisect import bisect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+
+from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.history.breach import Breach, Limits
-from leasehold.adapters.history.changes import reader_changes
-from leasehold.adapters.history.events import ReadingEvent, RecordPlace, RunHistory, Sent, WriteEvent
-from leasehold.adapters.history.tenures import Tenure, TenureHistory, by_shard
+from leasehold.adapters.history.events import (
+    Incident,
+    ReadingEvent,
+    RecordPlace,
+    RunHistory,
+    Sent,
+    WriteEvent,
+    WriteVerb,
+    worker_of,
+)
+from leasehold.balancer.rules.shares import least_moves
+
+ENDINGS = frozenset({"lease-lost", "shard-ended", "stopped"})
+
+
+@define
+class Tenure:
+    """The reading of a shard by one process, from `initialize` to its end.
+
+    end      infinity while it goes on
+    how      the event that ended it, "cut" where the process died or began anew without one, "" while it goes on
+    records  in the order in which they were handed over
+    finished the places of the records that a handler has finished with, where that was told
+    again    the records that were handed over although a handler had finished with them
+    """
+
+    process: str
+    shard: str
+    begin: float
+    end: float = math.inf
+    how: str = ""
+    records: list[ReadingEvent] = Factory(list)
+    finished: set[RecordPlace] = Factory(set)
+    again: list[ReadingEvent] = Factory(list)
+
+    @property
+    def worker(self) -> str:
+        """The worker whose process it is."""
+        return worker_of(self.process)
+
+
+@define
+class TenureHistory:
+    """Tenures folded from events; those of one process must come in its own order.
+
+    tenures  in the order they began
+    outside  records that a process handed over while it did not read their shard
+    """
+
+    tenures: list[Tenure] = Factory(list)
+    outside: list[ReadingEvent] = Factory(list)
+    _open: dict[tuple[str, str], Tenure] = Factory(dict)
+
+    def add(self, event: ReadingEvent) -> None:
+        """Take in one event."""
+        place = (event.process, event.shard)
+        tenure = self._open.get(place)
+        if event.event == "initialize":
+            self._close(tenure, event.t, "cut")
+            self._open[place] = Tenure(event.process, event.shard, event.t)
+            self.tenures.append(self._open[place])
+        elif event.event == "record":
+            (self.outside if tenure is None else tenure.records).append(event)
+            if tenure is not None and event.place in tenure.finished:
+                tenure.again.append(event)
+        elif event.event in {"finished", "buried"} and tenure is not None:
+            tenure.finished.add(event.place)
+        elif event.event in ENDINGS:
+            self._close(tenure, event.t, event.event)
+
+    def died(self, process: str, t: float) -> None:
+        """A process died then: what it had begun to read it reads no more."""
+        for tenure in [each for each in self._open.values() if each.process == process and each.begin <= t]:
+            self._close(tenure, t, "cut")
+
+    def owner(self, shard: str) -> str | None:
+        """The worker that reads this shard now, as far as events tell."""
+        return next((tenure.worker for tenure in self._open.values() if tenure.shard == shard), None)
+
+    def _close(self, tenure: Tenure | None, t: float, how: str) -> None:
+        if tenure is not None:
+            tenure.end, tenure.how = t, how
+            del self._open[tenure.process, tenure.shard]
+
+
+def reading_of(history: RunHistory) -> TenureHistory:
+    """The tenures of a whole history; a process that crashed reads no more from then on."""
+    reading = TenureHistory()
+    for event in history.events:
+        reading.add(event)
+    for incident in history.incidents:
+        if incident.what == "crash":
+            reading.died(incident.subject, incident.t)
+    return reading
+
+
+def by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
+    """Each shard's tenures, in the order they began."""
+    found: dict[str, list[Tenure]] = defaultdict(list)
+    for tenure in sorted(tenures, key=lambda tenure: tenure.begin):
+        found[tenure.shard].append(tenure)
+    return found
+
+
+@frozen
+class Life:
+    """A process of a worker, from its start to its end; `leaves` is when it was told to go."""
+
+    worker: str
+    process: str
+    start: float
+    leaves: float = math.inf
+    end: float = math.inf
+
+
+def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
+    """Every process, in order of start; of two of one name the later begins when the earlier is over."""
+    found: list[Life] = []
+    latest: dict[str, int] = {}
+    for incident in sorted(incidents, key=lambda incident: incident.t):
+        match incident.what:
+            case "start":
+                latest[incident.subject] = len(found)
+                found.append(Life(worker_of(incident.subject), incident.subject, incident.t))
+            case "leave" | "crash" | "gone" if incident.subject in latest:
+                life = found[latest[incident.subject]]
+                end = life.end if incident.what == "leave" else incident.t
+                found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end)
+            case _:
+                pass
+    return tuple(found)
+
+
+def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
+    """The workers that run then and have not been told to go."""
+    return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
+
+
+def moves(history: RunHistory, tenures: Mapping[str, list[Tenure]]) -> tuple[int, int]:
+    """Moves made, and the least possible, up to the incident called end."""
+    done = least = 0
+    all_lives = lives(history.incidents)
+    for incident, following in pairwise(sorted(history.incidents, key=lambda incident: incident.t)):
+        if incident.what == "end":
+            break
+        living = alive_at(all_lives, incident.t)
+        done += sum(
+            before.worker in living and before.worker != after.worker
+            for readers in tenures.values()
+            for before, after in pairwise(readers)
+            if incident.t <= after.begin < following.t
+        )
+        there = [readers for readers in tenures.values() if _reader_at(readers, following.t) is not None]
+        least += least_moves({each[0].shard: _reader_at(each, incident.t) for each in there}, living)
+    return done, least
+
+
+def _reader_at(readers: list[Tenure], t: float) -> str | None:
+    return next((tenure.worker for tenure in reversed(readers) if tenure.begin < t <= tenure.end), None)
+
+
+TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
+"""The writes in whose reply a process finds the checkpoint that it starts from."""
+
+PositionOrder = tuple[int, int, int]
+
+
+@frozen
+class ReaderChange:
+    """A shard passed from one reader to the next.
+
+    duplicates     records of the next that earlier readers had handed over already
+    since          what earlier readers had handed over since the checkpoint last seen before the change
+    replayed       duplicates at or before that checkpoint: these nothing excuses
+    """
+
+    t: float
+    shard: str
+    before: str
+    after: str
+    how: str
+    duplicates: int
+    since: int
+    replayed: int
+
+
+def reader_changes(history: RunHistory, tenures: Mapping[str, list[Tenure]]) -> tuple[ReaderChange, ...]:
+    """Every change of reader, in order of time."""
+    starts = _Starts(history)
+    found = [change for readers in tenures.values() for change in _of_shard(readers, starts)]
+    return tuple(sorted(found, key=lambda change: (change.t, change.shard)))
+
+
+class _Starts:
+    """Where a reader had to start: at the checkpoint in its claim's reply, else at the last one seen before.
+
+    Of a row that was deleted and made anew only what was written since counts.
+    """
+
+    def __init__(self, history: RunHistory) -> None:
+        self._taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
+        self._seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
+        self._made: dict[str, list[float]] = defaultdict(list)
+        for write in history.writes:
+            if write.done and write.after is not None and write.verb == "create":
+                self._made[write.after.shard].append(write.t)
+            if write.done and write.after is not None and write.verb in TAKES:
+                self._taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
+        for row in history.rows:
+            self._seen[row.shard].append((row.t, row.checkpoint.order))
+
+    def of(self, tenure: Tenure) -> PositionOrder:
+        """The position that all records of this tenure must lie behind."""
+        known = self._taken.get((tenure.process, tenure.shard)) or self._seen.get(tenure.shard, [])
+        made = max((t for t in self._made.get(tenure.shard, ()) if t <= tenure.begin), default=0.0)
+        return max((order for t, order in known if made <= t <= tenure.begin), default=(0, 0, 0))
+
+
+def _of_shard(readers: list[Tenure], starts: _Starts) -> list[ReaderChange]:
+    earlier: set[RecordPlace] = set()
+    found = []
+    for before, after in pairwise(readers):
+        earlier.update(record.place for record in before.records)
+        start = starts.of(after)
+        again = earlier.intersection(record.place for record in after.records)
+        found.append(
+            ReaderChange(
+                t=after.begin,
+                shard=after.shard,
+                before=before.process,
+                after=after.process,
+                how=before.how,
+                duplicates=len(again),
+                since=sum((1, *place) > start for place in earlier),
+                replayed=sum((1, *place) <= start for place in again),
+            )
+        )
+    return found
+
 
 RecordId = tuple[str, str]
 """A record's key and digest."""

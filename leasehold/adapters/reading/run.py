@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.reading.handlers.handling import Handler, Handling
+from leasehold.adapters.reading.handling import Handler, Handling
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, WRITERS, Runner
 from leasehold.adapters.worker.worker import Worker
 

@@ -2,38 +2,219 @@
 
 To stop is to drain: the running batches are finished, checkpointed, and their leases released. A task that ends or
 cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody.
+
+A heap of appointments, kept by a bounded pool of tasks: a thousand shards need no thousand threads.
+
+Rule 1: a step never runs twice at a time. Rule 2: a successor under the same key begins only when its
+predecessor is over, so a lease that was lost and taken again has one handler at work.
+
+Releases a lease whose reading raises an unforeseen fault: a lease must not be held and not read.
+
+A step that raises is called again. When it has raised a few times in a row, or while its lease is to be left,
+its lease is released, and not taken again by this worker for a while.
 """
 
+import heapq
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, assert_never
 
-from leasehold.adapters.reading.appointments import Appointments, Step
-from leasehold.adapters.reading.guarding import Guarded
-from leasehold.adapters.reading.handlers.executors import HandlerExecutor, ThreadExecutor
-from leasehold.adapters.reading.handlers.handling import Handler, Handling
-from leasehold.adapters.reading.handlers.handovers import Handovers
-from leasehold.adapters.reading.handlers.onlookers import metered, traced
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.room import Room
+from leasehold.adapters.reading.handling import Handler, Handling, metered, traced
+from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, ThreadExecutor
+from leasehold.adapters.reading.reading import Room, ShardReading
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.renewals import RETRY_SECONDS
-from leasehold.adapters.worker.scheduler import Pool, Queue, Signal
+from leasehold.adapters.worker.holdings import RENEWALS_RETRY_SECONDS, WorkerError
+from leasehold.adapters.worker.scheduler import Pool, Queue, Scheduler, Signal
 from leasehold.adapters.worker.tidings import LeaseBegun, LeaseLeaving, Outbox, Tiding, TurnHurried
 from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.looking.schedule import start_seconds
+from leasehold.balancer.lookout import start_seconds
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.metrics import Meter
 
+
+Step = Callable[[float], float]
+"""Does one bounded piece of work at this time; returns when to be called again, infinity for never."""
+
+FAULT_SECONDS = 5.0
+
+
+class Appointments:
+    """A schedule of steps, each called when it is due.
+
+    tasks      how many may run side by side
+    scheduler  runs them, and tells the time
+    failed     told when no task can be had, or dispatching raised: steps may wait for ever then
+    """
+
+    def __init__(self, tasks: int, scheduler: Scheduler, failed: Callable[[BaseException], None]) -> None:
+        """Raises RuntimeError if not one task can be had."""
+        self._scheduler, self._failed = scheduler, failed
+        self._steps: dict[str, Step] = {}
+        self._successors: dict[str, Step] = {}
+        self._dues: dict[str, float] = {}  # of those that wait
+        self._hurried: set[str] = set()  # of those that run
+        self._heap: list[tuple[float, str]] = []
+        self._lock = Lock()
+        self._changed, self._emptied, self._over = Signal(scheduler), Signal(scheduler), Signal(scheduler)
+        self._closed = False
+        self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
+        scheduler.start("leasehold-appointments", self._dispatch, failed)
+
+    def add(self, key: str, step: Step) -> None:
+        """Begin this step at once, or as soon as the step under the same key is over."""
+        with self._lock:
+            if key in self._steps:
+                self._successors[key] = step
+                self._hurry(key)
+            else:
+                self._steps[key] = step
+                self._wait(key, -math.inf)
+
+    def hurry(self, key: str) -> None:
+        """Call the step again at once, or when it has finished running."""
+        with self._lock:
+            self._hurry(key)
+
+    def drain(self, until: float = math.inf) -> bool:
+        """Wait until nothing is left; False if that took too long."""
+        while self._steps:
+            if not self._emptied.wait(until) and self._steps:
+                return False
+        return True
+
+    def close(self, until: float = math.inf) -> bool:
+        """Begin nothing more; False if what runs is not over by then."""
+        self._closed = True
+        self._changed.set()
+        over = self._over.wait(until)
+        return self._pool.close(until) and over  # its tasks are to end even if that is later
+
+    def _hurry(self, key: str) -> None:
+        if key in self._dues:
+            self._wait(key, -math.inf)
+        elif key in self._steps:
+            self._hurried.add(key)
+
+    def _wait(self, key: str, due: float) -> None:
+        self._dues[key] = due
+        heapq.heappush(self._heap, (due, key))
+        self._changed.set()
+
+    def _dispatch(self) -> None:
+        while not self._closed:
+            try:
+                self._changed.wait(self._begin_due())
+            except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
+                self._failed(fault)
+                self._changed.wait(self._scheduler.clock() + FAULT_SECONDS)
+        self._over.set()
+
+    def _begin_due(self) -> float:
+        """Begin what is due; when something else will be."""
+        while True:
+            with self._lock:
+                key = self._next()
+                if key is None:
+                    return self._heap[0][0] if self._heap else math.inf
+                step = self._steps[key]
+            self._pool.submit(partial(self._run, key, step))
+
+    def _next(self) -> str | None:
+        """Take the first that is due off the heap; entries of appointments since moved are dropped."""
+        while self._heap and self._heap[0][0] <= self._scheduler.clock():
+            due, key = heapq.heappop(self._heap)
+            if self._dues.get(key) == due:
+                del self._dues[key]
+                return key
+        return None
+
+    def _run(self, key: str, step: Step) -> None:
+        due = self._call(key, step)
+        with self._lock:
+            hurried = key in self._hurried
+            self._hurried.discard(key)
+            if due < math.inf:
+                self._wait(key, -math.inf if hurried else due)
+                return
+            del self._steps[key]
+            successor = self._successors.pop(key, None)
+            if successor is not None:
+                self._steps[key] = successor
+                self._wait(key, -math.inf)
+            if not self._steps:
+                self._emptied.set()
+
+    def _call(self, key: str, step: Step) -> float:
+        try:
+            return step(self._scheduler.clock())
+        except BaseException as fault:  # noqa: BLE001  whatever it is, the shard must not stay unread
+            self._scheduler.unforeseen(key, fault)
+            return self._scheduler.clock() + FAULT_SECONDS
+
+
 log = escaped(logging.getLogger("leasehold.runner"))
+
+FAULTS_MOST = 3
+"""A step may raise so often in a row: with the waits in between its lease is released within 15 seconds."""
+
+GUARDING_RETRY_SECONDS = 1.0
+EXCLUDED_SECONDS = 60.0
+
+
+class Guarded:
+    """A step that releases its lease when it cannot go on.
+
+    step       the step itself
+    exclude    keeps this worker from taking a lease for so many seconds
+    scheduler  is told of every fault
+    """
+
+    def __init__(
+        self, step: Step, holding: Holding, exclude: Callable[[str, float], None], scheduler: Scheduler
+    ) -> None:
+        self._step, self._holding, self._exclude, self._scheduler = step, holding, exclude, scheduler
+        self._faults = 0
+
+    def __call__(self, now: float) -> float:
+        """Do one step."""
+        if self._faults >= FAULTS_MOST:
+            return self._let_go()
+        try:
+            due = self._step(now)
+        except BaseException as fault:  # noqa: BLE001  whatever it is, the lease must not stay unread
+            return self._failed(fault)
+        self._faults = 0
+        return due
+
+    def _failed(self, fault: BaseException) -> float:
+        self._scheduler.unforeseen(self._holding.key, fault)
+        self._faults = FAULTS_MOST if self._holding.parting else self._faults + 1
+        if self._faults < FAULTS_MOST and not self._holding.lost.is_set():
+            return self._scheduler.clock() + FAULT_SECONDS
+        return self._let_go()
+
+    def _let_go(self) -> float:
+        if self._holding.lost.is_set():
+            return math.inf
+        self._exclude(self._holding.key, EXCLUDED_SECONDS)
+        self._holding.ask_release()
+        try:
+            released = self._holding.part()
+        except StoreError as fault:
+            log.warning("lease %s cannot be read here and is not released yet: %s", self._holding.key, fault)
+            return self._scheduler.clock() + GUARDING_RETRY_SECONDS
+        log.error("lease %s cannot be read here and is released", self._holding.key)
+        return math.inf if released else self._scheduler.clock() + GUARDING_RETRY_SECONDS
+
 
 # With the few others at most 64 threads, beside those that call handlers (`handlers/executors.py`);
 # twenty writers claim a thousand leases in a second and a half.
@@ -197,7 +378,7 @@ class Runner:
                 due, faults = work(clock()), 0
             except READABLE as fault:
                 self._fail(fault)
-                due = clock() + RETRY_SECONDS
+                due = clock() + RENEWALS_RETRY_SECONDS
             except Exception as fault:  # noqa: BLE001  the next time may go well
                 faults += 1
                 due = self._again(name, fault, faults)
@@ -206,10 +387,10 @@ class Runner:
 
     def _again(self, name: str, fault: Exception, faults: int) -> float:
         """Repeat a failed turn for ever, as held leases are read meanwhile; stop the run if renewals keep failing."""
-        if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
+        if name == "renew" and faults * RENEWALS_RETRY_SECONDS > self.worker.config.lease_seconds / 2:
             self._fail(fault)
-        self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
-        return self._scheduler.clock() + RETRY_SECONDS
+        self._scheduler.unforeseen(f"trying again in {RENEWALS_RETRY_SECONDS:g} s", fault)
+        return self._scheduler.clock() + RENEWALS_RETRY_SECONDS
 
     def _hear(self) -> None:
         while (tiding := self.worker.tidings.get()) is not END:

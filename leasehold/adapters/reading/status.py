@@ -3,7 +3,7 @@
 `leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all say what `status_of` says. There is
 no threshold to set: as in LinkedIn's Burrow, a lease is judged by what happened over a window of time. Rule 1: OK is
 said only where a row, or our own watching, shows it. Rule 2: who does not know says UNKNOWN, which is not OK either.
-Rule 3: how long is long follows `lease_seconds` and the pace of readings and notes (`worker/reach.py:patience`).
+Rule 3: how long is long follows `lease_seconds` and the pace of readings and notes (`worker/holding.py:patience`).
 
 The words, the worst last: see `MEANINGS`.
 """
@@ -15,9 +15,9 @@ from typing import Any
 from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.adapters.worker.holding import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
-from leasehold.balancer.shards.ancestry import readable
 from leasehold.balancer.shards.contradictions import noted_on
 
 

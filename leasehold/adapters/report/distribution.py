@@ -13,7 +13,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from leasehold.balancer.model import SENTINELS, SHARD_END, Lease
-from leasehold.balancer.rules.groups import Groups, path_of
+from leasehold.balancer.rules.shares import Groups, path_of
 from leasehold.stores.fields import kilobytes
 
 V = TypeVar("V")

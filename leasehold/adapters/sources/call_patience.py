@@ -4,20 +4,30 @@ Rule 1: a call is given the first limit for the next bytes of its answer; after 
 is given the second, and so on, for the calls that belong together: a shard's, or a stream's. A quick answer brings the
 first one back. Rule 2: a shard's call that is given longer than the first limit waits in a thread of its own: a reading
 comes back for the answer later, so that a slow service keeps neither the worker's other shards nor its drain waiting.
+
+The one clock that leases are held by, and the dates that positions name.
+
+The wait after a fault: decorrelated jitter; the caller does the waiting.
+
+Nothing here sleeps: a shard that must wait gives its thread back. The libraries' retry loops wait
+inside the call, where a few poisoned shards would hold every thread of the pool.
 """
 
 import logging
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from functools import partial
 from threading import Lock, Semaphore
 from typing import Any
 
-from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
+from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -191,3 +201,45 @@ class CallPatience:
 def _in_a_thread(work: Callable[[], None]) -> None:
     # A daemon: a program that ends does not wait for an answer that nobody wants any more.
     spawn("leasehold-kinesis", work, lambda fault: log.error("an answer was lost on its way: %s", said(fault)))
+
+
+def seconds() -> float:
+    """Seconds that never go back, and go on while the machine is suspended where the system has such a clock.
+
+    Other workers' clocks go on meanwhile, and they take what expires: after a suspension nothing may be handed over
+    before a renewal has shown that it is still ours.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def datetime_of(position: Position) -> datetime:
+    """The time of a position AT_TIMESTAMP. Raises SourceError for one that no calendar has: rows may say any."""
+    try:
+        return datetime.fromtimestamp(position.sub / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise SourceError(
+            f"its checkpoint is AT_TIMESTAMP {position.sub} ms, which is no time; set it with `leasehold reset`"
+        ) from None
+
+
+class Backoff:
+    """Waits that grow and do not keep step with anybody else's.
+
+    least, most  seconds
+    uniform      draws a number between two others
+    """
+
+    def __init__(self, least: float, most: float, uniform: Callable[[float, float], float] = random.uniform) -> None:
+        self._least, self._most, self._uniform = least, most, uniform
+        self._last = least
+        self.faults = 0
+
+    def next(self) -> float:
+        """Seconds to wait after one more fault."""
+        self.faults += 1
+        self._last = min(self._most, self._uniform(self._least, 3 * self._last))
+        return self._last
+
+    def reset(self) -> None:
+        """Start from the shortest wait again, after a success."""
+        self._last, self.faults = self._least, 0

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.stores.endpoints import endpoint_of
-from leasehold.stores.schemes import Scheme, read_url
+from leasehold.stores.urls import Scheme, endpoint_of, read_url
 
 
 class _SourceModule(Protocol):
@@ -33,7 +32,7 @@ _SCHEMES = {
         "aws",
     ),
     "eventhubs": Scheme(
-        "leasehold.adapters.sources.event_hubs.source", frozenset({"group", "transport", "prefetch"}), "azure"
+        "leasehold.adapters.sources.event_hubs.poller", frozenset({"group", "transport", "prefetch"}), "azure"
     ),
 }
 

@@ -3,29 +3,40 @@
 The runner process calls a reader from its main thread, one call at a time, and may be busy or blocked
 for long; renewals and readings go on beside it. Release on the way out is best effort, and a lease's
 expiry the guarantee.
+
+When to stop waiting for shards that do not answer, where a call of Spark's may last long.
+
+A query over what is there now waits for all its shards, and a batch that is repeated for its ranges.
+
+Prepares a process that Spark starts for a source: it logs to the driver's log, and ends in good order.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Condition, Thread
+from typing import Any
 
-from leasehold.adapters.reading.appointments import Step
+from pyspark.cloudpickle import dumps
+
 from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.reading.slices.running import is_read
-from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.spark.chunks import ANY_SIZE, Chunk, ReadAheadPace
-from leasehold.adapters.spark.feed import ReadAheadState, ShardPrefetcher
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import READABLE, Runner, Step
+from leasehold.adapters.reading.slices import is_read
+from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable
+from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position, Version
-from leasehold.balancer.shards.ancestry import readable
-from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import StoreError
+from leasehold.stores.printable import escaped, said
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -235,3 +246,153 @@ def _taken(feeds: Mapping[str, ShardPrefetcher], counts: Mapping[str, int], size
             if (chunk := feeds[key].take(1, ANY_SIZE)) is not None:
                 return {key: chunk}
     return taken
+
+
+STUCK_SECONDS = 300.0
+"""How long not one of the shards that are waited for may answer; longer where leases take longer to expire."""
+EXPIRIES = 3.0
+SHOWN = 5
+
+
+class Waiting:
+    """Watches a wait, from its first call on.
+
+    lease_seconds  how long a dead worker's leases stand still before they are taken
+    clock          monotonic seconds
+    doing          what is done meanwhile, as the message begins
+    """
+
+    def __init__(
+        self, lease_seconds: float, clock: Callable[[], float] = time.monotonic, doing: str = "availableNow"
+    ) -> None:
+        self._seconds, self._doing = max(STUCK_SECONDS, EXPIRIES * lease_seconds), doing
+        self._clock = clock
+        self._parent = os.getppid()
+        self._seen: tuple[frozenset[str], int] | None = None
+        self._since = 0.0
+
+    def go_on(self, left: Mapping[str, str], answers: int) -> None:
+        """Wait on for these shards, each with the reason, so many readings having been answered until now.
+
+        Raises TimeoutError once nothing has changed for too long, and ProcessLookupError if the process
+        that asked is gone: nobody would learn of a failure, and the leases would be kept for no one.
+        """
+        if os.getppid() != self._parent:
+            raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
+        seen, now = (frozenset(left), answers), self._clock()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since > self._seconds:
+            raise TimeoutError(
+                f"{self._doing}: nothing was heard for {self._seconds:g} s of {told(left)}; what was read before is "
+                "in the sink: see why they cannot be read, and start the query again"
+            )
+
+
+def told(left: Mapping[str, str]) -> str:
+    """Some of these shards, each with its reason."""
+    shown = [f"{key} ({why})" for key, why in sorted(left.items())[:SHOWN]]
+    more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    return ", ".join(shown) + more
+
+
+HIDING = "SPARK_HIDE_TRACEBACK"
+"""Spark's own variable, looked at when a fault has ended one of its Python processes."""
+
+SIGNALS = 64
+"""How many signals are read at a time, a byte for each."""
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Have Spark tell of a fault that tells a user its cause in that one sentence, without tracebacks.
+
+    The process ends with the fault, so that the setting outlives nothing.
+    """
+    try:
+        yield
+    except (*READABLE, ValueError):
+        os.environ[HIDING] = "1"
+        raise
+
+
+def speak() -> None:
+    """Send warnings, and the events of the query's leases, to the driver's log."""
+    # Spark sets up no logging in this process; if the user did, it is left as it is.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
+def end_on_signal(stop: Callable[[], None]) -> None:
+    """End the process once `stop` has returned, when Spark sends SIGTERM, sometimes twice, or Ctrl-C reaches it.
+
+    `stop` is called in a thread of its own. An exception in the main thread could cut off releases, which begin when
+    Spark closes its channel, just before it sends the signal; or leave a lock held that they need.
+    """
+    ends = {each for each in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN}
+    hears, tells = socket.socketpair()
+    tells.setblocking(False)  # else it cannot be written to while a signal is taken
+    for each in ends:
+        signal.signal(each, lambda _number, _frame: None)
+    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+
+    def end() -> None:
+        with hears, tells:
+            while ends.isdisjoint(hears.recv(SIGNALS)):
+                pass
+            try:
+                stop()
+            finally:
+                os._exit(0)
+
+    def failed(fault: BaseException) -> None:
+        log.error("no signal would end this process any more, so it ends now: %s", said(fault))
+        os._exit(1)
+
+    spawn("leasehold-end", end, failed)
+
+
+def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:
+    """Make the function that gives another process this object, or tells which package its Python lacks.
+
+    Spark pickles what is made within a function whole, and not by a name that would have to be imported.
+    """
+    packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
+
+    def unpacked() -> object:
+        import os  # noqa: PLC0415  nothing of this module is there yet
+        import pickle  # noqa: PLC0415  likewise
+        import sys  # noqa: PLC0415  likewise
+
+        try:
+            found, state = pickle.loads(packed)  # noqa: S301  by Spark's own processes, as all they get
+        except ImportError as missing:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise ImportError(
+                f"{missing}: the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON to one with "
+                "'leasehold[spark]' on every machine, or ship such an environment with the query (spark.archives)"
+            ) from None
+        made = found.__new__(found)
+        made.__dict__.update(state)
+        return made
+
+    return unpacked
+
+
+def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
+    """Open the lease table; where there is none yet, it is made once the source has shown its shards.
+
+    A source that passes for a moment does not count against it. Raises what opening raises, and SourceError if there
+    is no such stream.
+    """
+    try:
+        return opened(url, create=False)
+    except OutcomeUnknown:
+        raise
+    except StoreError:
+        if not create:
+            raise
+    with suppress(SourceUnavailable):
+        source.shards()
+    return opened(url, create=True)

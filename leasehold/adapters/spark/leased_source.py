@@ -13,12 +13,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from leasehold.adapters.reading.slices.slice import Slice
-from leasehold.adapters.spark.batch.bounds import Bounds, StreamPlace
-from leasehold.adapters.spark.batch.reader import SlicedReader
-from leasehold.adapters.spark.chunks import SourceSpec
+from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
+from leasehold.adapters.spark.feed import SourceSpec
+from leasehold.adapters.spark.lease_loop import told_plainly, unpacking
 from leasehold.adapters.spark.options import LeaseOptions
-from leasehold.adapters.spark.runner_process import told_plainly, unpacking
 from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store

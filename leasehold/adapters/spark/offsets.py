@@ -7,19 +7,104 @@ Rule 1: an end offset alone says what its batch holds, so that a replay needs ne
 Rule 2: equal offsets are equal texts: Spark compares texts, so keys are sorted, and nothing that only
 this run knows (such as "flushed") is stored: the next run would believe it.
 Rule 3: no pyspark, no clock and no store in here.
+
+Ranges of many shards in little text, for offsets: the numbers of a stream are alike in most of their digits.
+
+Rows become columns, and of each column all first characters come first, then all second ones: what is alike stands
+together, and compresses to nothing. Sequence numbers are written to the base of sixteen, in which Kinesis composes
+them: a shard's birth, a count, a time and the shard's own number are whole digits then.
+
+The distribution of a lease table counted by Spark; the figures are made of the counts as everywhere.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
 from attrs import evolve, field, frozen
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
-from leasehold.adapters.spark.packing import packed, texts_of, unpacked
-from leasehold.balancer.model import Position
+from leasehold.adapters.report.distribution import NUMBER, Tally
+from leasehold.adapters.spark.lease_table import PUSHDOWN
+from leasehold.balancer.model import SENTINELS, Position
 from leasehold.stores.printable import said
+
+LEVEL = 1
+PAD = "\0"
+AS_IT_IS = "="
+COLUMNS = 8
+TEXT_MOST = 1 << 26
+"""Characters: hundreds of thousands of shards."""
+
+PackedRange = tuple[str, Position, Position, int]
+"""A lease key, where its range begins and ends, and the epoch."""
+
+
+def packed(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
+    """How many rows there are, how wide each column is, and the text of all. At least one row: a key and `texts_of`."""
+    columns = tuple(zip(*rows, strict=True))
+    widths = [max(map(len, column)) if any(column) else 0 for column in columns]
+    text = "".join(_turned(column, width) for column, width in zip(columns, widths, strict=True) if width)
+    return [len(rows), *widths, b64encode(zlib.compress(text.encode(), LEVEL)).decode()]
+
+
+def unpacked(stored: Sequence[str | int]) -> Iterator[PackedRange]:
+    """The rows again. Raises ValueError for what `packed` has not made."""
+    count, *widths = map(int, stored[:-1])
+    try:
+        # A damaged text may stand for any length.
+        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), TEXT_MOST).decode()
+    except zlib.error as fault:
+        raise ValueError(str(fault)) from fault
+    if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
+        raise ValueError("its packed ranges are not as long as they say")
+    columns, at = [], 0
+    for width in widths:
+        columns.append(_turned_back(text[at : at + count * width], count))
+        at += count * width
+    return map(_row, zip(*columns, strict=True))
+
+
+def texts_of(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
+    """A range as the columns have it; the end of an empty one is left out."""
+    same = ends is begins or (ends == begins and ends.token == begins.token)
+    return *_position_texts(begins), *(("", "", "") if same else _position_texts(ends)), str(epoch)
+
+
+def _position_texts(position: Position) -> tuple[str, str, str]:
+    return _number(position.sequence), str(position.sub or ""), position.token
+
+
+def _number(sequence: str) -> str:
+    """To the base of sixteen, where that says the same."""
+    plain = sequence.isdigit() and str(int(sequence)) == sequence
+    return f"{int(sequence):x}" if plain else AS_IT_IS + sequence
+
+
+def _row(texts: tuple[str, ...]) -> PackedRange:
+    key, *first, last, last_sub, last_token, epoch = texts
+    begins = _position(*first)
+    return key, begins, _position(last, last_sub, last_token) if last else begins, int(epoch)
+
+
+def _position(sequence: str, sub: str, token: str) -> Position:
+    number = sequence[1:] if sequence.startswith(AS_IT_IS) else str(int(sequence, 16))
+    return Position(number, int(sub or 0), token)
+
+
+def _turned(texts: Sequence[str], width: int) -> str:
+    whole = "".join([text.rjust(width, PAD) for text in texts])
+    return "".join([whole[place::width] for place in range(width)])
+
+
+def _turned_back(text: str, count: int) -> list[str]:
+    return [text[row::count].lstrip(PAD) for row in range(count)]
+
 
 READABLE, PACKED = 1, 2
 PACKED_FROM = 64
@@ -205,7 +290,10 @@ def decode(stored: object) -> Offset:
 
 
 def _ranges(pairs: Iterable[tuple[str, Any]]) -> Ranges:
-    return tuple((key, Range(_position(begins), _position(ends), int(epoch))) for key, (begins, ends, epoch) in pairs)
+    return tuple(
+        (key, Range(_offsets_position(begins), _offsets_position(ends), int(epoch)))
+        for key, (begins, ends, epoch) in pairs
+    )
 
 
 def _packed_ranges(stored: Any) -> Ranges:  # noqa: ANN401  as it was found
@@ -228,7 +316,37 @@ def _text(position: Position) -> str:
     return f"{position.sequence}:{position.sub}" if position.sub else position.sequence
 
 
-def _position(text: str) -> Position:
+def _offsets_position(text: str) -> Position:
     sequence, _, rest = text.partition(":")
     sub, _, token = rest.partition(":")
     return Position(sequence, int(sub or 0), token)
+
+
+@frozen
+class Counted:
+    """The counts that Spark made of a table: the leases by owner and progress, and the rows that are no lease."""
+
+    tallies: tuple[Tally, ...]
+    malformed: int
+
+
+def lease_table(spark: SparkSession, store: str, segments: int = 4) -> DataFrame:
+    """The leases of the store with this URL; the session must know the source (see `register`)."""
+    pushed = str(spark.conf.get(PUSHDOWN, "false")).lower()
+    return spark.read.format("lease-table").option("segments", segments).option("pushFilters", pushed).load(store)
+
+
+def counted(leases: DataFrame) -> Counted:
+    """How many leases each owner has, by progress: all that `distribution` asks for."""
+    progress = f.when(f.col("checkpoint").isin(*sorted(SENTINELS)), f.col("checkpoint")).otherwise(NUMBER)
+    counts = (
+        leases.groupBy("owner", progress.alias("progress"), f.col("malformed").isNotNull().alias("bad"))
+        .agg(f.count("*").alias("leases"), f.sum("weight").alias("weight"), f.count("weight").alias("weighed"))
+        .collect()
+    )
+    return Counted(
+        tuple(
+            Tally(row.owner, row.progress, row.leases, row.weight or 0.0, row.weighed) for row in counts if not row.bad
+        ),
+        sum(row.leases for row in counts if row.bad),
+    )

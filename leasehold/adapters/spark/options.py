@@ -13,8 +13,7 @@ from uuid import uuid4
 
 from attrs import field, frozen
 
-from leasehold.adapters.json_form.fields import BadJsonField, JsonValue
-from leasehold.adapters.json_form.question import RULES, config_of
+from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, printable

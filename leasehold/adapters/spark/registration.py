@@ -25,7 +25,7 @@ def register(spark: "SparkSession") -> None:
     # The pure modules of this package must be importable without pyspark.
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
-    from leasehold.adapters.spark.lease_table.data_source import LeaseTable  # noqa: PLC0415
+    from leasehold.adapters.spark.lease_table import LeaseTable  # noqa: PLC0415
 
     here = {"known": _cores(spark) | address_of(spark) | _jobs(spark)}
     # Classes made here are pickled whole for Spark's other processes, with these attributes, and not by name.

@@ -23,11 +23,11 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
-from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable, Trimmed
-from leasehold.adapters.spark.chunks import Chunk, Columns, chunk_of, up_to
+from leasehold.adapters.spark.feed import Chunk, Columns, chunk_of, up_to
+from leasehold.adapters.spark.lease_loop import Waiting, told
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
-from leasehold.adapters.spark.waiting import Waiting, told
 from leasehold.balancer.model import Lease
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, OutcomeUnknown, Store, StoreError

@@ -23,15 +23,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from leasehold.adapters.spark.chunks import ReadAheadPace, SourceSpec
-from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
+from leasehold.adapters.spark.fetching import Rows, read, spread
+from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting, end_on_signal, lease_table, speak
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
-from leasehold.adapters.spark.readers.way import way_of
+from leasehold.adapters.spark.readers.jobs import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
-from leasehold.adapters.spark.runner_process import end_on_signal, lease_table, speak
-from leasehold.adapters.spark.transport import Rows, read, spread
-from leasehold.adapters.spark.waiting import Waiting
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position

@@ -1,27 +1,155 @@
-"""Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move."""
+"""Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move.
+
+By which rule a lease changed hands between two readings of a table.
+
+The rule is that of the new owner's plan on the earlier reading. Where owners died or left between the two, the workers
+planned without them: so a plan that does not explain a move is asked for once more, with all that those held free.
+Newcomers take one lease, wait for others to join, and then take their shares; where the readings are too far apart to
+show that, their plan is asked for with the first lease theirs for long.
+
+Every rule in a sentence, for people who ask why a worker acts.
+
+The share of each worker: how many leases it should hold, as the default rules divide them.
+
+Watches a table for a while, so that the living are told from the dead where rows keep no time.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
-from leasehold.adapters.json_form.answer import action_json
-from leasehold.adapters.json_form.lease import lease_json
-from leasehold.adapters.reading.status import Status
-from leasehold.adapters.steering.sentences import SENTENCES
-from leasehold.adapters.steering.shares import shares
-from leasehold.adapters.steering.watching import WatchedTable
-from leasehold.adapters.worker.reach import reach_of
-from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal
+from leasehold.adapters.json_form import action_json, lease_json
+from leasehold.adapters.reading.status import GroupWatch, Status, lags_of, statuses_of
+from leasehold.adapters.worker.holding import reach_of
+from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
-from leasehold.balancer.model import Lease, Me
+from leasehold.balancer.model import History, Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import slack
+from leasehold.balancer.rules.shares import Groups, favoured
 from leasehold.balancer.shards.contradictions import noted
+from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
+from leasehold.stores.protocol import Malformed, Store
+
+SENTENCES = {
+    "C2": "a worker renews its own leases, so that nobody takes it for dead",
+    "C4": "the lookout writes its bulletin with a renewal, so that the others need not read the table",
+    "C6": "the lookout frees what has expired, for those whose share it is to claim",
+    "E3": "Azure's Python rule: a worker below its share takes an inactive partition, else one of an owner above it",
+    "E4": "Azure's .NET rule: a worker below its share takes an inactive partition, else one of an owner far above it",
+    "E5": "Azure's Java rule: unless all is even, the emptiest takes an inactive partition, else one of the fullest",
+    "E6": "the Event Hubs gist: a worker at or below its share takes an inactive partition, else one of the fuller",
+    "E7": "an owner writes all its partitions again, before a peer may expire them",
+    "H2": "the owner answers requests, so it is asked: it finishes its batch and gives the lease; nothing comes twice",
+    "H3": "the owner was asked for the lease: it finishes its batch, and gives the lease to its heir",
+    "H4": "the lease was promised to this worker: it takes it where the owner died, gave too late, or took it back",
+    "K5": "KCL's rule for very old leases: what nobody has renewed for long is taken first, above the target too",
+    "K7": "KCL's rule: a worker below its target takes what is available, and robs nobody meanwhile",
+    "K8": "KCL's rule: with nothing available, a worker below its target steals from the owner with most leases",
+    "K10": "a worker renews its own leases once they stood still for a third of lease_seconds",
+    "L3": "a shard whose parents have ended gets its lease, at the parents' end",
+    "L4": "an open shard that descends from no lease gets one, at the initial position",
+    "L5": "an open shard whose ancestors are leased gets its lease only when its turn comes",
+    "L6": "a partition that came later is read from its beginning",
+    "L7": "a hash range that no lease covers gets its lease",
+    "L8": "the lease of a finished shard goes once its children are being read",
+    "L9": "the children of a shard that is gone get their leases first",
+    "L10": "the lease of a shard that is gone from the stream is removed",
+    "L13": "a lease whose row was deleted begins where it was last seen",
+    "M3": "a worker that holds no less than its share leaves the others alone",
+    "M5": "a worker that holds nothing takes one lease first, so that all see it before shares are made anew",
+    "M6": "a worker that holds less than its share takes what it lacks: free leases first, then the others' surplus",
+    "M9": "somebody else should have acted long ago: after `patience` cycles anybody does",
+    "M11": "beside workers that never steal, the overloaded lets one lease go",
+    "M12": "a successor in a rolling restart takes at once as many leases as the others hold",
+    "M13": "counts are even, and throughput is not: one lease goes from the most loaded to the least",
+    "M14": "a KCL 3.x leader's worker takes nothing by itself, so the owner gives it what it lacks",
+    "M15": "what a dead worker left to KCL 2.x, which looks seldom, is taken at once by one of ours",
+    "R1": "kcl-rust's rule: free leases are claimed, up to leases_to_acquire and max_leases",
+    "R2": "kcl-rust's rule: with nothing free, one lease of the fullest owner, if it has at least two more",
+    "R3": "a worker renews its own leases",
+}
+"""By number; the numbers are those of specs/."""
+
+
+def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
+    """The target share by worker: everybody the floor, and one more for those whom rule M2 favours.
+
+    more  workers that hold nothing, and count nevertheless
+    An heir counts as the owner already (H1). Whether owners live is for the caller to say: leave out the leases of the
+    dead only to see what the living will hold of the rest, else give them without an owner.
+    """
+    working = [lease for lease in leases if not lease.ended]
+    counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
+    counts.update(lease.heir or lease.owner for lease in working if lease.owner is not None)
+    if not counts:
+        return {}
+    floor, extras = divmod(len(working), len(counts))
+    lucky = favoured(counts, floor, extras, groups)
+    return {worker: floor + (worker in lucky) for worker in sorted(counts)}
+
+
+LOOK_SECONDS = 1.0
+"""Between two looks: often enough to see each renewal of a lease of ten seconds."""
+
+
+@frozen
+class WatchedTable:
+    """A table as it is after some watching.
+
+    leases    with how long each stood still, sorted by key
+    history   what the watching taught
+    seconds   for how long the table was watched
+    at        when it was last read, seconds since 1970
+    statuses  of the leases then, by key
+    """
+
+    leases: tuple[Lease, ...]
+    history: History
+    seconds: float
+    malformed: tuple[Malformed, ...] = ()
+    at: float = 0.0
+    statuses: Mapping[str, Status] = Factory(dict)
+
+    @property
+    def unended(self) -> tuple[Lease, ...]:
+        """The leases whose shards are not finished."""
+        return tuple(lease for lease in self.leases if not lease.ended)
+
+
+def watched(
+    store: Store,
+    seconds: float,
+    lease_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] = time.sleep,
+) -> WatchedTable:
+    """The table, read again and again for so many seconds, at least once. Raises OutcomeUnknown.
+
+    lease_seconds  the fleet's, for rows that do not say it
+    """
+    watch, window, first = Watch(), GroupWatch(), clock()
+    while True:
+        began = clock()
+        listing = store.list()
+        watch, leases = watch.look(listing.leases, began, clock())
+        now = time.time()
+        lags = lags_of(leases, now, lease_seconds)
+        window = window.after(began, leases, lags)
+        left = first + seconds - clock()
+        if left <= 0:
+            break
+        wait(min(left, LOOK_SECONDS))
+    rows = tuple(sorted(leases, key=lambda lease: lease.key))
+    statuses = statuses_of(rows, lags, now, lease_seconds, window)
+    return WatchedTable(rows, watch.history, clock() - first, listing.malformed, now, statuses)
 
 
 @frozen
@@ -265,3 +393,108 @@ def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Acti
     if lease.owner is None or left < 0:
         return "when a worker that lacks one looks, or one comes"
     return f"when workers come or go; or if {lease.owner} stands still for {left:.1f} s more"
+
+
+FREED = "C6"
+GIVEN = "H2"
+
+
+def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
+    """The unfinished leases that changed hands, each as it was and as it is."""
+    old = {lease.key: lease for lease in before.leases}
+    return tuple(
+        (old[lease.key], lease)
+        for lease in after.leases
+        if lease.key in old and old[lease.key].owner != lease.owner and not lease.ended
+    )
+
+
+def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
+    """The rule of each move, by the key of its lease; "" where no plan explains it, as where an owner let it go."""
+    moves = moved(before, after)
+    if not moves:
+        return {}
+    readings = _TwoReadings(before, after, config)
+    dead = readings.dead()
+    freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    movers = {new.owner for _, new in moves if new.owner is not None}
+    seen = {worker: _takings(before.leases, worker, before, config) for worker in movers}
+    unseen = {worker: _takings(freed, worker, before, config) for worker in movers} if dead else seen
+    joined = _joined(freed, moves)
+    later = {worker: _takings(joined, worker, before, config) for worker in movers if not unseen[worker]}
+    return {
+        new.key: readings.freed(old, dead)
+        if new.owner is None
+        else GIVEN
+        if old.heir == new.owner
+        else _rule(old, seen[new.owner], unseen[new.owner] or later[new.owner])
+        for old, new in moves
+    }
+
+
+@frozen
+class _TwoReadings:
+    """Two readings, one after the other, and what they tell of owners."""
+
+    before: WatchedTable
+    after: WatchedTable
+    config: Config
+
+    @property
+    def _unseen_seconds(self) -> float:
+        """A lease may have stood still for so much longer, when it was taken, than the earlier reading says.
+
+        Its version may be nearly as old as the reading before showed it, and it was taken before the later one.
+        """
+        return 2 * (self.after.seconds - self.before.seconds)
+
+    def dead(self) -> frozenset[str | None]:
+        """The owners that renewed nothing in between, and lost a lease that they were not asked for, or are late."""
+        now = {lease.key: lease for lease in self.after.leases}
+        silent = {lease.owner for lease in self.before.leases if lease.owner is not None}
+        silent -= {
+            old.owner
+            for old in self.before.leases
+            if old.key in now and now[old.key].owner == old.owner and now[old.key].version != old.version
+        }
+        lost = {old.owner for old, new in moved(self.before, self.after) if old.heir is None or old.heir != new.owner}
+        return frozenset(owner for owner in silent if owner in lost or self._late(owner))
+
+    def freed(self, old: Lease, dead: frozenset[str | None]) -> str:
+        """The rule by which the lookout freed a lease; "" where its owner let it go."""
+        # An owner that lives has renewed by `renew_seconds`: one that was not late there may as well have left.
+        overdue = old.idle > self.config.renew_seconds and old.owner in dead and self._late(old.owner)
+        return FREED if overdue and self.config.rules.frees_expired else ""
+
+    def _late(self, owner: str | None) -> bool:
+        idle = max((lease.idle for lease in self.before.leases if lease.owner == owner), default=0.0)
+        return not math.isinf(idle) and idle + self._unseen_seconds > expires_above(self.config)
+
+
+def _joined(leases: tuple[Lease, ...], moves: tuple[tuple[Lease, Lease], ...]) -> tuple[Lease, ...]:
+    """The leases once every new owner has one, and has had what it holds for long."""
+    movers = {new.owner for _, new in moves if new.owner is not None}
+    firsts = {new.owner: new.key for _, new in reversed(moves)}
+    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in leases}}
+    return tuple(
+        evolve(lease, owner=owner, idle=0.0, held=math.inf, heir=None) if owner in movers else lease
+        for lease in leases
+        for owner in [given.get(lease.key, lease.owner)]
+    )
+
+
+def _takings(leases: tuple[Lease, ...], worker: str, table: WatchedTable, config: Config) -> tuple[Taking, ...]:
+    found = plan(leases, None, Me(worker, 0, table.history), config)
+    return tuple(action for action in found if isinstance(action, Taking))
+
+
+def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
+    """The rule that names the lease; else one that robs its owner; else whichever its new owner acts by."""
+    for action in (*seen, *unseen):
+        if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
+            return action.rule
+    # Where the rules leave a choice to chance, the worker may have chosen another lease of the same owner.
+    robbing = [
+        action.rule for action in seen if isinstance(action, Steal | RequestHandoff) and action.victim == old.owner
+    ]
+    return next(iter([*robbing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")

@@ -6,10 +6,9 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.proving.simulator.forecast import Forecast, forecast_of
+from leasehold.adapters.proving.simulator.question import Forecast, forecast_of
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.steering.explaining import alive
-from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.adapters.steering.explaining import WatchedTable, alive
 from leasehold.balancer.census import signers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal

@@ -8,19 +8,42 @@ at the same moment, and two workers would read it.
 The worker's id outlives its process, so a row of ours may belong to another process with the same id. Each taking
 writes the process on the row. If a row that another process signed is renewed while we look, that process
 lives, and this one must stop (`check_identity`).
+
+Planned moves between living workers, beyond what one write does: open requests, and gifts.
+
+The taker names itself heir and reads that lease alone until it owns it (`Look.keys`). The owner gives the lease
+at the end of its running batch (H3), by `Holding.part`. The heir begins to read only after a claim of its own.
+A gift that its heir has not claimed in time is taken back here, or nobody would read the lease until it expires.
+
+The renewals of held leases, each lease by itself: a request that stalls delays no other lease.
+
+Rule 1: at most one renewal of a lease is under way, and the next is begun a second after a failure. Rule 2: a lease
+that no write confirmed for `lease_seconds` is dropped, because others may own it by then; while a renewal
+is under way it is dropped a third later, since nearly all of those end well.
+
+The leases that this worker leaves to others for a while, because it could not read them.
+
+The part of a worker in bulletins (C4): whether it reads them, and which of its leases carries its own.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from threading import Lock
+from typing import Protocol, TypeVar
 
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.identity import Identity
-from leasehold.balancer.model import Lease, Version
+from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.balancer.actions import Action, Claim, Look, Renew, RequestHandoff, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.handoff import asked_again
+from leasehold.balancer.lookout import BulletinTracker, bulletin_row, heartbeat, heartbeat_seconds
+from leasehold.balancer.model import Lease, Me, Version
+from leasehold.balancer.plan import renewals
+from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Store, StoreError
-from leasehold.stores.writes import ClaimLease
+from leasehold.stores.protocol import Done, Promises, Store, StoreError
+from leasehold.stores.writes import ClaimLease, TakeBackLease, WithdrawRequest, merged
 
 log = escaped(logging.getLogger("leasehold.holdings"))
 
@@ -199,3 +222,237 @@ class Holdings:
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)
+
+
+handoffs_log = escaped(logging.getLogger("leasehold.handoff"))
+
+RETRY_SECONDS = 0.25
+ACCEPT_SECONDS = 2.0
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ParallelMap(Protocol):
+    """Applies a function to each item: `map`, or a pool's, so that writes need not queue."""
+
+    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
+        """Return the answers, in the order of the items."""
+
+
+class Handoffs:
+    """The open requests of one worker, and the leases that it gave away a moment ago.
+
+    hold   called with each lease that a write made ours, and when that write began
+    doubt  called with each lease that turned out to be ours although no write was answered so
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        me: str,
+        *,
+        clock: Callable[[], float],
+        lease_seconds: float,
+        hold: Callable[[Lease, float], None],
+        doubt: Callable[[Lease], None],
+    ) -> None:
+        self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
+        self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
+        self._asked: dict[str, Lease] = {}
+        self._given: dict[str, tuple[Lease, float]] = {}
+        self._lock = Lock()
+
+    def asked(self, lease: Lease) -> None:
+        """Remember that this worker has requested this lease."""
+        with self._lock:
+            self._asked[lease.key] = lease
+
+    def settled(self, key: str) -> None:
+        """Forget the request for this lease: it is ours now."""
+        with self._lock:
+            self._asked.pop(key, None)
+
+    def again(self, found: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
+        """The requests to make once more, for leases as they are now (H4)."""
+        with self._lock:
+            pairs = [(self._asked[lease.key], lease) for lease in found if lease.key in self._asked]
+        requests = (asked_again(asked, lease) for asked, lease in pairs)
+        return tuple(request for request in requests if request is not None)
+
+    def gave(self, lease: Lease, now: float) -> None:
+        """Remember a lease given away, as stored now: the heir should claim it soon."""
+        with self._lock:
+            self._given[lease.key] = (lease, now + self._accept_seconds)
+
+    def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
+        """Take back the gifts that no heir has claimed in time; return when to call again."""
+        with self._lock:
+            late = tuple(lease for lease, due in self._given.values() if due <= now)
+        list(each(self._take_back, late))
+        with self._lock:
+            return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
+
+    def withdraw(self) -> None:
+        """Take back every request, because this worker leaves."""
+        with self._lock:
+            asked, self._asked = tuple(self._asked.values()), {}
+        for lease in asked:
+            try:
+                self._store.write(WithdrawRequest(lease, self._me))
+            except StoreError as fault:
+                handoffs_log.warning(
+                    "lease %s: the request for it stands until its owner overrules it: %s", lease.key, fault
+                )
+
+    def _take_back(self, lease: Lease) -> None:
+        begun = self._clock()
+        try:
+            outcome = self._store.write(TakeBackLease(lease, self._me))
+        except StoreError as fault:
+            handoffs_log.warning(
+                "lease %s: nobody accepted it, and it could not be taken back yet: %s", lease.key, fault
+            )
+            return
+        with self._lock:
+            self._given.pop(lease.key, None)
+        if isinstance(outcome, Done):
+            handoffs_log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
+            self._hold(outcome.lease, begun)
+        elif outcome.lease is not None and outcome.lease.owner == self._me:
+            self._doubt(outcome.lease)  # an earlier try was applied and its reply lost
+
+
+class Bench:
+    """Keys of leases, each with the time until which this worker does not take it."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def put(self, key: str, until: float) -> None:
+        """Do not take this lease before then."""
+        self._until[key] = until
+
+    def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
+        """The actions but those that would take such a lease.
+
+        They must not count as planned: the lease is open to others, and the bulletin of a lookout calls them for it.
+        """
+        return tuple(action for action in actions if not self._spares(action, now))
+
+    def _spares(self, action: Action, now: float) -> bool:
+        takes = isinstance(action, Claim | Steal | RequestHandoff)
+        return takes and self._until.get(action.lease.key, now) > now
+
+
+def first_watch(config: Config, promises: Promises) -> Watch:
+    """Start the watch; where a note moves the version, without bulletins: each would look like a renewal (C14)."""
+    hears = config.rules.keeps_lookout and promises.free_notes
+    return Watch(bulletins=BulletinTracker() if hears else None)
+
+
+def due_renewals(
+    held: Iterable[Holding], now: float, me: Me, config: Config, look: Look
+) -> list[tuple[Holding, Renew]]:
+    """The leases to renew now; the row with the bulletin more often, while this worker writes one."""
+    by_key = {holding.key: holding for holding in held}
+    mine = tuple(_aged(holding, now) for holding in by_key.values())
+    due = [*renewals(mine, me, config)]
+    # Checkpoints carry no notes: a lease that they alone renew would never say how far behind it is.
+    due += [Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values() if holding.reach.untold(now)]
+    if look.notes:
+        # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
+        unsaid = [holding for holding in by_key.values() if now - holding.renewed >= config.renew_seconds]
+        due += [*heartbeat(mine, me, config), *(Renew(holding.lease, "C4") for holding in unsaid)]
+    wanted = {action.lease.key: action for action in due}
+    return [(by_key[key], action) for key, action in wanted.items()]
+
+
+def _aged(holding: Holding, now: float) -> Lease:
+    lease = holding.lease
+    return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.heir_idle)
+
+
+def renew_pause(watch: Watch, config: Config) -> float:
+    """The longest wait between two calls: any worker may become the lookout, so it wakes at heartbeat intervals."""
+    return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
+
+
+def news(held: Iterable[Holding], me: str, look: Look) -> list[tuple[Holding, Renew]]:
+    """The row with the bulletin, to be written at once: the lookout's news should not wait for the next heartbeat."""
+    by_key = {holding.key: holding for holding in held}
+    row = bulletin_row([holding.lease for holding in by_key.values()], me) if look.notes else None
+    return [] if row is None else [(by_key[row.key], Renew(row, "C4"))]
+
+
+renewals_log = escaped(logging.getLogger("leasehold.renewing"))
+
+RENEWALS_RETRY_SECONDS = 1.0
+
+
+class BackgroundMap(Protocol):
+    """Begins to apply a function to each item, and may return before that is done; `map` is one."""
+
+    def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
+        """Iterate the result to run the calls, since `map` is lazy; ignore the values."""
+
+
+class Renewing:
+    """The renewals of one worker.
+
+    part  called with each lease that is to be handed over once the running batch is done
+    """
+
+    def __init__(self, config: Config, part: Callable[[Holding], None]) -> None:
+        self._config, self._part = config, part
+        self._begun: set[Holding] = set()
+
+    def begin(self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap) -> None:
+        """Renew the leases that are due, hand over those asked for, and drop those that others may have taken."""
+        resting = tuple(one for one in held if not self._waits(one, now))
+        wanted: dict[str, tuple[Holding, Renew | None]] = {one.key: (one, None) for one in resting if one.parting}
+        due = due_renewals(resting, now, me, self._config, look)
+        wanted |= {holding.key: (holding, action) for holding, action in due}
+        for one in held:
+            if one.key not in wanted and now > self._drop_at(one):
+                self._drop(one)
+        self._begun.update(holding for holding, _ in wanted.values())
+        list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
+
+    def due(self, held: Iterable[Holding], now: float) -> float:
+        """The time of the next call."""
+        return min((self._due(holding, now) for holding in held), default=math.inf)
+
+    def renew(self, holding: Holding, action: Renew, look: Look) -> None:
+        """Renew this one now."""
+        try:
+            holding.renew(merged(action.notes, look.notes))
+        except StoreError as fault:
+            renewals_log.warning("lease %s could not be renewed: %s", holding.key, fault)
+
+    def _waits(self, holding: Holding, now: float) -> bool:
+        failed = holding.renewed > max(now - RENEWALS_RETRY_SECONDS, holding.confirmed)
+        return failed or holding in self._begun
+
+    def _due(self, holding: Holding, now: float) -> float:
+        if self._waits(holding, now):
+            return min(now + RENEWALS_RETRY_SECONDS, self._drop_at(holding))
+        return holding.confirmed + self._config.renew_seconds
+
+    def _drop_at(self, holding: Holding) -> float:
+        return holding.confirmed + self._config.lease_seconds * (4 / 3 if holding in self._begun else 1)
+
+    def _tend(self, holding: Holding, action: Renew | None, look: Look) -> None:
+        try:
+            if action is not None:
+                self.renew(holding, action, look)
+            if holding.expired:
+                self._drop(holding)
+            elif holding.parting and not holding.lost.is_set():
+                self._part(holding)
+        finally:
+            self._begun.discard(holding)
+
+    def _drop(self, holding: Holding) -> None:
+        # Another worker may own the lease by now, so no more of its records may be handled here.
+        holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")

@@ -3,6 +3,12 @@
 Rule 1: `renew` and `turn` each do one bounded piece of work, return when they wish to be called next, and
 never wait for each other. Rule 2: no thread, no sleep and no wall clock in here.
 Rule 3: a failed write never ends a worker; the next turn reads the table anew and plans on what it finds.
+
+The decision when to list a stream's shards: seldom, because all workers share the service's rate limit.
+
+What the listing and the table contradict each other in is found here too, and leases of a former stream begin anew.
+
+Logs which other workers renew too slowly for our `lease_seconds`: they are set to other seconds than we are.
 """
 
 import logging
@@ -10,42 +16,386 @@ import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from heapq import nsmallest
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
-from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.clock import seconds
-from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.call_patience import Backoff, seconds
+from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler
-from leasehold.adapters.worker.bench import Bench
-from leasehold.adapters.worker.discovery import Discovery, Recreated
-from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import Holdings
-from leasehold.adapters.worker.identity import Identity
-from leasehold.adapters.worker.lookout import first_watch, news, renew_pause
-from leasehold.adapters.worker.renewals import RETRY_SECONDS, BackgroundMap, Renewing
+from leasehold.adapters.worker.holding import LATEST_MS, UNPINNED, Holding, Identity
+from leasehold.adapters.worker.holdings import (
+    RENEWALS_RETRY_SECONDS,
+    BackgroundMap,
+    Bench,
+    Handoffs,
+    Holdings,
+    ParallelMap,
+    Renewing,
+    first_watch,
+    news,
+    renew_pause,
+)
 from leasehold.adapters.worker.scheduler import Scheduler
-from leasehold.adapters.worker.slow_peers import SlowPeers
 from leasehold.adapters.worker.tidings import HoldingConsumer, Outbox
 from leasehold.adapters.worker.tracing.configured import spans_of
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.looking.ranks import scaled
-from leasehold.balancer.looking.schedule import LOOK_SECONDS, stalled_keys
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Shard
+from leasehold.balancer.counting import patience_with, slow_owners
+from leasehold.balancer.lineage import HOLE_CONFIDENCE, apart, problems, ripe
+from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Problem, Shard
 from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.shards.contradictions import (
+    CONTRADICTION,
+    INCARNATION,
+    SETTLED,
+    Contradiction,
+    Restart,
+    contradictions,
+    noted,
+    restarts,
+)
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
+from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
 
-log = escaped(logging.getLogger("leasehold.worker"))
+
+log = escaped(logging.getLogger("leasehold.discovery"))
+
+SAFETY_SECONDS = 300.0
+
+LISTERS = 3
+"""Where all workers see the same cause to list, so many of them do; others are drawn the next time."""
+
+
+class Discovery:
+    """The shard listings of one worker.
+
+    A listing is wanted at the start, after a shard end, when the unended leases have left the same
+    hash range uncovered three times, when the row of an unended lease is gone, when finished leases wait to be
+    deleted, and every `safety_seconds`.
+    A whole fleet sees a hole, or that this time has passed: then a few workers list, drawn anew each time.
+    `open_shards` counts the open shards of the last listing, `listed`; `answered` tells whether there was one.
+    `incarnation` is that of the stream, "" where the source cannot tell it; `contradictions` are those between the last
+    listing and the table that still hold (L14).
+    """
+
+    def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
+        self._source, self._safety_seconds = source, safety_seconds
+        self._wanted = Event()
+        self._wanted.set()
+        self._next, self._rounds = 0.0, 0
+        self._holes: tuple[Hole, ...] = ()
+        self._ripe: frozenset[str] = frozenset()
+        self._vanished: frozenset[str] = frozenset()
+        self.answered = False
+        self._unread: frozenset[str] = frozenset()
+        self._said: frozenset[str] = frozenset()
+        self._fault = ""
+        self.open_shards: int | None = None
+        self.incarnation = ""
+        self.listed: tuple[Shard, ...] = ()
+        self.contradictions: tuple[Contradiction, ...] = ()
+        self._suspected: frozenset[str] = frozenset()
+
+    @property
+    def current(self) -> bool:
+        """Whether there was a listing, and nothing asks for another one."""
+        return self.answered and not self._wanted.is_set()
+
+    def want(self) -> None:
+        """List at the next turn."""
+        self._wanted.set()
+
+    def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
+        """The listing if one is wanted now and can be had, else None; `leases` as the plan will see them.
+
+        While a row of the table cannot be read, the shards of its line are left out: only that row tells where
+        their leases begin. Raises SourceError if the stream cannot be used and never could.
+        """
+        crowd, unread = _crowd(listing, me), frozenset(row.key for row in listing.malformed)
+        if self._unread - unread:
+            self.want()  # a row was mended: leases for the shards left out may be due
+        self._unread = unread
+        if (
+            self.unheard(leases)
+            or self._row_vanished(me)
+            or self._hole_lasts(me, crowd)
+            or self._ripened(leases, me.worker)
+            or self._overdue(now, me, crowd)
+        ):
+            self.want()
+        malformed = [
+            f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "
+            "and none is deleted"
+            for row in listing.malformed
+        ]
+        shards = self._list(now) if self._wanted.is_set() else None
+        self._judge(shards, leases)
+        told = [each.what for each in self.contradictions]
+        self._say(malformed + told + [_told(problem) for problem in problems(shards or ())])
+        return None if shards is None or self.refusing else apart(shards, unread)
+
+    def unheard(self, leases: Iterable[Lease]) -> bool:
+        """Whether another worker noted a contradiction on one of these rows, and this one has not seen it yet."""
+        if self.refusing:
+            return False
+        known = {each.key for each in self.contradictions}
+        return bool(noted(lease for lease in leases if lease.key not in known))
+
+    @property
+    def refusing(self) -> bool:
+        """Whether no lease of the stream can be trusted: none is taken, created, deleted, or kept (L14)."""
+        return any(each.of_stream for each in self.contradictions)
+
+    def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
+        """Find what contradicts; without a listing, what still does, or what other workers have noted since.
+
+        What one listing alone shows of a shard is listed once more: a listing may be a moment old.
+        """
+        strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
+        if shards is None and not (self.contradictions or (self.incarnation and strange)):
+            return
+        found = contradictions(self.listed, leases, self.incarnation)
+        known = self._suspected if shards is not None else {each.key for each in self.contradictions}
+        self.contradictions = tuple(each for each in found if each.of_stream or each.key in known)
+        if shards is not None:
+            self._suspected, before = frozenset(each.key for each in found), self._suspected
+            if not self._suspected <= before or any(each.kind == "old listing" for each in found):
+                self.want()
+        elif any(each.kind == "old listing" for each in found):
+            self.want()
+
+    def concerning(self, listing: Listing) -> Listing:
+        """The listing without leases of streams that this worker does not read."""
+        source = self._source
+        if not isinstance(source, Selective):
+            return listing
+        return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
+
+    def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
+        """Whether a lease may go: its shard is listed (and finished), or the service says that it is gone.
+
+        None may while a row cannot be read: it may be that of a child or parent.
+        """
+        if self._unread:
+            return False
+        if any(shard.id == lease.key for shard in shards):
+            return True
+        gone = self._confirmed(lambda: self._source.gone(lease.key))
+        if gone:
+            self.want()  # the row may change before it is deleted, and stay: it is asked for once more
+        return gone
+
+    def _row_vanished(self, me: Me) -> bool:
+        # At once: while its row is gone, a lease is held by nobody, and only those who have seen it know where it was.
+        before, self._vanished = self._vanished, frozenset(lease.key for lease in me.history.gone if not lease.ended)
+        return not self._vanished <= before
+
+    def _hole_lasts(self, me: Me, crowd: frozenset[str]) -> bool:
+        # At every third full reading that shows the hole: one that no listing fills is not listed for at every turn.
+        fresh, self._holes = me.history.holes != self._holes, me.history.holes
+        lasting = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
+        return fresh and any(_drawn(me, times, crowd) for times in lasting)
+
+    def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
+        if now < self._next or not self.answered:
+            return not self.answered
+        self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
+        return _drawn(me, self._rounds, crowd)
+
+    def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
+        # Once for each finished lease: where a listing did not help, it is not repeated at every turn.
+        before, self._ripe = self._ripe, ripe(leases, worker)
+        return not self._ripe <= before
+
+    def _list(self, now: float) -> tuple[Shard, ...] | None:
+        # Cleared first: a shard may end while we list.
+        self._wanted.clear()
+        try:
+            shards, before = self._source.shards(), self.incarnation
+            self.incarnation = self._identified()
+        except SourceError as fault:
+            if not (self.answered or isinstance(fault, SourceUnavailable)):
+                raise
+            self.want()
+            if (text := str(fault)) != self._fault:  # at every turn it would bury the rest of the log
+                log.warning("the shards could not be listed, trying again at each turn: %s", text)
+            self._fault = text
+            return None
+        if self._fault:
+            log.warning("the shards are listed again")
+        self.answered, self._next, self._fault = True, now + self._safety_seconds, ""
+        self.open_shards, self.listed = sum(shard.open for shard in shards), shards
+        if before not in {"", self.incarnation}:
+            self.want()  # it may have been made anew between the two answers: these shards may be the former ones
+        return shards
+
+    def _identified(self) -> str:
+        if not isinstance(self._source, Identified):
+            return ""
+        try:
+            # What was once told and is not told now (a right was taken away) still holds.
+            return self._source.incarnation() or self.incarnation
+        except SourceUnavailable:
+            if not self.incarnation:
+                raise
+            return self.incarnation
+
+    def _confirmed(self, question: Callable[[], bool]) -> bool:
+        try:
+            return question()
+        except SourceError as fault:
+            log.warning("a shard could not be looked up, its lease stays: %s", fault)
+            return False
+
+    def _say(self, texts: list[str]) -> None:
+        """Log what is wrong once, not at every turn."""
+        for text in texts:
+            if text not in self._said:
+                log.warning("%s", text)
+        if texts:
+            self._said = frozenset(texts)
+
+
+class Recreated:
+    """What this worker does about contradictions: leases begin anew at `start`, or they are noted where it is None.
+
+    Several workers do so at once. Each step is a conditional write of one lease, so that two workers which take the
+    same step do it once. A worker first lets its own leases go, batches in hand included; those of others are taken
+    from them, and their next write is refused: what they hold counts records of a stream that is no more. A step that
+    is refused, or not answered, ends the pass; the next look begins with what is left. No lease whose shard is there
+    is ever without its row, and no number that handlers are given falls.
+    Raises ValueError for another start.
+    """
+
+    def __init__(
+        self, store: Store, me: str, discovery: Discovery, start: Literal["TRIM_HORIZON", "LATEST"] | None
+    ) -> None:
+        if start not in {None, "TRIM_HORIZON", "LATEST"}:
+            raise ValueError(f"if_recreated: {start!r} is neither TRIM_HORIZON nor LATEST")
+        self._store, self._me, self._discovery = store, me, discovery
+        self._start = None if start is None else Position(start)
+
+    def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
+        """Whether leases began anew by now; `leases` as read before the shards were listed, or with no new listing."""
+        found, discovery = self._discovery.contradictions, self._discovery
+        mendable = [each for each in found if each.mendable]
+        if self._start is None or not mendable:
+            self._note([each for each in found if each.kind != "old listing"], leases)
+            return False
+        if not discovery.current or (discovery.refusing and holdings):
+            return False  # at a look to come: once the shards are listed as they are, and nothing is held here
+        steps = restarts(discovery.listed, leases, mendable, discovery.incarnation, self._start)
+        try:
+            for done, step in enumerate(steps):
+                if not isinstance(self._taken(step), Done):
+                    log.info("%d of %d leases begin anew here, another worker writes them too", done, len(steps))
+                    return True
+        except StoreError as fault:
+            log.warning("leases that were to begin anew are tried again: %s", fault)
+            return False
+        if not any(step.marks for step in steps):
+            log.warning("%d leases begin anew at %s", len(steps), self._start.sequence)
+        return True
+
+    def _taken(self, step: Restart) -> Outcome:
+        match step:
+            case Restart(None, Lease() as fresh):
+                self._store.write(CreateLease(fresh))  # refused: another worker was faster, which is as good
+                return Done(fresh)
+            case Restart(Lease() as stored, None):
+                return self._store.write(DeleteLease(stored))
+            case Restart(Lease() as stored, Lease() as fresh, marks=True):
+                return self._store.write(AnnotateLease(stored, INCARNATION, fresh.note(INCARNATION) or SETTLED))
+            case Restart(Lease() as stored, Lease() as fresh):
+                freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
+                if not isinstance(freed, Done):
+                    return freed
+                seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
+                return self._store.write(ResetLease(seen, fresh.checkpoint, self._noted(stored)))
+            case _:
+                raise AssertionError(step)
+
+    def _noted(self, stored: Lease) -> Notes:
+        """The present incarnation, nothing that was wrong before, and LATEST to be pinned by the next owner."""
+        notes = {INCARNATION: self._discovery.incarnation or SETTLED}
+        if stored.note(CONTRADICTION) is not None:
+            notes[CONTRADICTION] = SETTLED
+        if self._start == LATEST or stored.note(LATEST_MS) is not None:
+            notes[LATEST_MS] = UNPINNED
+        return tuple(sorted(notes.items()))
+
+    def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
+        """Tell those who see the table alone, and owners that have not listed the shards since.
+
+        The row of an owner is noted only where that does not cost it a renewal.
+        """
+        wrong = {each.key: each.what for each in found}
+        whole = next((each.what for each in found if each.of_stream), None)
+        present = {None, SETTLED, self._discovery.incarnation}
+        for lease in leases:
+            before = lease.note(CONTRADICTION)
+            strange = whole if lease.note(INCARNATION) not in present else None
+            said = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
+            if said not in {None, before} and (lease.owner is None or self._store.promises.free_notes):
+                try:
+                    self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
+                except StoreError as fault:
+                    log.debug("lease %s: not noted: %s", lease.key, fault)
+
+
+def _crowd(listing: Listing, me: Me) -> frozenset[str]:
+    """The workers that would list shards for the same reason now; under bulletins (C3) this worker alone."""
+    if me.history.hearing is not None:
+        return frozenset({me.worker})
+    return frozenset({lease.owner for lease in listing.leases if lease.owner is not None} | {me.worker})
+
+
+def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
+    """Whether this worker is drawn from the crowd, the `times`-th time that there is cause."""
+    return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
+
+
+def _told(problem: Problem) -> str:
+    return f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
+
+
+slow_peers_log = escaped(logging.getLogger("leasehold.worker"))
+
+
+class SlowPeers:
+    """Logs each slow worker once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def observe(self, me: Me, config: Config) -> None:
+        """Log the workers whose measured gaps are too long; `plan` waits longer for them by the same figures."""
+        for owner, gap in slow_owners(me, config):
+            if owner not in self._said:
+                self._said.add(owner)
+                slow_peers_log.warning(
+                    "worker %s let %.1f s pass between two renewals, too long for our lease_seconds of %g; it counts "
+                    "as dead after %.1f s only. Give all workers of the group the same: --lease-seconds here, "
+                    "failoverTimeMillis in the KCL, partition_ownership_expiration_interval in azure-eventhub",
+                    owner,
+                    gap,
+                    config.lease_seconds,
+                    patience_with(gap, config),
+                )
+
+
+worker_log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
@@ -126,7 +476,7 @@ class Worker:
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
         self._bench = Bench()
-        self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
+        self._backoff = Backoff(RENEWALS_RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -164,7 +514,7 @@ class Worker:
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
-            attend = min(attend, now + RETRY_SECONDS)
+            attend = min(attend, now + RENEWALS_RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
     def hurry(self) -> None:
@@ -190,7 +540,7 @@ class Worker:
         told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if told:
             more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
-            log.warning(
+            worker_log.warning(
                 "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
                 "; ".join(told[:TOLD_MOST]),
                 more,
@@ -205,7 +555,7 @@ class Worker:
                 raise
             wait, held = self._backoff.next(), len(self.holdings)
             goes_on = f"{held} leases are read while they can be renewed" if held else "nothing is held"
-            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
+            worker_log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be at fault: a listing goes on without it
             return wait
@@ -332,7 +682,7 @@ class Worker:
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
         except StoreError as fault:
-            log.warning(
+            worker_log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )
             if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
@@ -343,7 +693,9 @@ class Worker:
     def _learn(self, action: Action, outcome: Outcome, begun: float) -> None:
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
-            log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
+            worker_log.info(
+                "%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key)
+            )
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
@@ -355,7 +707,7 @@ class Worker:
                 self._handoffs.asked(lease)
             case _, Lost(key):
                 extra = _said(action, "refused", key)
-                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
+                worker_log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
             case _:
                 pass
 

@@ -50,9 +50,8 @@ from leasehold.balancer.chance import digest_under, drawn
 from leasehold.balancer.handoff import handed_counts, live_moves
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
-from leasehold.balancer.rules.joining import awaits_joiners
 from leasehold.balancer.rules.loads import slack, takers
-from leasehold.balancer.rules.shares import Shares, donation_order
+from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
 ALTERNATES = 3
 """An announcement names so many further leases to try when another worker was faster (M5)."""

@@ -12,9 +12,8 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
+from leasehold.balancer.lineage import Family, families, lease_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
-from leasehold.balancer.shards.ancestry import Family, families
-from leasehold.balancer.shards.lineage import lease_of
 
 INCARNATION = "incarnation"
 """Our attribute: the incarnation of the stream whose records the checkpoint counts."""

@@ -12,8 +12,8 @@ leases say 0 there, which means just that: the time is to be had from the config
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from leasehold.balancer.looking.kcl3_leader import Reports
 from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.watch import Reports
 from leasehold.stores.fields import BadRowField, hash_range, kilobytes, position, readable, shown, whole
 from leasehold.stores.fields import name as named
 from leasehold.stores.fields import text as checked

@@ -2,35 +2,321 @@
 
 What a refused write means is for the caller: the lease as stored comes with the refusal where
 the service sends it, and by a consistent reading where it does not.
+
+The DynamoDB table itself: found, or made as the Kinesis Client Library makes it, waited for, and tried.
+
+The calls to DynamoDB: two clients, and the meaning of each kind of failure.
+
+Rule 1: a conditional write is sent once. A client that repeats one whose reply was lost meets its
+own first attempt as a conflict, and reports as taken by a stranger what it has just taken itself.
+So a lost reply is an unknown outcome, and the caller's next consistent reading tells.
+Rule 2: what was refused for want of throughput has certainly not been applied, and is sent again.
+Rule 3: readings may be repeated, and are, by botocore's own standard mode.
+
+The rows of a scan, taken apart by orjson in boto3's place: boto3 spends seven times as long on each.
+
+Whatever else an answer says, and every answer with a binary value, which JSON tells as text, stays boto3's.
 """
 
-import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from attrs import evolve, frozen
 from boto3 import Session
-from botocore.exceptions import ClientError
-from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
+from botocore.parsers import ResponseParserError
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from leasehold.stores.printable import said
+from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.urls import without_credentials
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+from functools import partial
+from typing import TYPE_CHECKING, cast
+from uuid import uuid4
+
+from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponential
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.dynamodb.calls import (
-    ATTEMPTS,
-    PATIENCE,
-    code_of,
-    connect,
-    is_missing,
-    translated,
-    unless_throttled,
-)
-from leasehold.stores.dynamodb.rows import KEY, Item, text, to_lease, to_reports
-from leasehold.stores.dynamodb.table import prepare, prove
+from leasehold.stores.dynamodb.rows import KEY, text, to_item
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+    from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
+import logging
+import re
+from collections.abc import Iterable, Sequence
+
+from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
-from leasehold.stores.endpoints import endpoint_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.urls import endpoint_of
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
+
+try:
+    import orjson
+except ImportError:  # then boto3 takes answers apart by itself
+    orjson = None  # type: ignore[assignment]  # the slow way
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+
+_REFUSED = 300  # and all above
+_BINARY = (b'"B"', b'"BS"')
+"""The letters of types whose values are not what JSON says; where text holds them, boto3 is only slower."""
+
+
+def read_listings_quickly(client: "DynamoDBClient") -> None:
+    """Have this client take scans apart by orjson, where that is installed."""
+    if orjson is not None:
+        client.meta.events.register("before-parse.dynamodb.Scan", _read)
+
+
+def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
+    body: bytes = response_dict["body"]
+    if response_dict["status_code"] >= _REFUSED or any(letter in body for letter in _BINARY):
+        return
+    try:
+        page = orjson.loads(body)
+        items = page.pop("Items", None) if isinstance(page, dict) else None
+        rest = orjson.dumps(page)
+    except (ValueError, TypeError):  # the second of what is nested too deeply
+        return  # boto3 says what is wrong with it
+    if isinstance(items, list):
+        customized_response_dict["Items"] = items
+        response_dict["body"] = rest
+
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+PATIENCE = Patience(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
+"""Short enough for several tries within one lease, long enough for a page of a scan (1 MB)."""
+
+THROTTLED = frozenset(
+    {"ProvisionedThroughputExceededException", "ThrottlingException", "Throttling", "RequestLimitExceeded"}
+)
+
+ADVICE = {
+    "ResourceNotFoundException": "there is no such table here; check its name, the region and the endpoint",
+    "AccessDeniedException": (
+        "these credentials may not do this (dynamodb:{asked}); a worker needs DescribeTable, Scan, BatchGetItem, "
+        "PutItem, UpdateItem and DeleteItem, and CreateTable to make the table; tools that only read need the first two"
+    ),
+    "UnrecognizedClientException": "the credentials are not known to this endpoint; check them and the region",
+    "InvalidSignatureException": "the secret key does not fit the access key, or the clock is wrong",
+    "MissingAuthenticationTokenException": "no credentials were sent; set them in the environment",
+    "IncompleteSignatureException": "the credentials are not whole; check them in the environment",
+    "ExpiredTokenException": "the session token has expired; fetch new credentials",
+}
+
+
+@frozen
+class Clients:
+    """The clients, one for readings and another for writes; many threads may use both."""
+
+    reads: "DynamoDBClient"
+    writes: "DynamoDBClient"
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.reads.close()
+        self.writes.close()
+
+
+def connect(session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE) -> Clients:
+    """Clients of this region or endpoint. Raises StoreError where no region is set anywhere."""
+
+    def client(patience: Patience) -> "DynamoDBClient":
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": patience.attempts},
+            connect_timeout=patience.connect_seconds,
+            read_timeout=patience.read_seconds,
+            max_pool_connections=64,
+        )
+        made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
+        without_credentials(made.meta.endpoint_url)
+        return made
+
+    with translated("dynamodb"):
+        clients = Clients(reads=client(patience), writes=client(evolve(patience, attempts=1)))
+    read_listings_quickly(clients.reads)
+    return clients
+
+
+@contextmanager
+def translated(table: str) -> Iterator[None]:
+    """Turns what boto3 raises into StoreError, where asking again cannot help, or OutcomeUnknown."""
+    try:
+        yield
+    except ClientError as error:
+        raise _meaning(table, error) from error
+    except NoRegionError as error:
+        raise StoreError(f"{table}: no region is set; add ?region=… to the URL, or set AWS_REGION") from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise StoreError(f"{table}: {error}; set AWS credentials in the environment") from error
+    except ParamValidationError as error:
+        raise StoreError(f"{table}: {error}") from error
+    except BotoCoreError as error:
+        raise OutcomeUnknown(f"{table}: {error}") from error
+    except (AttributeError, LookupError, TypeError, UnicodeDecodeError, ResponseParserError) as odd:
+        # An answer of another shape: a proxy's, or a service's bad moment.
+        raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
+
+
+def _meaning(table: str, error: ClientError) -> StoreError:
+    code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in THROTTLED or status >= 500:  # noqa: PLR2004  the service's own failures begin there
+        return OutcomeUnknown(f"{table}: {code}: {message}")
+    advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
+    return StoreError(f"{table}: {code}: {advice}")
+
+
+def code_of(error: ClientError) -> str:
+    """The service's name for what went wrong."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def is_missing(fault: StoreError) -> bool:
+    """Whether the service says that there is no such table."""
+    return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+
+
+def _throttled(error: BaseException) -> bool:
+    return isinstance(error, ClientError) and code_of(error) in THROTTLED
+
+
+def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
+    """Make this call, again after a pause where it was refused for want of throughput (rule 2)."""
+    again = Retrying(
+        retry=retry_if_exception(_throttled),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.05, max=1),
+        reraise=True,
+    )
+    return again(call, **arguments)
+
+
+WAIT_SECONDS = 600
+"""How long a table may take to become usable; the Kinesis Client Library waits as long."""
+
+
+def prepare(client: "DynamoDBClient", table: str, *, create: bool) -> None:
+    """Make sure the table is there, has our key, and can be used.
+
+    Raises StoreError where it is missing and may not be made, or is some other program's.
+    """
+    with translated(table):
+        if _describe(client, table) is None:
+            if not create:
+                raise StoreError(
+                    f"{table}: there is no such table, and it may not be made here; make one with the "
+                    f"partition key {KEY} (string), or allow its creation"
+                )
+            _create(client, table)
+        check_key(table, _usable(client, table))
+
+
+def prove(client: "DynamoDBClient", table: str) -> None:
+    """Return if the service keeps conditions: each wants a row of this name, which does not exist.
+
+    So nothing is left behind, nor ever there for a Java worker to read. The deletion comes first: where
+    conditions are ignored it leaves nothing either. Raises StoreError where they are.
+    """
+    for ask in probes(client, table).values():
+        ask()
+
+
+def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], None]]:
+    """The calls of `prove`, by action; each may be made alone."""
+    lease = Lease(f"leasehold-probe-{uuid4().hex}")
+    row: Mapping[str, Any] = {"TableName": table, "Key": {KEY: text(lease.key)}}
+    there = {"ConditionExpression": f"attribute_exists({KEY})"}
+
+    def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        with translated(table):
+            if not _refused(call, arguments):
+                client.delete_item(**row)
+                raise StoreError(
+                    f"{table}: the service ignores the conditions of writes, so two workers could own one lease; "
+                    "leases need a service with conditional writes"
+                )
+
+    update = {**row, **there, "UpdateExpression": "REMOVE checkpointOwner"}
+    return {
+        "DeleteItem": partial(probe, client.delete_item, {**row, **there}),
+        "UpdateItem": partial(probe, client.update_item, update),
+        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": to_item(lease), **there}),
+    }
+
+
+def _refused(call: Callable[..., object], arguments: Mapping[str, Any]) -> bool:
+    try:
+        unless_throttled(call, arguments)
+    except ClientError as error:
+        if code_of(error) != "ConditionalCheckFailedException":
+            raise
+        return True
+    return False
+
+
+def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef | None":
+    try:
+        return client.describe_table(TableName=table)["Table"]
+    except ClientError as error:
+        if code_of(error) == "ResourceNotFoundException":
+            return None
+        raise
+
+
+def _create(client: "DynamoDBClient", table: str) -> None:
+    try:
+        client.create_table(
+            TableName=table,
+            KeySchema=[{"AttributeName": KEY, "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": KEY, "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+    except ClientError as error:
+        # Another worker starting at the same moment was first, which is as good.
+        if code_of(error) != "ResourceInUseException":
+            raise
+
+
+def _usable(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef":
+    again = Retrying(
+        retry=retry_if_result(lambda found: found is None or found["TableStatus"] == "CREATING"),
+        stop=stop_after_delay(WAIT_SECONDS),
+        wait=wait_exponential(multiplier=0.02, max=5),
+    )
+    try:
+        return cast("TableDescriptionTypeDef", again(_describe, client, table))
+    except RetryError as error:
+        raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
+
+
+def check_key(table: str, found: "TableDescriptionTypeDef") -> None:
+    """Raises StoreError if its key is not a lease table's."""
+    keys = [(key["AttributeName"], key["KeyType"]) for key in found["KeySchema"]]
+    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in found["AttributeDefinitions"]}
+    if keys != [(KEY, "HASH")] or kinds[KEY] != "S":
+        shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
+        raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
+
 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 

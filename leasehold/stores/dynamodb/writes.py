@@ -15,7 +15,6 @@ from attrs import evolve
 
 from leasehold.balancer.model import Lease, Notes, Position
 from leasehold.stores import writes
-from leasehold.stores.applied import created
 from leasehold.stores.dynamodb.rows import (
     KEY,
     NOTE,
@@ -28,6 +27,7 @@ from leasehold.stores.dynamodb.rows import (
     to_item,
 )
 from leasehold.stores.fields import kilobytes
+from leasehold.stores.writes import created
 
 AttributeValues = Mapping[str, AttributeValue]
 """Values of an expression, by their names without the colon."""

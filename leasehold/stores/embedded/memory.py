@@ -10,9 +10,8 @@ from threading import Lock
 from attrs import Factory, frozen
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.applied import applied
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
-from leasehold.stores.writes import DeleteLease, Write
+from leasehold.stores.writes import DeleteLease, Write, applied
 
 
 @frozen

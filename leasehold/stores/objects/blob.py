@@ -25,14 +25,11 @@ from requests import Session
 from requests.adapters import HTTPAdapter
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
-from leasehold.stores.endpoints import date_of, endpoint_of, without_credentials
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.layout import Layout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
-from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.patience import Patience
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.objects.store import EtagStore, Layout, ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 """The environment variable that holds the account's key, where one is used."""

@@ -14,8 +14,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
-from leasehold.stores.objects.layout import Part, Parts, handoff_version, version_of
-from leasehold.stores.objects.requests import ObjectFields
+from leasehold.stores.objects.store import ObjectFields, Part, Parts, handoff_version, version_of
 from leasehold.stores.protocol import Promises, StoreError
 
 BEGINNING = "-1"

@@ -15,8 +15,7 @@ from attrs import evolve, frozen
 
 from leasehold.balancer.model import Lease, Notes
 from leasehold.stores.fields import BadRowField, from_json, hash_range, keys, kilobytes, position, text, weight, whole
-from leasehold.stores.objects.layout import Part, Parts, handoff_version, version_of
-from leasehold.stores.objects.requests import ObjectFields
+from leasehold.stores.objects.store import ObjectFields, Part, Parts, handoff_version, version_of
 from leasehold.stores.protocol import Promises
 from leasehold.stores.writes import counted
 

@@ -25,12 +25,10 @@ from botocore.exceptions import (
 )
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from leasehold.stores.endpoints import date_of, endpoint_of, without_credentials
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
-from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.patience import Patience
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.objects.store import EtagStore, ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold.adapters.cli.live.keys import keys_in, terminal_keys
+from leasehold.adapters.cli.live import keys_in, terminal_keys
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from attrs import evolve
 from rich.console import Console
 
 from leasehold.adapters.cli.lease_tables import TableView
-from leasehold.adapters.cli.live.screen import drawn_view
-from leasehold.adapters.cli.live.view import HELP, LiveView
+from leasehold.adapters.cli.live import HELP, LiveView, drawn_view
 from leasehold.adapters.reading.status import LeaseLag
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract.actors import done, placed

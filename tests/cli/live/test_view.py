@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.adapters.cli.common.columns import Cells, Column
-from leasehold.adapters.cli.live.view import HELP, LiveView, after, arranged, chosen_row
+from leasehold.adapters.cli.live import HELP, LiveView, after, arranged, chosen_row
 
 CELLS = Cells(
     (Column("lease"), Column("owner"), Column("lag s", right=True)),

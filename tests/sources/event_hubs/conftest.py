@@ -9,7 +9,7 @@ from hub_steps import Here
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
-from leasehold.adapters.sources.event_hubs.source import EventHubsSource
+from leasehold.adapters.sources.event_hubs.poller import EventHubsSource
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,7 @@ from attrs import Factory, define
 from azure.eventhub import EventData, EventHubConsumerClient
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MOST, PartitionReader
-from leasehold.adapters.sources.event_hubs.source import EventHubsSource, open_url
+from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MOST, EventHubsSource, PartitionReader, open_url
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 

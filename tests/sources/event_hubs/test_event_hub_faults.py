@@ -18,17 +18,17 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
 from hub_steps import Here, fault, until
 
-from leasehold.adapters.sources.event_hubs import background, poller, source
+from leasehold.adapters.sources.event_hubs import poller
+from leasehold.adapters.sources.event_hubs import poller as background
+from leasehold.adapters.sources.event_hubs import poller as source
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
     AsyncCredential,
     by_connection_string,
+    explained,
 )
-from leasehold.adapters.sources.event_hubs.background import Background
-from leasehold.adapters.sources.event_hubs.faults import explained
-from leasehold.adapters.sources.event_hubs.partitions import EventPosition, starting
-from leasehold.adapters.sources.event_hubs.source import open_url
+from leasehold.adapters.sources.event_hubs.poller import Background, EventPosition, open_url, starting
 from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position

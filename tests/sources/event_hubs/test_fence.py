@@ -9,7 +9,7 @@ from hub_steps import Here, collected, fault, texts, until
 
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.steering.checkpoints.copying import copied, planned
+from leasehold.adapters.steering.checkpoints import copied, planned
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore

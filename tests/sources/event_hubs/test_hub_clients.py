@@ -5,7 +5,7 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 from azure.eventhub.exceptions import AuthenticationError
 from hub_steps import Here, collected, until
 
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.local.node import ServiceError
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 pytestmark = pytest.mark.services

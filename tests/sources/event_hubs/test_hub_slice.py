@@ -3,7 +3,7 @@
 import pytest
 from hub_steps import Here, collected, texts, until
 
-from leasehold.adapters.reading.slices.slice import Slice
+from leasehold.adapters.reading.slices import Slice
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, at_timestamp
 
 pytestmark = pytest.mark.services

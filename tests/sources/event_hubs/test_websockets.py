@@ -9,8 +9,8 @@ from aiohttp import WSMsgType, web
 from azure.eventhub._pyamqp.aio import _connection_async
 from hub_steps import Here, collected, texts
 
-from leasehold.adapters.local.process import HOST, free_port
-from leasehold.adapters.sources.event_hubs.background import Background
+from leasehold.adapters.local.node import HOST, free_port
+from leasehold.adapters.sources.event_hubs.poller import Background
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 
 PATH = "/$servicebus/websocket"

@@ -7,7 +7,7 @@ import pytest
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.sources.kinesis.producer.client import client_of
+from leasehold.adapters.sources.kinesis.producer.producer import client_of
 
 
 @pytest.fixture

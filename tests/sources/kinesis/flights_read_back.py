@@ -24,11 +24,11 @@ import java_kcl
 from standins.dynamodb_local import dynamodb_local
 
 from leasehold.adapters.demo.child import ENVIRONMENT, Child
-from leasehold.adapters.demo.tail import Tail
+from leasehold.adapters.demo.stage import Tail
 from leasehold.adapters.history.events import ReadingEvent, RecordPlace, event_of
 from leasehold.adapters.local.services import kinesis_local
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.producer.client import client_of
+from leasehold.adapters.sources.kinesis.producer.producer import client_of
 from leasehold.adapters.sources.kinesis.source import open_url
 from leasehold.balancer.model import Lease
 from leasehold.stores.urls import open_store

@@ -15,8 +15,8 @@ from faulty import Faulty
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, deaggregate
+from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
-from leasehold.adapters.sources.kinesis.producer.values import Settings
 from leasehold.balancer.model import HashRange
 
 _PATIENCE_SECONDS = 60

@@ -10,7 +10,7 @@ import pytest
 from running import running
 from types_boto3_kinesis import KinesisClient
 
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.source import open_url

@@ -7,8 +7,8 @@ import pytest
 from aggregates import keys, record, sealed
 from attrs import frozen
 
-from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
 from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.records import SCHEMA
 from leasehold.adapters.sources.protocol import Batch, InColumns
 from leasehold.balancer.model import TRIM_HORIZON
 
@@ -76,6 +76,6 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     """Without it the handler's author would not know what to install."""
     batch, in_columns = read(*ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.arrow_rows")
+    monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.records")
     with pytest.raises(ModuleNotFoundError, match=r"install leasehold\[arrow\]"):
         in_columns(batch.records)

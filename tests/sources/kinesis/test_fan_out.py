@@ -13,9 +13,7 @@ from botocore.config import Config
 from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, event, serving
 
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
-from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
-from leasehold.adapters.sources.kinesis.fan_out.subscription import EVENTS_WAITING, SubscriptionReceiver
+from leasehold.adapters.sources.kinesis.fan_out import EVENTS_WAITING, FanOut, StreamConsumer, SubscriptionReceiver
 from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position, Shard, at_timestamp
@@ -23,7 +21,7 @@ from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position, Shard, a
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-    from leasehold.adapters.sources.kinesis.fan_out.subscription import Stream
+    from leasehold.adapters.sources.kinesis.fan_out import Stream
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 AT_5 = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": "5"}

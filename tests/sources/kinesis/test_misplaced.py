@@ -21,7 +21,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     deaggregate,
     kept_whole,
 )
-from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of, number
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
@@ -33,7 +33,7 @@ from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-    from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
+    from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 
 TABLE = [case for case, _ in conformance.read()]
 RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).map(lambda ends: (min(ends), max(ends)))

@@ -11,9 +11,8 @@ from aggregates import keys, record, sealed
 from botocore.exceptions import ClientError, ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
-from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.kinesis.faults import said_plainly
-from leasehold.adapters.sources.kinesis.pace import PollPace
+from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.kinesis.faults import PollPace, said_plainly
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
@@ -497,7 +496,7 @@ def test_a_page_that_cannot_be_unpacked_is_asked_for_again(stub: Stubber, monkey
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     reader = poller(stub)
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.sources.kinesis.unpacking.deaggregate", _too_much)
+        patched.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _too_much)
         with pytest.raises(MemoryError):
             reader.read()
     assert told(reader.read().records) == [("5", 0, b"a")]

@@ -11,9 +11,9 @@ from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.marks import Mark, Seen, unmarked
+from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, RecordLate, Written
-from leasehold.adapters.sources.kinesis.producer.values import Settings
+from leasehold.adapters.sources.kinesis.records import Mark, Seen, unmarked
 from leasehold.adapters.sources.protocol import SourceError
 
 pytestmark = pytest.mark.services

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from stream_model import Stream
 
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
-from leasehold.adapters.sources.kinesis.producer.core import Core
-from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap, mapped
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
-from leasehold.adapters.sources.kinesis.producer.values import (
+from leasehold.adapters.sources.kinesis.producer.core import (
+    Core,
     Delivered,
     Placed,
     Refused,
     Result,
     Settings,
+    ShardMap,
     UnitOutcome,
     Unknown,
+    mapped,
 )
+from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
 from leasehold.balancer.model import HASH_KEYS, Shard
 
 KEYS = [f"key-{place}" for place in range(12)]

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, RecordLate, Written
-from leasehold.adapters.sources.kinesis.producer.values import Settings
 from leasehold.adapters.sources.protocol import SourceUnavailable
 
 SHARD = {

@@ -15,8 +15,8 @@ from test_aggregation import KEYS, packed
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
+from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
-from leasehold.adapters.sources.kinesis.unpacking import Dropped, Unpacking
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 

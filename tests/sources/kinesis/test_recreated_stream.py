@@ -10,7 +10,7 @@ from test_streams import until
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.worker import Worker

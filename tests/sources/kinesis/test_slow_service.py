@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from urllib3.exceptions import ReadTimeoutError as NothingCame
 
-from leasehold.adapters.local.process import HOST
+from leasehold.adapters.local.node import HOST
 from leasehold.adapters.sources.call_patience import (
     POLL_SECONDS,
     SUBSCRIPTION_SECONDS,
@@ -26,12 +26,12 @@ from leasehold.adapters.sources.call_patience import (
     CallPatience,
     StillAsked,
 )
+from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
-from leasehold.adapters.sources.kinesis.fan_out import reader as fan_out
-from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
+from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.producer.client import PUT_SECONDS, QUICK, KinesisPutClient
-from leasehold.adapters.sources.kinesis.producer.values import Placed, Unknown
+from leasehold.adapters.sources.kinesis.producer.core import Placed, Unknown
+from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QUICK, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
 from leasehold.balancer.model import TRIM_HORIZON, Lease

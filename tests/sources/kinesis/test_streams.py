@@ -16,7 +16,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams

@@ -8,8 +8,9 @@ import test_wire
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.sources.kinesis.unpacking import columns_of
-from leasehold.adapters.sources.kinesis.wire import forms, views
+from leasehold.adapters.sources.kinesis.poller import columns_of
+from leasehold.adapters.sources.kinesis.wire import hooks as forms
+from leasehold.adapters.sources.kinesis.wire import views
 from leasehold.adapters.sources.kinesis.wire.views import RowViews, viewed
 
 CHILD = {"ShardId": "shardId-1", "ParentShards": ["shardId-0"], "Odd": {"Nested": [1.5, None, -7, b"\xff" * 300]}}

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, reset
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, facts, placed
 from leasehold.stores.embedded.memory import MemoryStore
@@ -279,7 +279,7 @@ def test_a_living_owners_lease_is_not_reset_unless_told(
     def renew(_seconds: float) -> None:
         row.append(done(store.write(RenewLease(row[-1]))))
 
-    monkeypatch.setattr("leasehold.adapters.steering.checkpoints.moves.sleep", renew)
+    monkeypatch.setattr("leasehold.adapters.steering.checkpoints.sleep", renew)
     status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--json")
     assert (status, json.loads(output)["leases"][0]["why"]) == (1, "ann is working on it")
     assert store.get(["0"]) == (row[-1],)
@@ -302,7 +302,7 @@ def test_nothing_is_copied_from_under_a_living_fleet_unless_told(
         slept.append(seconds)
         row.append(done(source.write(RenewLease(row[-1]))))
 
-    monkeypatch.setattr("leasehold.adapters.steering.checkpoints.moves.sleep", renew)
+    monkeypatch.setattr("leasehold.adapters.steering.checkpoints.sleep", renew)
     filled(url, (Lease("1", owner="bob"),))
     status, output = ran(copy_leases.app, f"memory://{name}", url, "--json")
     why = "FROM is still read by ann; stop its workers first"
@@ -320,7 +320,7 @@ def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeyp
     name = uuid4().hex
     filled(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
     filled(url, (Lease("0", owner="bob", checkpoint=AT_9),))
-    monkeypatch.delattr("leasehold.adapters.steering.checkpoints.moves.sleep")
+    monkeypatch.delattr("leasehold.adapters.steering.checkpoints.sleep")
     assert copied(f"memory://{name}", url) == (0, [("0", "same")])
 
 

@@ -24,9 +24,8 @@ from incidents import (
     slipping,
 )
 
-from leasehold.adapters.steering.serving.prometheus import exposition
-from leasehold.adapters.steering.serving.record import FleetRecord
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.app import exposition
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import OutcomeUnknown
 

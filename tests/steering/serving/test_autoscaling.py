@@ -14,9 +14,8 @@ from typer.main import get_command
 
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.steer.serve import app as serve
-from leasehold.adapters.steering.serving.prometheus import exposition
-from leasehold.adapters.steering.serving.record import FleetRecord
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.app import exposition
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "autoscaling"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters.steering.serving.prometheus import HELP
+from leasehold.adapters.steering.serving.app import HELP
 
 BOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "grafana.json"
 

@@ -16,8 +16,7 @@ import uvicorn
 from test_serving import EVIL, Table, held
 
 from leasehold.adapters.steering.serving.app import server
-from leasehold.adapters.steering.serving.record import FleetRecord
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.writes import StealLease

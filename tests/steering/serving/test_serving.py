@@ -22,11 +22,9 @@ from attrs import evolve
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
-from leasehold.adapters.steering.serving.app import BoundedConnection, server
-from leasehold.adapters.steering.serving.prometheus import exposition
-from leasehold.adapters.steering.serving.record import FleetRecord, LagPoint, SeenMove
-from leasehold.adapters.steering.serving.watcher import TableWatcher
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.steering.serving.app import BoundedConnection, exposition, server
+from leasehold.adapters.steering.serving.watcher import FleetRecord, LagPoint, SeenMove, TableWatcher
+from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.contract.actors import done, placed

@@ -1,14 +1,22 @@
-"""Tables for people and for pipes: drawn on a terminal that has room, else one row on one line with nothing cut."""
+"""Tables for people and for pipes: drawn on a terminal that has room, else one row on one line with nothing cut.
 
+How `copy-leases` and `reset` tell what they did: a table for people, or JSON.
+"""
+
+import json
 import sys
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
+import typer
 from attrs import frozen
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leasehold.adapters.cli.common.times import said_moment
+from leasehold.adapters.steering.checkpoints import Move
+from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 
 NOTHING = "-"
@@ -105,3 +113,74 @@ def show(cells: Cells, *, wide: bool = False) -> None:
 def hint(left_out: Sequence[str]) -> Text:
     """The hint where columns did not fit."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
+
+
+_DONE = {
+    "create": "created",
+    "forward": "moved forward",
+    "back": "set back",
+    "raise": "as it was, its fencing number raised",
+    "same": "as it was",
+    "refuse": "refused",
+}
+_WOULD = {
+    "create": "create",
+    "forward": "move forward",
+    "back": "set back",
+    "raise": "raise its fencing number",
+    "same": "leave",
+    "refuse": "refuse",
+}
+
+
+def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
+    """Print every move; the exit status is 1 if any was refused."""
+    moves = tuple(moves)
+    refused = sum(move.do == "refuse" for move in moves)
+    if as_json:
+        print(json.dumps({"dry_run": dry_run, "refused": refused, "leases": [_json(move) for move in moves]}))
+    elif moves:
+        _print(moves, dry_run=dry_run)
+    else:
+        print("There is no lease to move.")
+    return typer.Exit(1 if refused else 0)
+
+
+def _print(moves: tuple[Move, ...], *, dry_run: bool) -> None:
+    words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
+    rows = tuple(
+        (
+            move.lease.key,
+            said(move.stored.checkpoint) if move.stored else "",
+            said(move.lease.checkpoint),
+            words[move.do] + (f": {move.why}" if move.why else ""),
+        )
+        for move in moves
+    )
+    columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
+    show(Cells(columns, rows, title="Dry run" if dry_run else ""))
+
+
+def said(position: Position) -> str:
+    """A position in one word."""
+    if position.sequence == "AT_TIMESTAMP":
+        return f"AT_TIMESTAMP={said_moment(position.sub)}"
+    return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
+
+
+def _json(move: Move) -> dict[str, Any]:
+    return {
+        "key": move.lease.key,
+        "do": move.do,
+        **({"why": move.why} if move.why else {}),
+        **({"was": _position(move.stored.checkpoint)} if move.stored else {}),
+        "wanted": _position(move.lease.checkpoint),
+    }
+
+
+def _position(position: Position) -> dict[str, Any]:
+    return {
+        "checkpoint": position.sequence,
+        **({"sub": position.sub} if position.sub else {}),
+        **({"token": position.token} if position.token else {}),
+    }

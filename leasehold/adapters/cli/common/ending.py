@@ -1,11 +1,18 @@
-"""The end of a command where something is wrong: one line on standard error, and its status."""
+"""The end of a command where something is wrong: one line on standard error, and its status.
 
+A signal to end makes a command take down what it has set up, and nothing interrupts that.
+"""
+
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import typer
 
+from leasehold.adapters.threads import SIGNAL_SECONDS
 from leasehold.stores.printable import printable_lines
 
 
@@ -19,3 +26,41 @@ def ending(
     except (*misuse, *failures) as error:
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, misuse) else 1) from None
+
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Ended(BaseException):
+    """The process was asked to end by this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """The first of the signals raises Ended where the main thread is; later ones are ignored until this is left.
+
+    An ignored signal stays ignored: SIGHUP under nohup.
+    """
+    mine = [each for each in ENDING if signal.getsignal(each) != signal.SIG_IGN]
+
+    def end(number: int, _frame: object) -> None:
+        for each in mine:
+            signal.signal(each, signal.SIG_IGN)
+        raise Ended(number)
+
+    before = {each: signal.signal(each, end) for each in mine}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def wait_for_the_end() -> NoReturn:
+    """Wait until a signal raises, also where another thread has received it."""
+    while True:
+        time.sleep(SIGNAL_SECONDS)

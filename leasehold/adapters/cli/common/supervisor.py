@@ -21,7 +21,7 @@ from typing import IO
 from attrs import define, field
 
 from leasehold.adapters.reading.events import NotTaken, WholeLines
-from leasehold.adapters.sources.backoff import Backoff
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.threads import ThreadQueue, spawn
 from leasehold.stores.printable import escaped, said
 

@@ -1,11 +1,23 @@
-"""Times and durations as users write them: `2026-11-22T06:00Z`, `now-2h`, `1h30m`, or a bare number."""
+"""Times and durations as users write them: `2026-11-22T06:00Z`, `now-2h`, `1h30m`, or a bare number.
 
+Positions as users write them: a name in any case, a time, or a sequence number.
+
+The configuration of a fleet, as options of a command say it.
+"""
+
+import json
 import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
+
+from leasehold.adapters.json_form import JsonValue, config_of
+from leasehold.adapters.sources.event_hubs.access import paced
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SENTINELS, Position, at_timestamp
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
@@ -102,3 +114,65 @@ def seconds(least: float = 0.0) -> Callable[[str | float], float]:
         return found
 
     return parsed
+
+
+STARTS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
+
+_OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": "LATEST"}
+
+
+def named(text: str) -> str | None:
+    """The sentinel of this name, in any case and with - for _; None where it is none."""
+    name = text.strip().upper().replace("-", "_")
+    name = _OTHER_NAMES.get(name, name)
+    return name if name in SENTINELS else None
+
+
+def start(text: str, timestamp_ms: int | None, now: float, field: str) -> Position:
+    """Where to begin: TRIM_HORIZON, LATEST, or a time, which may stand in `timestamp_ms`.
+
+    now  seconds since 1970
+    Raises ValueError, naming the field.
+    """
+    name = named(text)
+    if name == "AT_TIMESTAMP":
+        if timestamp_ms is None:
+            raise ValueError(f"{field}: AT_TIMESTAMP wants --timestamp-ms; or write the time itself, {MOMENT}")
+        return at_timestamp(timestamp_ms)
+    if timestamp_ms is not None:
+        raise ValueError("--timestamp-ms: it goes with AT_TIMESTAMP, and only with it")
+    if name in {"TRIM_HORIZON", "LATEST"}:
+        return Position(name)
+    try:
+        return at_timestamp(moment(text, now))
+    except ValueError:
+        raise ValueError(f"{field}: {text!r} is neither {', '.join(STARTS)} nor {MOMENT}") from None
+
+
+def settings(given: dict[str, Any], more: list[str]) -> dict[str, Any]:
+    """The named settings that are not None, and those given as name=value. Raises ValueError for another form."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    for setting in more:
+        name, separator, text = setting.partition("=")
+        if not separator:
+            raise ValueError(f"--set: {setting!r} is not of the form name=value")
+        fields[name] = _value(text)
+    return fields
+
+
+def configuration(found: dict[str, Any]) -> Config:
+    """The configuration of these settings. Raises ValueError naming one that cannot be."""
+    return config_of(JsonValue("input", found))
+
+
+def configuration_for(source: str, found: dict[str, Any]) -> Config:
+    """The same for this stream: of a hub, with the seconds that suit a group of official workers where none are set."""
+    config = configuration(found)
+    return paced(config, found) if source.startswith("eventhubs:") else config
+
+
+def _value(text: str) -> Any:  # noqa: ANN401  the field that it is for says what it must be
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

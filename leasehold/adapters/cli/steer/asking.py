@@ -5,10 +5,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from leasehold.adapters.cli.common.settings import configuration, settings
-from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.json_form.question import RULES
-from leasehold.adapters.steering.watching import WatchedTable, watched
+from leasehold.adapters.cli.common.times import configuration, seconds, settings
+from leasehold.adapters.json_form import RULES
+from leasehold.adapters.steering.explaining import WatchedTable, watched
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store

@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding, wait_for_the_end
 from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.cli.unwinding import Ended, unwinding, wait_for_the_end
 from leasehold.adapters.demo.child import isolate
-from leasehold.adapters.demo.dev import dev_services
-from leasehold.adapters.demo.dev_streams import DevServices, wanted
-from leasehold.adapters.demo.stream import StreamError
-from leasehold.adapters.local.process import ServiceError
+from leasehold.adapters.demo.dev import DevServices, dev_services, wanted
+from leasehold.adapters.demo.stage import StreamError
+from leasehold.adapters.local.node import ServiceError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

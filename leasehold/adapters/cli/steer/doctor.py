@@ -6,12 +6,11 @@ from typing import Annotated
 import typer
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.settings import configuration_for, settings
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.times import configuration_for, seconds, settings
 from leasehold.adapters.cli.steer.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
-from leasehold.adapters.reading.handlers.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.steering.doctor.attempts import Finding, well
 from leasehold.adapters.steering.doctor.examination import Examination, ExaminedFleet, examined
-from leasehold.adapters.steering.doctor.findings import Finding, well
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

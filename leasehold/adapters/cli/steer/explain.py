@@ -19,8 +19,7 @@ from leasehold.adapters.cli.steer.asking import (
     opened,
     table_of,
 )
-from leasehold.adapters.steering.explaining import LeaseStory, WorkerPlan, plans, rules_of, story
-from leasehold.adapters.steering.watching import WatchedTable
+from leasehold.adapters.steering.explaining import LeaseStory, WatchedTable, WorkerPlan, plans, rules_of, story
 from leasehold.balancer.config import Config
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.printable import printable

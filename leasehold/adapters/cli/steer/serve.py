@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
 from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config, opened
-from leasehold.adapters.cli.unwinding import Ended, unwinding
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.serving.app import BoundedConnection, server
-from leasehold.adapters.steering.serving.record import FleetRecord
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.balancer.config import Config
 from leasehold.stores.printable import said

@@ -21,7 +21,7 @@ from leasehold.adapters.cli.steer.asking import (
     opened,
     table_of,
 )
-from leasehold.adapters.proving.simulator.forecast import Forecast
+from leasehold.adapters.proving.simulator.question import Forecast
 from leasehold.adapters.steering.explaining import alive
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
 from leasehold.stores.protocol import StoreError

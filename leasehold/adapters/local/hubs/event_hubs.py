@@ -30,7 +30,7 @@ from typing import Any
 
 from attrs import frozen
 
-from leasehold.adapters.local.process import HOST, Command, Service, ServiceError, serving
+from leasehold.adapters.local.node import HOST, Command, Service, ServiceError, serving
 
 KEY_NAME = "local"
 SECONDS = 10.0

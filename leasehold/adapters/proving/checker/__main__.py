@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from leasehold.adapters.proving.checker.cases import bounded, full
-from leasehold.adapters.proving.checker.report import rows, surprises, written
-from leasehold.adapters.proving.checker.verdict import Case, CheckVerdict, judge
+from leasehold.adapters.proving.checker.verdict import Case, CheckVerdict, judge, rows, surprises, written
 from leasehold.adapters.proving.processes import processes
 
 app = typer.Typer(add_completion=False)

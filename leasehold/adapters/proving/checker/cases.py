@@ -6,8 +6,7 @@ from leasehold.adapters.proving.checker.fleet import FleetModel
 from leasehold.adapters.proving.checker.verdict import Case, Fault
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 OURS = Config(rules=Minimal())

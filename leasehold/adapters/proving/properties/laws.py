@@ -18,9 +18,16 @@ from attrs import evolve, frozen
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from leasehold.adapters.proving.properties.scenes import Scene, SmallFleet, brief
-from leasehold.adapters.proving.properties.settling import LawBroken, Planner, settled, told
-from leasehold.adapters.proving.properties.strategies import balanced_fleets, fleets, scenes, weighed_fleets
+from leasehold.adapters.proving.properties.simulation import LawBroken, Planner, settled, told
+from leasehold.adapters.proving.properties.strategies import (
+    Scene,
+    SmallFleet,
+    balanced_fleets,
+    brief,
+    fleets,
+    scenes,
+    weighed_fleets,
+)
 from leasehold.balancer.actions import Action, Delete, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Me

@@ -2,16 +2,17 @@
 
 Every value drawn is one that `plan` must have an answer for: rows whose parents are not there, shards in circles,
 owners that died, histories of any length. All shrink towards few leases, few workers and a listing without oddities.
+
+The cases on which a law is tried, told as Python that can be pasted into a test.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import NOTHING, Attribute, Factory, evolve, fields, frozen, has
 from hypothesis import strategies as st
 
-from leasehold.adapters.proving.properties.scenes import Scene, SmallFleet
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -32,9 +33,85 @@ from leasehold.balancer.model import (
 )
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
+
+_FACTORY: Any = type(Factory(list))
+
+
+def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many kinds
+    """The value as Python, without the fields that have their defaults."""
+    if isinstance(value, tuple):
+        inner = ", ".join(map(brief, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if value == math.inf:
+        return "math.inf"
+    if not has(type(value)):
+        return repr(value)
+    shown = []
+    for each in fields(type(value)):
+        there, usual = getattr(value, each.name), _default(value, each)
+        if each.init and there != usual:
+            shown.append(brief(there) if usual is NOTHING else f"{each.name}={brief(there)}")
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def _default(value: object, attribute: "Attribute[Any]") -> Any:  # noqa: ANN401  likewise
+    default: Any = attribute.default
+    if not isinstance(default, _FACTORY):
+        return default
+    return default.factory(value) if default.takes_self else default.factory()
+
+
+@frozen(repr=False)
+class Scene:
+    """A question to `plan`.
+
+    leases, shards, me, config  its arguments
+    order                       a seed: of the order in which the same leases and shards are listed a second time
+    """
+
+    leases: tuple[Lease, ...]
+    shards: tuple[Shard, ...] | None
+    me: Me
+    config: Config
+    order: int = 0
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, ARG002  Hypothesis's, and IPython's
+        printer.text(repr(self))
+
+
+@frozen(repr=False)
+class SmallFleet:
+    """A fleet that plans and acts in turns, each worker by a reading of its own.
+
+    workers  in the order in which they plan
+    owners   the owner of each lease at the start, None where it is free
+    config   of all of them
+    idle     seconds for which each lease has stood still
+    turn     the turn that each worker begins with
+    """
+
+    workers: tuple[str, ...]
+    owners: tuple[str | None, ...]
+    config: Config
+    idle: float = 0.0
+    turn: int = 0
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, ARG002  Hypothesis's, and IPython's
+        printer.text(repr(self))
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """The table at the start."""
+        return tuple(Lease(f"s-{place:02}", owner=owner, idle=self.idle) for place, owner in enumerate(self.owners))
+
 
 WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
 """Of two groups, and one of none."""

@@ -5,14 +5,12 @@ import random
 from attrs import evolve, frozen
 
 from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.proving.simulator.fleets import balanced
-from leasehold.adapters.proving.simulator.misdeeds import HARMLESS, Misdeed
-from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario
+from leasehold.adapters.proving.simulator.mishaps import HARMLESS, Misdeed
+from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, balanced
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import DIALECTS, EventHubs
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.kcl_rust import KclRust
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 CALM = 120.0

@@ -1,17 +1,35 @@
-"""A question to the simulator as a user asks it, and the answer: one fleet, one seed, one outcome."""
+"""A question to the simulator as a user asks it, and the answer: one fleet, one seed, one outcome.
 
-from typing import Any, Literal
+The answers to a question under many seeds, computed on this machine's cores or on a Spark cluster's.
 
-from attrs import Attribute, evolve, field, frozen
+A forecast: what a change does to a fleet, told from the run of a scenario.
+"""
 
-from leasehold.adapters.proving.simulator import fleets
-from leasehold.adapters.proving.simulator.fleets import FleetScenario, StartPattern
-from leasehold.adapters.proving.simulator.outcome import FleetOutcome, outcome
-from leasehold.adapters.proving.simulator.run import run
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import Attribute, evolve, field, fields, frozen
+
+from leasehold.adapters.proving.processes import processes
+from leasehold.adapters.proving.simulator import scenario as fleets
+from leasehold.adapters.proving.simulator.run import FleetOutcome, outcome, run
+from leasehold.adapters.proving.simulator.scenario import FleetScenario, StartPattern
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.rule_set import RuleSet
-from leasehold.balancer.rules.groups import Groups
 from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.shares import Groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+from collections import Counter
+
+from leasehold.adapters.history.rights import OwnerChange, changes, owners_at, settled
+from leasehold.adapters.proving.simulator.scenario import Scenario
+from leasehold.stores.fields import kilobytes
 
 Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "steady", "weights"]
 ScanPace = Literal["cycle", "own"]
@@ -145,3 +163,111 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
         checkpoints=question.checkpoints or 0.0,
     )
     return evolve(fleet, scenario=scenario)
+
+
+FIGURES = tuple(each.name for each in fields(FleetOutcome) if each.type in {int, float})
+"""The numbers of an outcome that a sweep sums up."""
+
+TASKS_PER_CORE = 2
+"""A Python task costs Spark about 0.1 s before it does anything: few tasks, each of many seeds."""
+
+Answer = tuple[int, dict[str, object]]
+"""A seed, and its outcome as JSON values."""
+
+
+@frozen
+class Summary:
+    """The median and the worst of one figure."""
+
+    figure: str
+    median: float
+    worst: float
+
+
+def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
+    """Every seed's answer, in order, by a pool of processes."""
+    ask = partial(_answered, question)
+    if jobs == 1:
+        yield from map(ask, seeds)
+        return
+    with processes(jobs) as pool:
+        yield from pool.map(ask, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
+
+
+def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
+    """Every seed's answer, in order, by a few long tasks of a Spark cluster; leasehold must be installed there."""
+    tasks = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
+    told = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(tasks)
+    rows = told.mapInArrow(_in_arrow(question), "seed long, outcome string").collect()
+    found = {row.seed: json.loads(row.outcome) for row in rows}
+    return [(seed, found[seed]) for seed in seeds]
+
+
+def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
+    """Median and worst of each figure."""
+    columns = {figure: [float(str(each[figure])) for each in outcomes] for figure in FIGURES}
+    return tuple(Summary(figure, median(values), max(values)) for figure, values in columns.items())
+
+
+def _answered(question: SimulationQuestion, seed: int) -> Answer:
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # the simulated faults would fill the log
+    return seed, answer(evolve(question, seed=seed)).as_json()
+
+
+def _in_arrow(question: SimulationQuestion) -> Callable[[Iterable[object]], Iterator[object]]:
+    def answers(batches: Iterable[object]) -> Iterator[object]:
+        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  likewise
+
+        for batch in batches:
+            seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
+            told = [json.dumps(_answered(question, seed)[1]) for seed in seeds]
+            yield pa.RecordBatch.from_pydict({"seed": seeds, "outcome": told})
+
+    return answers
+
+
+@frozen
+class Forecast:
+    """The answer of the simulation.
+
+    before   moves that would come without the change
+    moves    those after it, in order of time, which counts from the change
+    held     leases by worker at the end
+    figures  how the fleet fared
+    """
+
+    before: tuple[OwnerChange, ...]
+    moves: tuple[OwnerChange, ...]
+    held: dict[str, int]
+    loads: dict[str, float]
+    figures: FleetOutcome
+
+    def as_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        told = [{"t": round(one.t, 3), "key": one.key, "from": one.before, "to": one.after} for one in self.moves]
+        return {
+            "moves": told,
+            "moves_before": len(self.before),
+            "workers": [
+                {"worker": name, "leases": count, "weight": self.loads[name]} for name, count in self.held.items()
+            ],
+            "figures": {name: value for name, value in self.figures.as_json().items() if name != "traffic"},
+        }
+
+
+def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
+    """Run the scenario, whose change comes at `since`."""
+    history = run(scenario)
+    passed = [change for change in changes(history.writes) if change.after is not None]
+    living = [member.worker for member in scenario.members if member.alive(scenario.seconds - 1e-6)]
+    owners = owners_at(history, history.end)
+    counts = Counter(owners.values())
+    weights = {row.key: row.weight or 0 for row in history.first}
+    loads = {name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living}
+    return Forecast(
+        settled(change for change in passed if change.t < since),
+        tuple(evolve(change, t=change.t - since) for change in settled(one for one in passed if one.t >= since)),
+        {worker: counts[worker] for worker in sorted(living)},
+        {worker: round(kilobytes(load), 3) for worker, load in loads.items()},
+        outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),
+    )

@@ -1,20 +1,41 @@
-"""Runs a scenario to its end, and answers its history."""
+"""Runs a scenario to its end, and answers its history.
+
+The outcome of a run, in the figures by which rule sets are compared.
+
+The judgement of a trial, with the smallest fleet in which what is wrong still is.
+
+Makes a failing scenario smaller while it goes on failing in the same way: greedy removal, one thing at a time.
+"""
 
 import gc
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from attrs import evolve
+from attrs import asdict, evolve, frozen
 
+from leasehold.adapters.history.breach import Breach, BreachKind
 from leasehold.adapters.history.events import Incident, Sent, WriteEvent
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.history.records import alive_at, lives
+from leasehold.adapters.history.rights import QUIET_VERBS, changes, owners_at, refused, settled, unowned
+from leasehold.adapters.proving.simulator.chaos import Trial
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
 from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
-from leasehold.adapters.proving.simulator.world.stream import ListSource, ShardRecords, even_shards, records, shard
-from leasehold.adapters.proving.simulator.world.table import SimulatedTable
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
-from leasehold.adapters.proving.simulator.world.world import World
+from leasehold.adapters.proving.simulator.world.world import (
+    ListSource,
+    ShardRecords,
+    SimulatedHistory,
+    SimulatedTable,
+    World,
+    even_shards,
+    records,
+    shard,
+)
 from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.writes import counted
 
 OPERATOR = "operator"
@@ -149,3 +170,202 @@ def _merge(source: ListSource, left: Shard, right: Shard) -> None:
     child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
     source.end(left.id, child)
     source.end(right.id, child)
+
+
+ROW_BYTES = 360
+UNIT_BYTES = 4096
+
+
+@frozen
+class Traffic:
+    """Requests of a whole fleet, and what DynamoDB bills for them.
+
+    A listing costs half a unit for each 4 KB (eventually consistent, rows of 360 bytes), a row asked
+    for by key one unit, half of it where it may be stale, a write one unit.
+    """
+
+    requests: int
+    rows: int
+    read_units: float
+    write_units: int
+
+
+@frozen
+class FleetOutcome:
+    """How a fleet fared after `since`, when what it had to cope with began.
+
+    cycles         until the last change of owner, in cycles of `cycle_seconds`
+    seconds        the same in seconds
+    moves          leases that left a living worker, moves_minimum: how few would have done
+    moved_again    leases that changed hands more than once
+    taken_back     gifts that their heir did not accept in time: no moves, but nobody read meanwhile
+    claims         leases taken from nobody, or from a dead worker
+    failed_writes  claims, thefts and requests that were refused because somebody was faster
+    spread         leases of the fullest living worker less those of the emptiest
+    groups         leases by group of workers
+    load           throughput of the fullest worker by the mean; 1 where it is not known
+    unowned_lease_cycles_max
+                   the longest time a lease had no living owner
+    quiet_after    cycles until the last write but renewals and checkpoints
+    """
+
+    cycles: float
+    seconds: float
+    moves: int
+    moves_minimum: int
+    moved_again: int
+    taken_back: int
+    claims: int
+    failed_writes: int
+    spread: int
+    groups: dict[str, int]
+    load: float
+    unowned_lease_cycles_max: float
+    quiet_after: float
+    traffic: Traffic
+
+    def as_json(self) -> dict[str, object]:
+        """Values that `json.dumps` takes."""
+        return asdict(self)
+
+
+def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None) -> FleetOutcome:
+    """The figures of a finished run."""
+    all_lives = lives(history.incidents)
+    changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    passed = settled(changed)
+    moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in passed)
+    workers = alive_at(all_lives, history.end - 1e-9)
+    owners = owners_at(history, history.end)
+    counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
+    held = [counts[worker] for worker in workers]
+    last = max((change.t for change in passed), default=since)
+    busy = max(
+        (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
+    )
+    longest = max(unowned(history, history.end, since).values(), default=0.0)
+    return FleetOutcome(
+        cycles=round((last - since) / cycle_seconds, 3),
+        seconds=round(last - since, 3),
+        moves=moves,
+        moves_minimum=least_moves(owners_at(history, since), workers, groups),
+        moved_again=sum(times > 1 for times in Counter(change.key for change in passed).values()),
+        taken_back=(len(changed) - len(passed)) // 2,
+        claims=len(passed) - moves,
+        failed_writes=refused(write for write in history.writes if write.t >= since),
+        spread=max(held, default=0) - min(held, default=0),
+        groups=_by_group(counts, workers, groups),
+        load=_load(history, owners, workers),
+        unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
+        quiet_after=round((busy - since) / cycle_seconds, 3),
+        traffic=traffic(history),
+    )
+
+
+def traffic(history: SimulatedHistory) -> Traffic:
+    """The requests that a run made of the table."""
+    writes = sum(count for verb, count in history.requests.items() if verb not in {"list", "get"})
+    return Traffic(
+        requests=sum(history.requests.values()),
+        rows=history.scanned + history.fetched,
+        read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.glimpsed / 2, 1),
+        write_units=writes,
+    )
+
+
+def _load(history: SimulatedHistory, owners: Mapping[str, str | None], workers: frozenset[str]) -> float:
+    loads = dict.fromkeys(workers, 0.0)
+    for row in history.first:
+        owner = owners.get(row.key)
+        if owner in loads:
+            loads[owner] += row.weight or 0.0
+    mean = sum(loads.values()) / max(len(loads), 1)
+    return round(max(loads.values()) / mean, 3) if mean else 1.0
+
+
+def _by_group(counts: Counter[str], workers: frozenset[str], groups: Groups) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for worker in sorted(workers):
+        totals["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
+    return dict(totals)
+
+
+EVENTS = ("reshapes", "emptyings", "misdeeds")
+FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
+
+
+def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
+    """The smallest scenario found in so many runs that still fails."""
+    runs = 0
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(scenario):
+            runs += 1
+            if runs > most_runs:
+                return scenario
+            if fails(smaller):
+                scenario, progress = smaller, True
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Smaller scenarios, those that remove most first."""
+    members, network = scenario.members, scenario.network
+    for place, member in enumerate(members):
+        without = (*members[:place], *members[place + 1 :])
+        gone = {member.worker} - {other.worker for other in without}
+        owners = tuple(None if owner in gone else owner for owner in scenario.owners)
+        yield evolve(scenario, members=without, owners=owners)
+    for what in EVENTS:
+        events = getattr(scenario, what)
+        for place in range(len(events)):
+            without_one: dict[str, Any] = {what: (*events[:place], *events[place + 1 :])}
+            yield evolve(scenario, **without_one)
+    if len(scenario.owners) > 1:
+        yield evolve(scenario, owners=scenario.owners[:-1])
+    if network.outages:
+        yield evolve(scenario, network=evolve(network, outages=()))
+    for fault in FAULTS:
+        if getattr(network, fault):
+            without_it: dict[str, Any] = {fault: 0.0}
+            yield evolve(scenario, network=evolve(network, **without_it))
+    for place, member in enumerate(members):
+        if member.naps:
+            calmer = evolve(member, naps=member.naps[1:])
+            yield evolve(scenario, members=(*members[:place], calmer, *members[place + 1 :]))
+
+
+def described(scenario: Scenario) -> str:
+    """A description of the scenario, one fact a line."""
+    network = [
+        f"{fault} {getattr(scenario.network, fault):.4f}" for fault in FAULTS if getattr(scenario.network, fault)
+    ]
+    return "\n".join(
+        (
+            f"seed {scenario.seed}, {len(scenario.owners)} leases owned by {', '.join(map(str, scenario.owners))}",
+            *(f"member {member}" for member in scenario.members),
+            *(f"{reshape}" for reshape in scenario.reshapes),
+            *(f"{emptying}" for emptying in scenario.emptyings),
+            *(f"{misdeed}" for misdeed in scenario.misdeeds),
+            f"network: {', '.join(network) or 'no faults'}; outages {scenario.network.outages or 'none'}",
+        )
+    )
+
+
+def judged(tested: Trial) -> tuple[Breach, ...]:
+    """The breaches in a run of this trial."""
+    return judge(run(tested.scenario), tested.limits)
+
+
+def explained(tested: Trial) -> str:
+    """A report of the breaches, and the smallest fleet found that still shows them."""
+    what = {breach.what for breach in judged(tested)}
+    smallest = shrink(tested.scenario, lambda smaller: _still(tested, smaller, what))
+    breaches = judged(evolve(tested, scenario=smallest))
+    return "\n".join((*map(str, breaches), "in the smallest fleet found:", described(smallest)))
+
+
+def _still(tested: Trial, smaller: Scenario, what: set[BreachKind]) -> bool:
+    return bool(what & {breach.what for breach in judged(evolve(tested, scenario=smaller))})

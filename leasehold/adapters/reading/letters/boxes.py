@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 from uuid import uuid4
 
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.letters.letter import Letter, LetterError, letter_for
-from leasehold.stores.endpoints import endpoint_of
-from leasehold.stores.schemes import Scheme, read_url
+from leasehold.stores.urls import Scheme, endpoint_of, read_url
 
 if TYPE_CHECKING:  # it imports what an extra brings
     from leasehold.adapters.reading.letters.stream import StreamBox

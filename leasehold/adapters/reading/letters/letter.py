@@ -8,8 +8,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.reading.handlers.answers import Unhandled
-from leasehold.adapters.reading.handlers.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery, Unhandled
 from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 

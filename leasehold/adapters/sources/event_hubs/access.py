@@ -1,16 +1,24 @@
-"""How one event hub is reached as one consumer group: by connection string, or as who we are."""
+"""How one event hub is reached as one consumer group: by connection string, or as who we are.
+
+The seconds of a fleet that reads Event Hubs: official workers may be in its group, and are slow by design.
+
+The faults of the Event Hubs client, as sentences that a user can act on.
+"""
 
 import asyncio
+from collections.abc import Container
 from typing import Any, Self, cast
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from azure.core.credentials import AccessToken, TokenCredential
 from azure.core.credentials_async import AsyncTokenCredential
 from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub import TransportType, parse_connection_string
 from azure.eventhub.aio import EventHubConsumerClient
-from azure.eventhub.exceptions import AuthenticationError
+from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable, Trimmed
+from leasehold.balancer.config import Config
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
@@ -99,3 +107,82 @@ def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = Fals
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
 
     return Access(namespace, hub, group, identity=AsyncCredential(DefaultAzureCredential()), websockets=websockets)
+
+
+LEASE_SECONDS = 120.0
+"""Seconds after which most official workers take an ownership; Python's, after the 180 of its own rules."""
+
+CYCLE_SECONDS = 30.0
+"""How often most of them look."""
+
+RENEW_SECONDS = 20.0
+"""JavaScript's and Go's expire after 60 s, whatever this fleet is set to."""
+
+
+def paced(config: Config, given: Container[str]) -> Config:
+    """Return this configuration, with the seconds that were not `given` as they suit a group of official workers."""
+    seconds = config.lease_seconds if "lease_seconds" in given else max(LEASE_SECONDS, config.rules.lease_seconds)
+    usual = Config(rules=config.rules, lease_seconds=seconds)
+    suited: dict[str, Any] = {
+        "lease_seconds": seconds,
+        "cycle_seconds": min(CYCLE_SECONDS, usual.cycle_seconds),
+        "renew_seconds": min(RENEW_SECONDS, usual.renew_seconds),
+    }
+    return evolve(config, **{name: value for name, value in suited.items() if name not in given})
+
+
+_EXPIRED = "CBS Authentication Expired"
+"""What the client says, without asking the service, where a process slept through a token or its clock was set."""
+
+
+class Contended(SourceUnavailable):
+    """Another reader took the partition's link: the lease is lost, or a reader has none."""
+
+
+def explained(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
+    """The fault as an error that says what to do; SourceUnavailable if trying again later may help.
+
+    Nothing of a connection string is repeated: the client's own texts hold none.
+    """
+    where = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
+    if isinstance(error, SourceError):
+        return error
+    if isinstance(error, AuthenticationError):
+        if _EXPIRED in str(error):
+            return SourceUnavailable(f"{where}: its token has expired by this machine's clock; the next one is fetched")
+        return SourceError(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
+    if isinstance(error, ImportError):
+        return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
+    if isinstance(error, ValueError):
+        return SourceError(f"{where}: {_first_line(error)}")
+    return _by_condition(error, access, where)
+
+
+def _by_condition(error: BaseException, access: Access, where: str) -> SourceError:
+    condition = (error.error if isinstance(error, EventHubError) else None) or ""
+    said = _first_line(error)
+    match condition:
+        case "link:stolen":
+            return Contended(f"{where}: another reader of group {access.group!r} took it: lease lost, or contended")
+        case "not-found":
+            return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
+        case "unauthorized-access":
+            return SourceError(f"{where}: access refused: {_sign_in(access)} ({said})")
+        case "argument-error" | "argument-out-of-range" | "invalid-field":
+            hint = "if the hub was made anew, set the checkpoints back with `leasehold reset`"
+            return Trimmed(f"{where}: the starting position is refused; {hint} ({said})")
+        case "resource-limit-exceeded":
+            hint = f"give this fleet a consumer group of its own, as others read in {access.group!r} too"
+            return SourceUnavailable(f"{where}: too many readers; {hint} ({said})")
+        case _:
+            return SourceUnavailable(f"{where}: {said}")
+
+
+def _sign_in(access: Access) -> str:
+    if access.secret:
+        return f"check the key in {CONNECTION_STRING}, which must allow listening, and this machine's clock"
+    return "this identity needs the role 'Azure Event Hubs Data Receiver'"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

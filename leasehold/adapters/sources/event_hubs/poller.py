@@ -9,29 +9,311 @@ the client's own time-out (`idle_timeout`) does not count the service's empty fr
 quiet link is a reading only for `HEARD_SECONDS` after the service was last heard, and after `ASK_SECONDS` of silence
 the service is asked, over a connection of its own, for the last number of the partition. If we have it, all is well; if
 the link does not bring it for `LATE_SECONDS`, it is opened again.
+
+A receiver of one partition: it keeps the client's events in a small inbox until they are taken.
+
+The client's asynchronous interface is used. It is public, needs one thread for all partitions of a worker, and
+hands events over every 50 ms. The blocking interface needs two threads for each partition and another one of the
+SDK's, and holds a few events back until as many have come as were to be prefetched. The client's own balancing
+and checkpoint stores are not used.
+
+An event loop in a thread of its own, for all calls of a source to the asynchronous client.
+
+The partitions of a hub, and where in one of them a reader starts.
+
+An event hub as a source of records: its partitions, and a reader for each.
+
+In a URL the default consumer group is written `$Default`. A shell puts a variable of that name in its
+place unless the URL stands in single quotes: `'eventhubs://namespace/hub?group=$Default'`. It may as
+well be left out, being the default.
 """
 
+import asyncio
 import logging
 import math
+import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from asyncio import new_event_loop
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime
 from functools import partial
-from itertools import dropwhile
-from typing import Any
+from itertools import chain, dropwhile
+from typing import Any, TypeVar
+
+from attrs import frozen
+from azure.core.exceptions import AzureError
+from azure.eventhub import EventData
+from azure.eventhub.aio import EventHubConsumerClient
+from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.sources import arrow
-from leasehold.adapters.sources.backoff import Backoff
-from leasehold.adapters.sources.clock import seconds
-from leasehold.adapters.sources.event_hubs.access import Access
-from leasehold.adapters.sources.event_hubs.background import ANSWER_SECONDS, Background
-from leasehold.adapters.sources.event_hubs.faults import Contended, explained
-from leasehold.adapters.sources.event_hubs.feed import PartitionReceiver
-from leasehold.adapters.sources.event_hubs.partitions import starting
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
-from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped
+from leasehold.adapters.sources.call_patience import Backoff, datetime_of, seconds
+from leasehold.adapters.sources.event_hubs.access import (
+    CONNECTION_STRING,
+    Access,
+    Contended,
+    by_connection_string,
+    by_identity,
+    explained,
+)
+from leasehold.adapters.sources.event_hubs.records import record
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, SourceError, SourceUnavailable
+from leasehold.adapters.threads import spawn
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.stores.fields import decimal
+from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, full_namespace
+from leasehold.stores.printable import escaped, said
+
+with suppress(ModuleNotFoundError):  # there is none for Windows
+    # The client takes a turn of the loop for each event, and here a turn costs less.
+    from uvloop import new_event_loop
+
+ANSWER_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+class Background:
+    """Runs coroutines away from its callers. Close it, or the thread ends with the process."""
+
+    def __init__(self) -> None:
+        self._loop = new_event_loop()
+        self._fault: BaseException | None = None
+        self._thread = spawn("leasehold-event-hubs", self._run, self._failed)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin; cancelling the future cancels the work. Raises SourceError if the thread has ended by a fault."""
+        if self._fault is not None:
+            work.close()
+            raise SourceError(f"the thread of the Event Hubs client has ended: {said(self._fault)}")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def ask(self, work: Coroutine[Any, Any, T], seconds: float = ANSWER_SECONDS) -> T:
+        """Wait for an answer. Raises SourceUnavailable if none comes in time, else what the work raises."""
+        asked = self.start(work)
+        try:
+            return asked.result(seconds)
+        except TimeoutError:
+            asked.cancel()
+            raise SourceUnavailable(f"Event Hubs did not answer within {seconds:g} s") from None
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have the loop make this call; nothing if it is closed."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+    def close(self) -> None:
+        """Cancel what runs, wait a bounded time for it to let go, and end the thread."""
+        if self._loop.is_closed():
+            return
+        self.soon(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _failed(self, fault: BaseException) -> None:
+        self._fault = fault  # raised at each call: shards are released with it, and the run ends
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_wind_up())
+        self._loop.close()
+
+
+async def _wind_up() -> None:
+    """Cancel the client's tasks, which then close their links; those that take too long are left."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
+
+
+_FAULTS = (EventHubError, AzureError, ValueError, ImportError, OSError)
+
+
+@frozen
+class EventPosition:
+    """A starting position in the client's terms: an offset (str), a sequence number (int) or a time."""
+
+    at: str | int | datetime
+    inclusive: bool = False
+
+
+def starting(position: Position) -> EventPosition:
+    """The start of a reader that has done everything up to `position`.
+
+    The offset is preferred: it is the service's own token, and geo-replication changes what it looks
+    like. LATEST has no place here: it is pinned first. Raises ValueError for it and for SHARD_END, SourceError for a
+    time that no calendar has.
+    """
+    match position.sequence:
+        case "TRIM_HORIZON":
+            return EventPosition(BEGINNING)
+        case "AT_TIMESTAMP":
+            return EventPosition(datetime_of(position), inclusive=True)
+        case "LATEST" | "SHARD_END":
+            raise ValueError(f"a partition cannot be read from {position.sequence}")
+        case number:
+            return EventPosition(int(number) if position.token in NO_OFFSET else position.token)
+
+
+class Partitions:
+    """Asks one hub about its partitions; `made` is when the hub last listed was made."""
+
+    def __init__(self, background: Background, access: Access) -> None:
+        self._background, self._access = background, access
+        self.made: datetime | None = None
+
+    def all(self) -> tuple[Shard, ...]:
+        """Every partition there is now, those added at run time included, in the order of their numbers."""
+        found = self._ask(_hub)
+        self.made = found["created_at"]
+        ids = sorted(found["partition_ids"], key=lambda each: (len(each), each))
+        return tuple(Shard(each, stream=self._access.stream) for each in ids)
+
+    def latest(self, partition: str) -> Position:
+        """The last event enqueued; of a partition that never had one, the beginning of time.
+
+        An empty partition must not be pinned to the time of day: clocks differ, and the first
+        events could fall into the difference.
+        """
+        told = self._ask(_properties, partition)
+        last = int(told["last_enqueued_sequence_number"])
+        return at_timestamp(0) if last < 0 else Position(str(last), token=str(told["last_enqueued_offset"]))
+
+    def last(self, partition: str) -> Settled:
+        """The last event that is kept, and when it was enqueued."""
+        told = self._ask(_properties, partition)
+        if told["is_empty"]:
+            return Settled(TRIM_HORIZON)
+        number, enqueued = told["last_enqueued_sequence_number"], told["last_enqueued_time_utc"]
+        return Settled(Position(str(number)), enqueued.timestamp())
+
+    def _ask(self, question: Any, *about: str) -> Any:  # noqa: ANN401  each question has an answer of its own
+        async def asked() -> Any:  # noqa: ANN401  likewise
+            async with self._access.client() as client:
+                return await question(client, *about)
+
+        try:
+            return self._background.ask(asked())
+        except _FAULTS as error:
+            raise explained(error, self._access, *about) from error
+
+
+async def _hub(client: EventHubConsumerClient) -> dict[str, Any]:
+    return await client.get_eventhub_properties()
+
+
+async def _properties(client: EventHubConsumerClient, partition: str) -> dict[str, Any]:
+    return await client.get_partition_properties(partition)
+
+
+class PartitionReceiver:
+    """Receives until it fails or is closed.
+
+    prefetch  events that the service may send ahead; about five times as many can be in memory
+    epoch     the owner level; a reader with this or a higher one ends ours, and ours a lower one; None: no such right
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        access: Access,
+        partition: str,
+        start: EventPosition,
+        *,
+        epoch: int | None,
+        prefetch: int,
+    ) -> None:
+        self._background, self._access, self._partition, self._start = background, access, partition, start
+        self._epoch, self._prefetch = epoch, prefetch
+        self._inbox: deque[list[Record]] = deque()
+        # Each is written by one thread alone, so that neither needs a lock.
+        self._came = self._taken = 0
+        self._room: asyncio.Event | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+        self._closed = self._stuck = False
+        self._work: Future[None] = background.start(self._run())
+
+    def take(self) -> list[Record]:
+        """The events that have come, in order; empty if none has."""
+        if not self._inbox:
+            return []
+        # The client hands over up to about fifty events at a time: one by one, each would cost a turn of the loop.
+        records = list(chain.from_iterable(self._inbox.popleft() for _ in range(len(self._inbox))))
+        self._taken += len(records)
+        self._make_room()
+        return records
+
+    @property
+    def fault(self) -> BaseException | None:
+        """The reason why no more events will come, once the inbox is empty."""
+        if self._fault is None and self._work.done():
+            return ConnectionError("the receiver ended without a reason")
+        return self._fault
+
+    def close(self) -> None:
+        """Give the link up; the loop does the waiting."""
+        self._closed = True
+        self._work.cancel()
+        self._make_room()
+
+    async def _run(self) -> None:
+        self._room = asyncio.Event()
+        try:
+            async with self._access.client() as client:
+                self._receiving = asyncio.create_task(self._receive(client))
+                await self._receiving
+        except Exception as error:  # noqa: BLE001  whatever ends a receiver is for its reader to explain
+            self._fault = self._fault or error
+
+    async def _receive(self, client: Any) -> None:  # noqa: ANN401  the SDK types its callbacks too narrowly
+        await client.receive_batch(
+            self._arrived,
+            partition_id=self._partition,
+            owner_level=self._epoch,
+            prefetch=self._prefetch,
+            max_batch_size=self._prefetch,
+            starting_position=self._start.at,
+            starting_position_inclusive=self._start.inclusive,
+            on_error=self._failed,
+        )
+
+    async def _arrived(self, _context: object, events: list[EventData]) -> None:
+        # Made at once: the event is in the processor's cache, and this thread is busy in any case.
+        self._inbox.append([record(event) for event in events])
+        self._came += len(events)
+        # The client receives no more than it was given credit for while this waits, so a slow
+        # handler bounds what is in memory, and nothing but its own partition waits with it.
+        while self._room is not None and self._full:
+            self._room.clear()
+            self._stuck = True
+            if self._full:  # it may have been emptied just before the flag was raised
+                await self._room.wait()
+            self._stuck = False
+
+    @property
+    def _full(self) -> bool:
+        # Once closed nobody empties it, and a link that broke meanwhile would leave its task waiting for ever.
+        return 2 * (self._came - self._taken) >= self._prefetch and not self._closed
+
+    def _make_room(self) -> None:
+        # Waking the loop for nothing would cost as much as the events of a small batch.
+        if self._room is not None and self._stuck:
+            self._background.soon(self._room.set)
+
+    async def _failed(self, _context: object, error: Exception) -> None:
+        self._fault = error
+        # By default the client would wait half a minute and then open the link again by itself,
+        # from where it first started.
+        if self._receiving is not None:
+            self._receiving.cancel()
+
 
 log = escaped(logging.getLogger("leasehold.event_hubs"))
 
@@ -196,5 +478,108 @@ def _behind(last: Record) -> float | None:
 
 def _in_columns(partition: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
     with arrow.wanted():
-        from leasehold.adapters.sources.event_hubs.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
+        from leasehold.adapters.sources.event_hubs.records import rows_of  # noqa: PLC0415  pyarrow is an extra
     return rows_of(partition, records)
+
+
+DEFAULT_GROUP = "$Default"
+PREFETCH = 1000
+PREFETCH_MOST = 10_000
+TRANSPORTS = ("amqp", "websockets")
+
+_STRANGE = (
+    "lease {!r}: the hub and group it names is {}, not {}: "
+    "give each group of each hub a table, a container or a prefix of its own"
+)
+
+
+class EventHubsSource:
+    """An event hub as a consumer group reads it.
+
+    access     how the hub is reached
+    exclusive  whether a partition's reader drives out all others, as the owner of its lease does
+    """
+
+    def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
+        self.access, self._prefetch, self._exclusive = access, prefetch, exclusive
+        self._background = Background()
+        self._partitions = Partitions(self._background, access)
+
+    @property
+    def stream(self) -> str:
+        """Namespace, hub and group, in lower case."""
+        return self.access.stream
+
+    def reads(self, lease: Lease) -> bool:
+        """True. Raises SourceError for a lease of another hub or group, whose partitions have the same ids."""
+        if lease.stream != self.stream:
+            raise SourceError(_STRANGE.format(lease.key, lease.stream or "none", self.stream))
+        return True
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Every partition, those added at run time included. Raises SourceUnavailable or SourceError."""
+        return self._partitions.all()
+
+    def incarnation(self) -> str:
+        """Namespace, hub and group, and when the hub was made, as the last listing told."""
+        made = self._partitions.made
+        return "" if made is None else f"{self.stream}:{int(made.timestamp())}"
+
+    def gone(self, shard: str) -> bool:
+        """Whether the hub answers and has no such partition: it was made anew, with fewer."""
+        return all(each.id != shard for each in self._partitions.all())
+
+    def latest(self, lease: Lease) -> Position:
+        """The last event enqueued now. Raises SourceUnavailable or SourceError."""
+        return self._partitions.latest(lease.shard)
+
+    def settled(self, lease: Lease, until: float) -> Settled | None:
+        """The last event there is, once that time is well past by this machine's clock: the service tells none."""
+        return self._partitions.last(lease.shard) if time.time() >= until + SETTLE_SECONDS else None
+
+    def open(self, lease: Lease, start: Position) -> PartitionReader:
+        """A reader that starts just after `start`; the lease's epoch is its owner level."""
+        epoch = lease.epoch if self._exclusive else None
+        return PartitionReader(self._background, self.access, lease.shard, start, epoch=epoch, prefetch=self._prefetch)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._background.close()
+
+
+def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
+    """The source at `namespace/hub`.
+
+    group (default $Default), transport (amqp, or websockets where only port 443 is open) and
+    prefetch (events) are its options. The key comes from the connection string in the environment;
+    without one, the identity of this machine or user is asked for. Raises ValueError, SourceError.
+    """
+    namespace, slash, hub = place.partition("/")
+    if not (namespace and slash and hub) or "/" in hub:
+        raise ValueError("eventhubs URL: write eventhubs://namespace/hub")
+    group = options.get("group", DEFAULT_GROUP)
+    if not group:
+        raise ValueError("eventhubs URL: 'group' is empty; in a shell, $Default wants single quotes around the URL")
+    transport = options.get("transport", "amqp")
+    if transport not in TRANSPORTS:
+        raise ValueError(f"eventhubs URL: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
+    access = _access(full_namespace(namespace), hub, group, websockets=transport == "websockets")
+    return EventHubsSource(access, _prefetch(options.get("prefetch", str(PREFETCH))))
+
+
+def _access(namespace: str, hub: str, group: str, *, websockets: bool) -> Access:
+    secret = os.environ.get(CONNECTION_STRING)
+    if secret:
+        return by_connection_string(secret, namespace, hub, group, websockets=websockets)
+    try:
+        return by_identity(namespace, hub, group, websockets=websockets)
+    except ModuleNotFoundError as missing:
+        raise SourceError(
+            f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
+        ) from missing
+
+
+def _prefetch(text: str) -> int:
+    if prefetch := decimal(text, PREFETCH_MOST):
+        return prefetch
+    raise ValueError(f"eventhubs URL: prefetch is a number from 1 to {PREFETCH_MOST}, not {text!r}")

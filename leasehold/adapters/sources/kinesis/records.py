@@ -2,6 +2,16 @@
 
 An answer may hold hundreds of thousands. Made all at once they would be most of what reading costs: in time, in
 memory, and in work for the collector of garbage, which counts what is made and not freed.
+
+Records of a stream as Arrow columns: the names other connectors use, with shard and sub-sequence number added.
+
+Marks that name a record's producer and its number there, so that a reader can recognise a second copy.
+
+A request without an answer may have been carried out, and must be sent again. A producer with an
+epoch (a number of its own, new at each start) puts 20 bytes before every record; a reader takes
+them off and asks `Seen`. Nothing of this is on by default.
+
+Shards made of Kinesis' answers: the pages of ListShards, and the children that GetRecords names.
 """
 
 from bisect import bisect, bisect_left
@@ -14,6 +24,20 @@ from leasehold.adapters.sources.protocol import Record
 
 if TYPE_CHECKING:
     from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords  # it wants librt
+
+from collections import OrderedDict
+from struct import Struct
+from typing import TYPE_CHECKING
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
+from attrs import frozen
+
+from leasehold.balancer.model import Shard
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
+
 
 _made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
 """A record of all its fields: `Record` itself takes twice as long, by its names and defaults."""
@@ -147,3 +171,114 @@ class KinesisRecords(Sequence[Record]):
         for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
             start = stop - len(part)
             yield part[max(begin - start, 0) : end - start]
+
+
+ARRIVED = "approximateArrivalTimestamp"
+SCHEMA = pa.schema(
+    [
+        ("data", pa.binary()),
+        ("streamName", pa.string()),
+        ("shardId", pa.string()),
+        ("partitionKey", pa.string()),
+        ("explicitHashKey", pa.string()),
+        ("sequenceNumber", pa.string()),
+        ("subSequenceNumber", pa.int64()),
+        (ARRIVED, pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatch:
+    """Records of this shard as columns; those of an answer without an object for each, and their data copied once."""
+    told = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
+    columns = [
+        pa.array(told.datas, pa.binary()),
+        pa.repeat(pa.scalar(stream), len(told)),
+        pa.repeat(pa.scalar(shard), len(told)),
+        pa.array(told.keys, pa.string()),
+        pa.array(told.hash_keys, pa.string()),
+        pa.array(told.numbers, pa.string()),
+        pa.array(told.subs, pa.int64()),
+        _times(told.arrived),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _times(arrived: Sequence[float | None]) -> pa.Array:
+    micros = pc.round(pc.multiply(pa.array(arrived, pa.float64()), 1e6))
+    return micros.cast(pa.int64()).cast(SCHEMA.field(ARRIVED).type)
+
+
+_MAGIC = b"lh\x00\x01"
+_FORM = Struct(">4sQQ")
+
+MARK_BYTES = _FORM.size
+"""The bytes that a mark adds to a record."""
+
+EPOCHS = 1 << 64
+"""Epochs are below this."""
+
+
+@frozen
+class Mark:
+    """The `counter`-th record of the producer that had this epoch."""
+
+    epoch: int
+    counter: int
+
+
+def marked(data: bytes, mark: Mark) -> bytes:
+    """The record with its mark."""
+    return _FORM.pack(_MAGIC, mark.epoch, mark.counter) + data
+
+
+def unmarked(data: bytes) -> tuple[Mark | None, bytes]:
+    """The mark, or None if there is none, and the record as the producer's caller gave it."""
+    if len(data) < MARK_BYTES or not data.startswith(_MAGIC):
+        return None, data
+    _, epoch, counter = _FORM.unpack_from(data)
+    return Mark(epoch, counter), data[MARK_BYTES:]
+
+
+class Seen:
+    """The marks that a reader met lately."""
+
+    def __init__(self, most: int = 1_000_000) -> None:
+        """Remember this many; the copies of one record are seldom far apart."""
+        self._most, self._marks = most, OrderedDict[Mark, None]()
+
+    def again(self, mark: Mark) -> bool:
+        """Whether this mark was met before; it is remembered from now on."""
+        if mark in self._marks:
+            return True
+        self._marks[mark] = None
+        if len(self._marks) > self._most:
+            self._marks.popitem(last=False)
+        return False
+
+
+def listed(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
+    """The shards of a listing; one without a last sequence number is still written to."""
+    return tuple(
+        Shard(
+            id=row["ShardId"],
+            parents=tuple(
+                parent for parent in (row.get("ParentShardId"), row.get("AdjacentParentShardId")) if parent is not None
+            ),
+            hash_range=(int(row["HashKeyRange"]["StartingHashKey"]), int(row["HashKeyRange"]["EndingHashKey"])),
+            open="EndingSequenceNumber" not in row["SequenceNumberRange"],
+        )
+        for row in rows
+    )
+
+
+def children(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
+    """The shards that follow one that ended."""
+    return tuple(
+        Shard(
+            id=row["ShardId"],
+            parents=tuple(row["ParentShards"]),
+            hash_range=(int(row["HashKeyRange"]["StartingHashKey"]), int(row["HashKeyRange"]["EndingHashKey"])),
+        )
+        for row in rows
+    )

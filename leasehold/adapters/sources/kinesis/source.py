@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import CallPatience
-from leasehold.adapters.sources.clock import seconds
+from leasehold.adapters.sources.call_patience import CallPatience, seconds
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
-from leasehold.adapters.sources.kinesis.fan_out.consumer import StreamConsumer
-from leasehold.adapters.sources.kinesis.fan_out.reader import FanOut
-from leasehold.adapters.sources.kinesis.faults import DENIED, code_of, said_plainly, understood
-from leasehold.adapters.sources.kinesis.pace import PollPace, poll_seconds_of
+from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
+from leasehold.adapters.sources.kinesis.faults import (
+    DENIED,
+    PollPace,
+    code_of,
+    poll_seconds_of,
+    said_plainly,
+    understood,
+)
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.shards import listed
+from leasehold.adapters.sources.kinesis.records import listed
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
-from leasehold.stores.endpoints import date_of
 from leasehold.stores.printable import escaped
+from leasehold.stores.urls import date_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.batch.bounds import BoundedSource, Bounds, StreamPlace
-from leasehold.adapters.spark.chunks import Columns, SourceSpec
+from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
 from leasehold.adapters.spark.event_hubs import rows as event_hubs_rows
 from leasehold.adapters.spark.event_hubs.options import (
     CONNECTION_STRING,
@@ -16,6 +15,7 @@ from leasehold.adapters.spark.event_hubs.options import (
     event_hubs_options,
     secret_in,
 )
+from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions
 
@@ -93,7 +93,7 @@ class HubPlace:
 def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
     # The planner's process needs no client.
     from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
-    from leasehold.adapters.sources.event_hubs.source import EventHubsSource  # noqa: PLC0415
+    from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
     if secret:
         access = by_connection_string(secret, place.namespace, place.hub, place.group)

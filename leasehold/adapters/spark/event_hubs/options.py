@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from leasehold.adapters.spark.batch.bounds import Bounds, bounds_of
+from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"

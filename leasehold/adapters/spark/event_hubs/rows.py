@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
+from leasehold.adapters.sources.event_hubs.records import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.spark.chunks import Columns
+from leasehold.adapters.spark.feed import Columns
 from leasehold.balancer.model import Lease, Position
 
 DDL = (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.batch.bounds import BoundedSource, Bounds, StreamPlace
-from leasehold.adapters.spark.chunks import Columns, SourceSpec
+from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
+from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.leased_source import LeasedSource

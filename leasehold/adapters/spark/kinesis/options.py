@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from attrs import frozen
 
-from leasehold.adapters.spark.batch.bounds import Bounds, bounds_of
+from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
 
 LEAST_MS = 223

@@ -9,9 +9,7 @@ from typing import IO, Any
 
 from attrs import frozen
 
-from leasehold.adapters.json_form.fields import BadJsonField, JsonValue, parse
-from leasehold.adapters.json_form.lease import lease_json, shard_json
-from leasehold.adapters.json_form.question import lease_of, shard_of
+from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_json, lease_of, parse, shard_json, shard_of
 from leasehold.balancer.model import Lease, Position, Shard
 
 LINE_BYTES = 1 << 22

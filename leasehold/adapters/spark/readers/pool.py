@@ -3,29 +3,406 @@
 Rule 1: nobody becomes a reader without the query's token, which is compared in constant time.
 Rule 2: a shard goes to the reader that has the fewest. When a reader comes, others give it their surplus; when one
 goes, or is not heard of, its shards go to the others at once.
+
+The planner's side of one reader's connection: what it is told to do, and what it has reported.
+
+Keeps a number of readers alive: one that ends is started again after a pause that grows.
+
+Readers as child processes of the planner, on its machine; one that ends is replaced.
+
+How rows that readers have reach Spark's tasks: from the reader, or once more from the source where it is gone.
+
+Rule 1: a task that cannot have its rows from a reader asks the planner, which reads exactly their ranges again.
+Rule 2: a range that cannot be had again whole fails its task, and with it the query: Spark repeats the batch when it
+is started again, and then its rules hold for what is left out (`replay`).
+
+The rows that readers have, as the planner knows them: how many, how large, and where they end.
 """
 
 import logging
+import os
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hmac import compare_digest
 from itertools import count
 from secrets import token_bytes
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import Condition
+from threading import Condition, Event, Lock, Thread
+from time import monotonic
 
-from leasehold.adapters.sources.protocol import SourceUnavailable
-from leasehold.adapters.spark.fetching import REQUEST_SECONDS, TOKEN_BYTES, listening, received
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import field, frozen
+from pyspark import cloudpickle
+
+from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.protocol import Batch, PassingSource, Source, SourceError, SourceUnavailable
+from leasehold.adapters.spark.feed import ANY_SIZE, ArrowBatch, Chunk, Columns
+from leasehold.adapters.spark.fetching import (
+    REQUEST_SECONDS,
+    TOKEN_BYTES,
+    FetchedRows,
+    ReaderRows,
+    Rows,
+    Transport,
+    listening,
+    received,
+)
+from leasehold.adapters.spark.lease_loop import Waiting
+from leasehold.adapters.spark.offsets import Offset, Range
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.readers.connection import ReaderConnection
-from leasehold.adapters.spark.readers.far_rows import FarReader
-from leasehold.adapters.spark.readers.messages import Close, Open
+from leasehold.adapters.spark.readers.messages import (
+    Alive,
+    BatchKept,
+    Close,
+    Discard,
+    FromPlanner,
+    FromReader,
+    Hello,
+    Keep,
+    Open,
+    Piece,
+    ShardFailure,
+    ShardReport,
+    from_reader,
+    line_of,
+    lines,
+)
+from leasehold.adapters.spark.readers.reader import ReaderSpec
+from leasehold.adapters.spark.replay import Place, replayed
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
+
+AGAIN_SECONDS = 0.2, 30.0
+END_SECONDS = 5.0
+
+
+class KeptReaders:
+    """So many readers, from `begin` until they are closed."""
+
+    def __init__(self, number: int) -> None:
+        self._over = Event()
+        self._number = number
+        self._threads: list[Thread] = []
+
+    def begin(self) -> None:
+        """Start them all."""
+        for place in range(self._number):
+            self._threads.append(spawn("leasehold-reader", partial(self._keep, place), partial(self._failed, place)))
+
+    def close(self) -> None:
+        """End them, and start no more: what a reader has is not needed any more, or read again."""
+        self._over.set()
+        self._end()
+        for thread in self._threads:
+            thread.join(END_SECONDS)
+
+    @abstractmethod
+    def _live(self, place: int) -> str:
+        """Start one, and wait for its end; what it ended with."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Have all end that live."""
+
+    def _tell(self, text: str) -> None:
+        log.warning("%s", text)
+
+    def _failed(self, place: int, fault: BaseException) -> None:
+        self._tell(f"reader {place} is not started again: {said(fault)}")
+
+    def _keep(self, place: int) -> None:
+        pause = Backoff(*AGAIN_SECONDS)
+        while not self._over.is_set():
+            began = monotonic()
+            try:
+                status = self._live(place)
+            except Exception as fault:  # noqa: BLE001  what the system refuses now it may grant after the pause
+                status = said(fault)
+            if monotonic() - began > AGAIN_SECONDS[1]:
+                pause.reset()  # it read well: a query of months loses some
+            if not self._over.is_set():
+                wait = pause.next()
+                self._tell(f"reader {place} ended with {status}, starting another in {wait:.1f} s")
+                self._over.wait(wait)
+
+
+COMMAND = (sys.executable, "-m", "leasehold.adapters.spark.readers.process")
+
+
+class ReaderChildren(KeptReaders):
+    """So many children, from `begin` until they are closed."""
+
+    def __init__(self, number: int, spec: ReaderSpec) -> None:
+        super().__init__(number)
+        # Classes of the user's own program are pickled by value.
+        self._spec: bytes = cloudpickle.dumps(spec)  # type: ignore[no-untyped-call]  # Spark's own
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _end(self) -> None:
+        for process in list(self._processes.values()):  # one may be starting
+            process.kill()
+
+    def _live(self, place: int) -> str:
+        # What it prints goes where this process prints; modules are found where this process finds them.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": path}
+        with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=environment) as process:  # noqa: S603  our own
+            self._processes[place] = process
+            if self._over.is_set():  # perhaps it was not seen
+                process.kill()
+            try:
+                process.communicate(self._spec)
+            except BrokenPipeError:
+                log.debug("reader %d ended before it was told what to read", place)
+            return f"status {process.wait()}"
+
+
+POLL_SECONDS = 1.0
+"""How often a shard is looked at of which nothing is reported; a report wakes it at once."""
+
+
+class FarReader:
+    """A shard as a reader reads it ahead: brings what was reported, and never waits.
+
+    number  of this opening: a later one of the same shard has another
+    gone    whether the rows that were reported and not planned are nobody's any more
+    """
+
+    def __init__(self, number: int, lease: Lease, start: Position, closed: Callable[["FarReader"], None]) -> None:
+        self.number, self.lease, self.start = number, lease, start
+        self.gone = False
+        self._closed = closed
+        self._reported_to, self._count = start, 0
+        self._reports: deque[tuple[FarRows, ShardReport]] = deque()
+        self._fault: str | None = None
+        self._lock = Lock()
+
+    def report(self, report: ShardReport) -> None:
+        """Take what the reader reports. Raises ValueError if it does not follow what was reported before."""
+        with self._lock:
+            begins, first = self._reported_to, self._count
+            for piece in report.pieces:
+                before, after = self._reported_to.order, piece.ends.order
+                if after < before or (piece.rows and after == before):
+                    raise ValueError(f"{piece.ends.sequence} was reported behind {self._reported_to.sequence}")
+                self._reported_to = piece.ends
+            self._count += len(report.pieces)
+            self._reports.append((FarRows(self, begins, first, report.pieces), report))
+
+    def fail(self, text: str) -> None:
+        """Note that the shard cannot be read, after all that was reported."""
+        self._fault = text
+
+    def read(self) -> Batch:
+        """Everything reported since the last call. Raises SourceUnavailable if the reader is gone, and SourceError."""
+        if self.gone:
+            raise SourceUnavailable("the process that read it is gone, or reads it no more")
+        with self._lock:
+            new, self._reports = self._reports, deque()
+        if not new:
+            if self._fault is not None:
+                raise SourceError(self._fault)
+            return Batch((), None, None, POLL_SECONDS, fault="the process that reads it has told of no answer")
+        (first, _), (_, last) = new[0], new[-1]
+        rows = FarRows(self, first.begins, first.first, tuple(piece for each, _ in new for piece in each.pieces))
+        return ArrowBatch(
+            records=(),
+            read_to=rows.pieces[-1].ends if rows.pieces else None,
+            behind_seconds=last.behind,
+            wait_seconds=POLL_SECONDS,
+            ended=last.ended,
+            children=last.children,
+            size=sum(report.size for _, report in new),
+            rows=rows,
+        )
+
+    def close(self) -> None:
+        """Have it read no more."""
+        self.gone = True
+        self._closed(self)
+
+
+@frozen
+class FarRows:
+    """Some pieces of a shard, one behind another, which its reader has.
+
+    begins  the position that they lie behind
+    first   how many pieces were reported before them
+    """
+
+    opening: FarReader = field(repr=False, eq=False)
+    begins: Position
+    first: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return sum(piece.rows for piece in self.pieces)
+
+    @property
+    def through(self) -> int:
+        """How many pieces of this opening lie up to their end."""
+        return self.first + len(self.pieces)
+
+    @property
+    def range(self) -> Range:
+        """The range of the shard that they are, to be read again from the source."""
+        return Range(self.begins, self.pieces[-1].ends, self.opening.lease.epoch)
+
+
+class FarBuffer:
+    """The pieces of one shard that were reported and not planned. Not safe for threads by itself."""
+
+    def __init__(self, _columns: Columns) -> None:
+        self._rows: deque[FarRows] = deque()  # one piece each
+        self.count = self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def gone(self) -> bool:
+        """Whether their reader is gone, or reads the shard no more."""
+        return any(rows.opening.gone for rows in self._rows)
+
+    def put(self, chunk: Chunk) -> None:
+        """Add what was reported next."""
+        rows: FarRows = chunk.rows
+        begins = rows.begins
+        for place, piece in enumerate(rows.pieces, rows.first):
+            self._rows.append(FarRows(rows.opening, begins, place, (piece,)))
+            begins = piece.ends
+            self.count += piece.rows
+            self.bytes += piece.bytes
+
+    def take(self, count: int, most_bytes: int) -> Chunk | None:
+        """The first pieces, at most so many rows and so large; None if not one fits: a piece is never cut."""
+        taken = list[FarRows]()
+        while self._rows:
+            first = self._rows[0]
+            (piece,) = first.pieces
+            alone = most_bytes == ANY_SIZE and not taken
+            if not alone and (piece.rows > count or piece.bytes > most_bytes):
+                break
+            count, most_bytes = count - piece.rows, min(most_bytes - piece.bytes, ANY_SIZE - 1)
+            taken.append(self._rows.popleft())
+            self.count -= piece.rows
+            self.bytes -= piece.bytes
+        if not taken:
+            return None
+        pieces = tuple(piece for rows in taken for piece in rows.pieces)
+        rows = FarRows(taken[0].opening, taken[0].begins, taken[0].first, pieces)
+        return Chunk(rows, pieces[-1].ends)
+
+
+class FarSource(PassingSource):
+    """A stream whose shards are opened by readers, and which is asked all else from here."""
+
+    def __init__(self, source: Source, opened: Callable[[Lease, Position], FarReader]) -> None:
+        super().__init__(source)
+        self._opened = opened
+
+    def open(self, lease: Lease, start: Position) -> FarReader:
+        """Have a reader read it."""
+        return self._opened(lease, start)
+
+
+SILENT_SECONDS = 10.0
+"""A reader of which nothing is heard for so long is taken for gone; it says something every second."""
+
+
+class ReaderConnection:
+    """A reader as the planner knows it, from its Hello until its connection ends.
+
+    openings  the shards that it reads, by number of the opening
+    """
+
+    def __init__(self, connection: socket.socket, woken: Callable[[str], None]) -> None:
+        self._connection, self._woken = connection, woken
+        connection.settimeout(SILENT_SECONDS)
+        self._stream = connection.makefile("rb")
+        self._lines = lines(self._stream)
+        self.openings: dict[int, FarReader] = {}
+        self.over = False
+        self._kept = -1
+        self._heard, self._writing = Condition(), Lock()
+        self.rows = self._hello()
+
+    def _hello(self) -> Hello:
+        """Where its rows are fetched. Raises ValueError if it says anything else first."""
+        hello = from_reader(next(self._lines, b""))
+        if not isinstance(hello, Hello):
+            raise ValueError(f"a reader began with {type(hello).__name__}")  # noqa: TRY004  it is no argument
+        return hello
+
+    def serve(self) -> None:
+        """Take what it says until the connection ends. Raises OSError, and ValueError for what no reader says."""
+        for line in self._lines:
+            self._take(from_reader(line))
+
+    def _take(self, message: FromReader) -> None:
+        match message:
+            case ShardReport(opening=number) | ShardFailure(opening=number):
+                # One that was closed in the meantime is nobody's any more: what comes late counts for nothing.
+                if (opening := self.openings.get(number)) is not None:
+                    self._tell(opening, message)
+            case BatchKept(number):
+                with self._heard:
+                    self._kept = number
+                    self._heard.notify_all()
+            case Alive():
+                pass
+            case Hello():
+                raise ValueError("a reader said Hello twice")
+
+    def _tell(self, opening: FarReader, message: ShardReport | ShardFailure) -> None:
+        if isinstance(message, ShardReport):
+            opening.report(message)
+        else:
+            opening.fail(message.text)
+        self._woken(opening.lease.key)
+
+    def send(self, message: FromPlanner) -> None:
+        """Tell it; where that cannot be done it is gone, and `serve` ends."""
+        try:
+            with self._writing:
+                self._connection.sendall(line_of(message))
+        except OSError as fault:
+            log.warning("a reader does not hear: %s", fault)
+            self.end()
+
+    def wait_kept(self, number: int, seconds: float) -> None:
+        """Until it has said that it keeps its rows of this batch, is gone, or so long."""
+        with self._heard:
+            self._heard.wait_for(lambda: self._kept >= number or self.over, seconds)
+
+    def end(self) -> None:
+        """Have the connection end, and with it the reader."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            log.debug("the connection was closed before")
+
+    def lost(self) -> None:
+        """Note that it is gone: what it has read ahead is read elsewhere."""
+        with self._heard:
+            self.over = True
+            self._heard.notify_all()
+        openings, self.openings = list(self.openings.values()), {}
+        for opening in openings:
+            opening.gone = True
+            self._woken(opening.lease.key)
+        self._stream.close()
+
 
 FIRST_SECONDS, NEXT_SECONDS = 60.0, 1.0
 """How long is waited for a reader at first, and once there were some."""
@@ -170,3 +547,87 @@ class _Admission(BaseRequestHandler):
     def handle(self) -> None:
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server.pool.serve(self.request, self.client_address)
+
+
+TaskShare = dict[ReaderConnection | None, list[FarRows]]
+"""The rows of one task by the reader that has them; None where that is gone."""
+KEPT_SECONDS = 10.0
+"""How long a reader may take to say that it keeps a batch; then its tasks are sent there all the same."""
+
+
+class FarTransport:
+    """Makes tasks of batches whose rows readers have; rows that are here go by the transport from here.
+
+    pool   the readers
+    here   carries what the planner has read itself
+    place  where ranges are read again
+    """
+
+    def __init__(self, pool: ReaderPool, here: Transport, place: Place, lease_seconds: float) -> None:
+        self._pool, self._here, self._place, self._seconds = pool, here, place, lease_seconds
+        self._planned: dict[tuple[int, int], tuple[FarRows, ...]] = {}
+        here.again = self._again
+
+    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch | FarRows]]) -> Sequence[Rows]:
+        """Make a partition for each task of this batch."""
+        if not tasks or not isinstance(tasks[0][0], FarRows):
+            return self._here.partitions(number, tasks)
+        shares = [self._by_reader(rows) for rows in tasks]
+        self._keep(number, shares)
+        return [self._rows(number, place, share) for place, share in enumerate(shares)]
+
+    def discard(self, number: int) -> None:
+        """The rows of this batch are read no more."""
+        self._here.discard(number)
+        for reader in self._pool.connected:
+            reader.send(Discard(number))
+        for key in [key for key in self._planned if key[0] == number]:
+            del self._planned[key]
+
+    def close(self) -> None:
+        """Close the port, and let all rows go."""
+        self._here.close()
+
+    def _by_reader(self, rows: Iterable[FarRows]) -> TaskShare:
+        share: TaskShare = {}
+        for each in rows:
+            share.setdefault(self._pool.reader_of(each.opening), []).append(each)
+        return share
+
+    def _keep(self, number: int, shares: Sequence[TaskShare]) -> None:
+        """Have each reader keep its rows of this batch, and wait until all do: tasks may come at any time."""
+        parts: dict[ReaderConnection, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
+        for place, share in enumerate(shares):
+            for reader, rows in share.items():
+                if reader is not None:
+                    pieces = tuple((each.opening.number, each.through) for each in rows)
+                    parts.setdefault(reader, []).append((place, pieces))
+        for reader, told in parts.items():
+            reader.send(Keep(number, tuple(told)))
+        for reader in parts:
+            reader.wait_kept(number, KEPT_SECONDS)
+
+    def _rows(self, number: int, place: int, share: TaskShare) -> ReaderRows:
+        rows = self._planned[number, place] = tuple(each for mine in share.values() for each in mine)
+        there = [reader.rows for reader in share if reader is not None]
+        parts = tuple(FetchedRows(each.host, each.port, each.token, number, place) for each in there)
+        count = sum(each.num_rows for each in rows)
+        return ReaderRows(parts if len(there) == len(share) else (), count, self._here.promised(number, place))
+
+    def _again(self, number: int, place: int) -> Sequence[pa.RecordBatch]:
+        """The rows of a task read again from the source, in the same order; none of a batch that is done.
+
+        Raises ValueError if they are not all to be had any more.
+        """
+        planned = self._planned.get((number, place), ())
+        if not planned:
+            return []
+        log.warning("batch %d: reading %d ranges again, whose reader is gone", number, len(planned))
+        offset = Offset(number, tuple((each.opening.lease.key, each.range) for each in planned))
+        found = replayed(offset, self._place, Waiting(self._seconds, doing=f"batch {number}, whose reader is gone"))
+        for each in planned:
+            key = each.opening.lease.key
+            if (rows := found.get(key)) is None or rows.num_rows != each.num_rows:
+                had = "none" if rows is None else rows.num_rows
+                raise ValueError(f"shard {key}: of {each.num_rows} rows that were planned {had} can be read again")
+        return [found[each.opening.lease.key] for each in planned]

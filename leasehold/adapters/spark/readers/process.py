@@ -6,8 +6,8 @@ import sys
 
 from pyspark import cloudpickle
 
+from leasehold.adapters.spark.lease_loop import speak
 from leasehold.adapters.spark.readers.reader import ShardReader
-from leasehold.adapters.spark.runner_process import speak
 
 
 def main() -> None:

@@ -16,11 +16,10 @@ from leasehold.adapters.steering.doctor.attempts import (
     RightsTrial,
     ServiceClock,
 )
-from leasehold.stores.dynamodb.calls import PATIENCE, Clients, code_of, connect, translated
 from leasehold.stores.dynamodb.rows import KEY, text
-from leasehold.stores.dynamodb.table import check_key, probes, prove
-from leasehold.stores.endpoints import endpoint_of
+from leasehold.stores.dynamodb.store import PATIENCE, Clients, check_key, code_of, connect, probes, prove, translated
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import endpoint_of
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:

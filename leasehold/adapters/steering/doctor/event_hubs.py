@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from azure.core.exceptions import AzureError
 from azure.eventhub.exceptions import EventHubError
 
-from leasehold.adapters.sources.event_hubs.access import Access
-from leasehold.adapters.sources.event_hubs.background import Background
-from leasehold.adapters.sources.event_hubs.faults import Contended, explained
-from leasehold.adapters.sources.event_hubs.source import EventHubsSource, open_url
+from leasehold.adapters.sources.event_hubs.access import Access, Contended, explained
+from leasehold.adapters.sources.event_hubs.poller import Background, EventHubsSource, open_url
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import RightAttempt, RightsTrial
 from leasehold.balancer.model import Lease

@@ -11,7 +11,7 @@ from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
-from leasehold.stores.endpoints import without_credentials
+from leasehold.stores.urls import without_credentials
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient

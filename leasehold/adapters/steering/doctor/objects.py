@@ -11,13 +11,11 @@ from leasehold.adapters.steering.doctor.attempts import (
     RightsTrial,
     ServiceClock,
 )
-from leasehold.stores.endpoints import endpoint_of
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.proving import FOLDER, prove
-from leasehold.stores.objects.requests import Objects
+from leasehold.stores.objects.store import FOLDER, Objects, prove
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.schemes import Scheme
+from leasehold.stores.urls import Scheme, endpoint_of
 
 _ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _UNKNOWN_ETAG = "0x8D00000000000000"

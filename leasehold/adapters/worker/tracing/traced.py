@@ -21,13 +21,11 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from leasehold.adapters.sources.passing import PassingSource
-from leasehold.adapters.sources.protocol import Batch, Reader, Source
+from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Source
 from leasehold.adapters.worker.tracing.spans import Handle, WorkerSpans
 from leasehold.balancer.actions import Action
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.passing import PassingStore
-from leasehold.stores.protocol import Done, Listing, Outcome, OutcomeUnknown, Store
+from leasehold.stores.protocol import Done, Listing, Outcome, OutcomeUnknown, PassingStore, Store
 from leasehold.stores.writes import Write
 
 SCOPE = "leasehold"

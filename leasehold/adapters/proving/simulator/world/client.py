@@ -2,22 +2,128 @@
 
 Rule 1: a write is applied at one instant between its sending and its answer, or later if it is late.
 Rule 2: whatever goes wrong, the process is told only that it does not know.
+
+The calls of one process: each is counted, and meets the mishap that is planned for it.
+
+The stream as one process sees it: requests take time, and meet mishaps on the way.
+
+A process of a simulated fleet, as its client of the table sees it.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any, Protocol
 
 from attrs import evolve
 
 from leasehold.adapters.history.events import VERBS, WriteEvent, WriteVerb
-from leasehold.adapters.proving.simulator.mishaps import LATE_SECONDS
-from leasehold.adapters.proving.simulator.world.caller import Caller
-from leasehold.adapters.proving.simulator.world.exchange import Exchange
-from leasehold.adapters.proving.simulator.world.world import World
-from leasehold.balancer.model import Lease, Version
+from leasehold.adapters.proving.simulator.mishaps import (
+    DENIED,
+    DENIED_SECONDS,
+    FREEZE_SECONDS,
+    HANG_SECONDS,
+    LATE_SECONDS,
+    RAISED,
+    CallEvent,
+    generated,
+)
+from leasehold.adapters.proving.simulator.world.world import ListSource, World
+from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
+from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
+from leasehold.adapters.worker.scheduler import Scheduler
+from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises
+
+
+class Caller(Protocol):
+    """The process that calls."""
+
+    @property
+    def worker_id(self) -> str:
+        """The id of the worker that it runs."""
+
+    @property
+    def process_id(self) -> str:
+        """The process, which never comes again."""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it stands for another library."""
+
+    def wait(self, seconds: float) -> None:
+        """Let virtual time pass; raises Killed if the process died meanwhile."""
+
+    def nap(self, seconds: float) -> None:
+        """Stand still with all its tasks."""
+
+    def die(self, *, again: bool) -> None:
+        """Die, and write nothing more; perhaps be started again."""
+
+
+PAUSE_SECONDS = 1.0
+
+Lies = Mapping[str, Callable[[], Any]]
+"""By name, what else a call may answer or do."""
+
+
+class Exchange:
+    """The way of each call of one process to whatever it calls."""
+
+    def __init__(self, world: World, caller: Caller) -> None:
+        self._history, self._tasks, self._caller = world.history, world.tasks, caller
+        self._full = world.scenario.full
+        self._denied: dict[str, float] = {}
+        self._planned = {mishap.number: mishap.fault for mishap in world.scenario.mishaps}
+
+    def call(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
+        """Do this, or what the mishap of this call makes of it."""
+        if not self._full:
+            return work()
+        calls = self._history.calls
+        calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
+        fault = self._planned.get(len(calls) - 1)
+        if fault is None:
+            self._ask(what)
+        return work() if fault is None else self._meet(fault, work, lies or {})
+
+    def _ask(self, what: str) -> None:
+        """Raises what the system refuses a call of this name with."""
+        for name, until in self._denied.items():
+            starts, refusal = DENIED[name]
+            if self._tasks.now < until and what.startswith(starts):
+                raise refusal()
+
+    def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
+        """Call a callable of a user's."""
+        return self.call(what, work, {"answer": lambda: False, "generate": generated})
+
+    def _meet(self, fault: str, work: Callable[[], Any], lies: Lies) -> Any:  # noqa: ANN401  likewise
+        answer: Any = None
+        waits = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
+        for step in fault.split(" + "):
+            match step.split():
+                case ["do"]:
+                    answer = work()
+                case ["raise", name]:
+                    fault_raised = RAISED[name]()
+                    raise fault_raised
+                case ["deny", name]:
+                    self._denied[name] = self._tasks.now + DENIED_SECONDS
+                    fault_raised = DENIED[name][1]()
+                    raise fault_raised
+                case ["crash" | "restart"]:
+                    self._caller.die(again=step == "restart")
+                    self._caller.wait(0.0)
+                case ["freeze"]:
+                    self._caller.nap(FREEZE_SECONDS)
+                case _ if step in waits:
+                    self._caller.wait(waits[step])
+                case _:
+                    answer = lies[step]()
+        return answer
+
 
 GIVE_UP_SECONDS = 1.0
 
@@ -214,3 +320,127 @@ def _cumulated(*fates: tuple[float, WriteFate]) -> tuple[tuple[float, WriteFate]
         if probability:
             limits.append((total, fate))
     return tuple(limits)
+
+
+THROTTLED_SECONDS, AGAIN_SECONDS = 2.0, 0.4
+SLOW_SECONDS = 6.0, 25.0
+
+
+class StreamClient:
+    """A source over the run's stream, at the other end of a network."""
+
+    def __init__(self, world: World, caller: Caller, exchange: Exchange, time: Scheduler) -> None:
+        self._slow, self._tasks = world.scenario.network.slow, world.tasks
+        self.clients = TimedClients(
+            partial(_TimedReading, self),
+            world.scenario.network.patience,
+            clock=time.clock,
+            start=lambda work: time.start("leasehold-slow", work, lambda fault: time.unforeseen("slow call", fault)),
+        )
+        self._source: ListSource = world.source
+        self._caller, self._exchange = caller, exchange
+        self._least, self._most = world.scenario.network.reading
+        self._first = tuple(world.source.listed)
+        # Of its own, so that the table's faults stay as they were.
+        self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  a seed is the point
+
+    @property
+    def stream(self) -> str:
+        """The name leases carry."""
+        return self._source.stream
+
+    def incarnation(self) -> str:
+        """When the stream was made; asked only where a run makes it anew, or every run would be another one."""
+        return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing; a lie shows it as it was when this process started."""
+        listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
+        return listed
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream says so."""
+        return bool(self.ask("source.gone", lambda: self._source.gone(shard)))
+
+    def latest(self, lease: Lease) -> Position:
+        """The position that LATEST means now, which moves on."""
+        position: Position = self.ask("source.latest", lambda: self._source.latest(lease))
+        return position
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader, at the other end of the same network."""
+        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start))
+        return DistantReader(self, reader)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def ask(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
+        """Ask the stream, which answers what is so half-way."""
+
+        def answered() -> Any:  # noqa: ANN401  likewise
+            self._travel()
+            answer = work()
+            self._travel()
+            return answer
+
+        return self._exchange.call(what, answered, lies)
+
+    @property
+    def ever_slow(self) -> bool:
+        """Whether there are times in which readings are answered late."""
+        return bool(self._slow)
+
+    def late(self, seconds: float) -> None:
+        """Let the time pass that an answer takes now. Raises TimeoutError if that is longer than this."""
+        if any(each.at <= self._tasks.now < each.at + each.seconds for each in self._slow):
+            delay = self._draw.uniform(*SLOW_SECONDS)
+            self._caller.wait(min(delay, seconds))
+            if delay > seconds:
+                raise TimeoutError
+
+    def _travel(self) -> None:
+        if self._most:
+            self._caller.wait(self._draw.uniform(self._least, self._most) / 2)
+
+
+class DistantReader:
+    """A reader of the stream whose readings take time."""
+
+    def __init__(self, client: StreamClient, reader: Reader) -> None:
+        self._client, self._reader = client, reader
+        self._patience = CallPatience(client.clients)
+
+    def read(self) -> Batch:
+        """The next records; where the stream may be slow, waited for as a reader of Kinesis does."""
+        if not self._client.ever_slow:
+            return self.read_once()
+        try:
+            batch: Batch = self._patience.ask("read", reader=self)
+        except StillAsked:
+            return Batch((), None, None, LOOK_SECONDS)
+        except SourceUnavailable:
+            return Batch((), None, None, AGAIN_SECONDS)
+        return batch
+
+    def read_once(self) -> Batch:
+        """The next records; a lie is the empty answer of a service that asks to slow down."""
+        throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
+        batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
+        return batch
+
+    def close(self) -> None:
+        """Close it."""
+        self._client.ask("reader.close", self._reader.close)
+
+
+class _TimedReading:
+    """Readings that are given up after so many seconds."""
+
+    def __init__(self, client: StreamClient, seconds: float) -> None:
+        self._client, self._seconds = client, seconds
+
+    def read(self, reader: DistantReader) -> Batch:
+        """Read once, unless the answer takes too long."""
+        self._client.late(self._seconds)
+        return reader.read_once()

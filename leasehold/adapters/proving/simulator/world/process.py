@@ -1,4 +1,7 @@
-"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them."""
+"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them.
+
+A worker that scans the table once a cycle at most, whatever the plan asks, as workers of other libraries do.
+"""
 
 import math
 import random
@@ -8,25 +11,42 @@ from typing import Any
 from attrs import evolve
 
 from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent
-from leasehold.adapters.proving.simulator.misdeeds import Whose, poisonous
+from leasehold.adapters.proving.simulator.mishaps import Whose, poisonous
 from leasehold.adapters.proving.simulator.scenario import Member
-from leasehold.adapters.proving.simulator.world.client import Client
-from leasehold.adapters.proving.simulator.world.exchange import Exchange
-from leasehold.adapters.proving.simulator.world.paced import Paced
-from leasehold.adapters.proving.simulator.world.stream_client import StreamClient
-from leasehold.adapters.proving.simulator.world.tasks import Killed
-from leasehold.adapters.proving.simulator.world.virtual import VirtualExecutor, VirtualTime
+from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
+from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
 from leasehold.adapters.proving.simulator.world.world import World
-from leasehold.adapters.reading.appointments import Step
-from leasehold.adapters.reading.handlers.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
 from leasehold.adapters.worker.tidings import Unread
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.lookout import until_late_judged
+from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import StoreError
+
+
+class Paced(Worker):
+    """Leases it asked for are still looked at alone, which scans nothing; no bulletins are written.
+
+    Only to learn whether an owner has died may it scan once more (C16).
+    """
+
+    _whole_due = -math.inf
+
+    def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
+        if not self._turns:
+            self.watch = Watch()
+        super()._look_and_act(now, asked, each)
+        if asked is None:
+            seen = (sighting.lease for sighting in self.watch.sightings.values())
+            self._whole_due = now + min(self.config.cycle_seconds, until_late_judged(seen, self._asking(), self.config))
+        if self._look.keys is None:
+            self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
+
 
 RESTART_SECONDS = 1.0
 LONG_SECONDS = 1e9

@@ -1,14 +1,230 @@
-"""The world that all processes of a run share: the clock, the table, the stream, and the record of events."""
+"""The world that all processes of a run share: the clock, the table, the stream, and the record of events.
 
-from collections.abc import Callable
+The history of a simulated run, and beside it what the run cost the table.
 
-from attrs import frozen
+The one table of a run: the memory store, which also keeps each row as it was before its last change.
 
+A stream held in memory: shards that can be listed, read, split and merged.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from attrs import define, evolve, field, frozen
+
+from leasehold.adapters.history.events import RunHistory
+from leasehold.adapters.proving.simulator.mishaps import CallEvent
 from leasehold.adapters.proving.simulator.scenario import Member, Scenario
-from leasehold.adapters.proving.simulator.world.events import SimulatedHistory
-from leasehold.adapters.proving.simulator.world.stream import ListSource
-from leasehold.adapters.proving.simulator.world.table import SimulatedTable
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
+from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
+from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Done, Listing, Outcome
+from leasehold.stores.writes import DeleteLease, Write
+
+
+@define
+class SimulatedHistory(RunHistory):
+    """A history, and the requests that it took.
+
+    requests     by verb ("list" and "get" included): how many
+    scanned      rows that listings read
+    fetched      rows that were asked for by key, glimpsed those of them that might be stale
+    calls        those of all processes, in the order in which they began, where everything is recorded
+    """
+
+    requests: Counter[str] = field(factory=Counter)
+    scanned: int = 0
+    fetched: int = 0
+    glimpsed: int = 0
+    calls: list[CallEvent] = field(factory=list)
+
+
+class SimulatedTable(MemoryStore):
+    """Rows, and for each that changed what it was before, so that readings can be stale.
+
+    now      the time
+    weighed  whether the throughput that owners measure is kept
+    """
+
+    def __init__(self, rows: Iterable[Lease], now: Callable[[], float], *, weighed: bool = True) -> None:
+        super().__init__()
+        self._now, self._weighed = now, weighed
+        self._before: dict[str, tuple[float, Lease]] = {}
+        self._listing: Listing | None = None
+        self._table.rows.update((row.key, row) for row in rows)
+
+    def list(self) -> Listing:
+        """Every lease; the same object until something changes, because hundreds of workers ask."""
+        if self._listing is None:
+            self._listing = super().list()
+        return self._listing
+
+    def dated(self) -> Listing:
+        """Every lease, with its age less the second that blobs' dates are rounded by."""
+        ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
+        return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
+
+    def row(self, key: str) -> Lease | None:
+        """The lease of this key as stored now."""
+        return self._table.rows.get(key)
+
+    def remove(self, key: str) -> None:
+        """Delete the row, whoever owns it: no write of a worker does that."""
+        del self._table.rows[key]
+        self._before.pop(key, None)
+        self._listing = None
+
+    def unwilling(self, key: str) -> Done:
+        """The owner of this lease answers no requests: it stands for another library."""
+        before = self._table.rows[key]
+        after = self._table.rows[key] = evolve(before, yields=False)
+        self._before[key], self._listing = (self._now(), before), None
+        return Done(after)
+
+    def as_it_was(self, listing: Listing, seconds: float, chosen: Callable[[], bool]) -> Listing:
+        """The listing with some rows as they were before a change less than so many seconds ago."""
+        horizon = self._now() - seconds
+        earlier = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
+        return Listing(tuple(old if t > horizon and chosen() else row for row, t, old in earlier))
+
+    def write(self, write: Write) -> Outcome:
+        """As a store does it; what was there before is remembered."""
+        key = write.lease.key
+        before = self._table.rows.get(key)
+        if not self._weighed and write.lease.weight is not None:
+            write = evolve(write, lease=evolve(write.lease, weight=None))
+        outcome = super().write(write)
+        if isinstance(outcome, Done):
+            self._listing = None
+            if isinstance(write, DeleteLease):
+                self._before.pop(key, None)
+            elif before is not None:
+                self._before[key] = (self._now(), before)
+        return outcome
+
+
+FIRST_MS = 1_700_000_000_000
+"""When the first record of each shard arrived, in milliseconds since 1970; one more does each millisecond."""
+
+FIRST_NUMBER = 100
+"""The sequence number of the first record of each shard."""
+
+
+@define
+class ShardRecords:
+    """The records of one shard, and what follows it."""
+
+    records: list[Record] = field(factory=list)
+    children: tuple[Shard, ...] = ()
+    ended: bool = False
+    size: int = 100
+    wait_seconds: float = 0.2
+    deleted: bool = False
+
+
+@define
+class ListReader:
+    """Reads the records of a shard from behind a position."""
+
+    shelf: ShardRecords
+    at: int
+    closed: bool = False
+
+    def read(self) -> Batch:
+        """The next records. Raises SourceError once the stream was deleted."""
+        if self.shelf.deleted:
+            raise SourceError("the stream that this reader was opened on was deleted")
+        records = tuple(self.shelf.records[self.at : self.at + self.shelf.size])
+        self.at += len(records)
+        ended = self.shelf.ended and self.at >= len(self.shelf.records)
+        read_to = records[-1].position if records else None
+        return Batch(records, read_to, 0.0, self.shelf.wait_seconds, ended, self.shelf.children if ended else ())
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+
+@define
+class ListSource:
+    """The shards, and their records by key."""
+
+    listed: list[Shard] = field(factory=list)
+    shelves: dict[str, ShardRecords] = field(factory=dict)
+    listings: int = 0
+    down: bool = False
+    opened: list[tuple[str, Position]] = field(factory=list)
+    missing: set[str] = field(factory=set)
+    stream: str = ""
+    made: int = 0
+
+    def incarnation(self) -> str:
+        """The stream and when it was made; a source that never was told cannot tell."""
+        return f"listed:{self.made}" if self.made else ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing, counted."""
+        if self.down:
+            raise SourceUnavailable("the source cannot be reached")
+        self.listings += 1
+        return tuple(self.listed)
+
+    def gone(self, shard: str) -> bool:
+        """Whether it was said to be missing."""
+        return shard in self.missing
+
+    def latest(self, lease: Lease) -> Position:
+        """The time after the last record: one arrives each millisecond."""
+        return at_timestamp(FIRST_MS + len(self.shelves.setdefault(lease.key, ShardRecords()).records))
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader behind this position; LATEST means the end of what is there by then, and moves on."""
+        self.opened.append((lease.key, start))
+        shelf = self.shelves.setdefault(lease.key, ShardRecords())
+        return ListReader(shelf, _place(shelf.records, start))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def recreate(self, shards: list[Shard]) -> None:
+        """Delete the stream, and make it anew with these shards."""
+        for shelf in self.shelves.values():
+            shelf.deleted = True
+        self.listed, self.shelves, self.made = shards, {}, self.made + 1
+
+    def end(self, name: str, *children: Shard) -> None:
+        """Close a shard, which these follow."""
+        place = next(place for place, each in enumerate(self.listed) if each.id == name)
+        self.listed[place] = evolve(self.listed[place], open=False)
+        ending = self.shelves.setdefault(name, ShardRecords())
+        ending.ended, ending.children = True, children
+        known = {each.id for each in self.listed}
+        self.listed += [each for each in children if each.id not in known]
+
+
+def _place(there: list[Record], start: Position) -> int:
+    if start.sequence == "AT_TIMESTAMP":
+        return max(0, min(start.sub - FIRST_MS, len(there)))
+    later = (place for place, record in enumerate(there) if record.position.order > start.order)
+    return len(there) if start == LATEST else next(later, len(there))
+
+
+def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
+    """A shard."""
+    return Shard(name, parents=parents, hash_range=(first, last), open=open)
+
+
+def even_shards(names: tuple[str, ...]) -> list[Shard]:
+    """A stream of equal shards."""
+    edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
+    return [shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
+
+
+def records(count: int, start: int = 0) -> list[Record]:
+    """Numbered records."""
+    return [Record(b"%d" % n, str(FIRST_NUMBER + n), partition_key=f"k-{n}") for n in range(start, start + count)]
 
 
 @frozen

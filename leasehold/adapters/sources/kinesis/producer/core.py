@@ -6,17 +6,22 @@ Rule 2: a unit that landed elsewhere counts only if all its records belong there
 does (KCL drops it whole), and its records go, in order, where the new map says.
 Rule 3: while a unit of a shard that has closed is under way, nothing is sent to the shards that follow it.
 Together the rules keep the order of every partition key. Only records of a unit that timed out may be delivered twice.
+
+Finds the shard that takes a hash key: the open shards of a stream, found by bisecting their last hash keys.
+
+The values of a producer: its settings, the outcomes of its requests, and the results of its records.
+
+The counts of a producer, under the names that the KPL gave them.
 """
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from math import inf
-from typing import assert_never
+from typing import Literal, assert_never
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from leasehold.adapters.sources.kinesis.producer.metrics import ProducerMetrics
-from leasehold.adapters.sources.kinesis.producer.shard_map import ShardMap
 from leasehold.adapters.sources.kinesis.producer.shard_queue import (
     SHARD_BYTES_PER_SECOND,
     Bucket,
@@ -24,17 +29,181 @@ from leasehold.adapters.sources.kinesis.producer.shard_queue import (
     ShardQueue,
     Unit,
 )
-from leasehold.adapters.sources.kinesis.producer.values import (
-    Delivered,
-    Late,
-    Placed,
-    Refused,
-    Result,
-    Settings,
-    UnitOutcome,
-    Unknown,
-)
-from leasehold.balancer.model import HashRange
+from leasehold.balancer.model import HASH_KEYS, HashRange, Shard
+
+
+@frozen
+class ShardMap:
+    """The shards that are written to, in the order of their hash ranges, which leave no hole.
+
+    ids     of the open shards
+    lasts   their last hash keys, rising
+    ranges  of every listed shard, closed ones too, by id
+    """
+
+    ids: tuple[str, ...]
+    lasts: tuple[int, ...]
+    ranges: dict[str, HashRange] = field(eq=False)
+
+    def shard_of(self, hash_key: int) -> str:
+        """The shard that this hash key falls into."""
+        return self.ids[bisect_left(self.lasts, hash_key)]
+
+
+def mapped(shards: Iterable[Shard]) -> ShardMap | None:
+    """The map of a complete listing; None if the open shards do not cover the hash key space.
+
+    Such a listing was taken in the middle of a split or a merge, and a later one will do.
+    """
+    listing = tuple(shards)
+    # While a shard is being split it can be listed as open beside its children.
+    parents = {parent for shard in listing for parent in shard.parents}
+    ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
+    leaves = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
+    firsts = [first for (first, _), _ in leaves]
+    lasts = [last for (_, last), _ in leaves]
+    if [HASH_KEYS[0], *(last + 1 for last in lasts)] != [*firsts, HASH_KEYS[1] + 1]:
+        return None
+    return ShardMap(tuple(shard for _, shard in leaves), tuple(lasts), ranges)
+
+
+@frozen
+class Settings:
+    """How a producer sends.
+
+    record_bytes          the largest Kinesis record the stream takes
+    least_bytes           aggregates grow to this at least, if records come in time; one PUT unit pays for 25 KiB
+    linger_seconds        how long a record may wait for others to share its aggregate
+    share                 of each shard's 1 MiB and 1,000 records a second; above 1 it relies on throttling
+    time_to_live_seconds  after this a record is late
+    epoch                 if given, each record is marked with it and with a counter (see `marks`)
+    on_late               "fail": it is given up, and newer ones pass; "block": it keeps its place until it is through
+    """
+
+    record_bytes: int = 1 << 20
+    least_bytes: int = 25 << 10
+    linger_seconds: float = 0.1
+    share: float = 1.0
+    time_to_live_seconds: float = 30.0
+    on_late: Literal["fail", "block"] = "block"
+    epoch: int | None = None
+
+
+@frozen
+class Placed:
+    """A unit was written."""
+
+    shard: str
+    sequence_number: str
+
+
+@frozen
+class Refused:
+    """A unit was not written, and may be sent again."""
+
+    code: str
+
+
+@frozen
+class Unknown:
+    """Nobody knows whether a unit was written: the answer did not come."""
+
+    code: str
+
+
+UnitOutcome = Placed | Refused | Unknown
+
+
+@frozen(eq=False)
+class Delivered:
+    """The records are in the stream; the place in the tuple is the sub-sequence number."""
+
+    entries: tuple[Entry, ...]
+    shard: str
+    sequence_number: str
+
+
+@frozen(eq=False)
+class Late:
+    """The records were given up; if `unknown`, they may be in the stream all the same."""
+
+    entries: tuple[Entry, ...]
+    unknown: bool
+
+
+Result = Delivered | Late
+
+
+@define
+class ProducerMetrics:
+    """Plain counters; `named` says what each is.
+
+    Seconds are sums: over user records for `buffered_seconds`, over requests for `request_seconds`.
+    """
+
+    received: int = 0
+    put: int = 0
+    put_bytes: int = 0
+    units_put: int = 0
+    units_put_bytes: int = 0
+    units_sent: int = 0
+    requests: int = 0
+    request_seconds: float = 0.0
+    buffered_seconds: float = 0.0
+    retries: int = 0
+    late: int = 0
+    unknown: int = 0
+    misplaced: int = 0
+    errors: Counter[str] = field(factory=Counter)
+
+    def sent(self, units: Iterable[Unit], now: float) -> None:
+        """A request left."""
+        self.requests += 1
+        for unit in units:
+            self.units_sent += 1
+            self.buffered_seconds += sum(now - entry.arrived for entry in unit.entries)
+
+    def accepted(self, unit: Unit) -> None:
+        """A unit is where it belongs."""
+        self.put += len(unit.entries)
+        self.put_bytes += sum(len(entry.data) for entry in unit.entries)
+        self.units_put += 1
+        self.units_put_bytes += len(unit.data)
+
+    def refused(self, unit: Unit, code: str) -> None:
+        """A unit must be sent again."""
+        self.errors[code] += 1
+        self.retries += len(unit.entries)
+
+    def named(self) -> dict[str, float | dict[str, int]]:
+        """By the KPL's names; times are means in milliseconds.
+
+        Ours are the last two: user records of requests that got no answer (only these can be in the
+        stream twice), and Kinesis records that were sent again since they landed on a wrong shard.
+        """
+        return {
+            "UserRecordsReceived": self.received,
+            "UserRecordsPending": self.received - self.put - self.late,
+            "UserRecordsPut": self.put,
+            "UserRecordsDataPut": self.put_bytes,
+            "KinesisRecordsPut": self.units_put,
+            "KinesisRecordsDataPut": self.units_put_bytes,
+            "ErrorsByCode": dict(self.errors),
+            "AllErrors": self.errors.total(),
+            "RetriesPerRecord": _share(self.retries, self.put),
+            "BufferingTime": 1000 * _share(self.buffered_seconds, self.put),
+            "RequestTime": 1000 * _share(self.request_seconds, self.requests),
+            "UserRecordsPerKinesisRecord": _share(self.put, self.units_put),
+            "KinesisRecordsPerPutRecordsRequest": _share(self.units_sent, self.requests),
+            "UserRecordExpired": self.late,
+            "UserRecordsOutcomeUnknown": self.unknown,
+            "KinesisRecordsMisplaced": self.misplaced,
+        }
+
+
+def _share(whole: float, parts: int) -> float:
+    return whole / parts if parts else 0.0
+
 
 REQUEST_RECORDS = 500
 REQUEST_BYTES = 10 << 20

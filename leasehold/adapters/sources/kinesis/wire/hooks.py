@@ -4,28 +4,301 @@ Credentials, signing, endpoints, repetitions, proxies and errors stay boto3's. R
 says how it is read, whatever was asked. Rule 2: a service that answers CBOR in JSON, refuses it, or writes what cannot
 be read, is spoken to in JSON from then on, which is said once. Rule 3: a refusal is one only from a service that has
 never answered in CBOR, and for which the same question in JSON has another end; the question is asked again at once.
+
+The two forms in which Kinesis tells records, CBOR and JSON, taken apart by compiled libraries.
+
+Only the records, nearly all of an answer, are taken apart here. The rest of it is handed to boto3 as JSON, so that
+what it makes of children, odd numbers and errors is its own.
+
+The events of a subscription, in place of boto3's own event stream, which takes each record apart in Python.
+
+The hooks of a producer: its records go in CBOR past boto3's serializer, which would put them into base64.
+
+Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then records go in
+JSON. Rule 5: records are repeated in JSON only where they were refused whole; what may have been written is not.
 """
 
+import base64
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from struct import error as StructError  # noqa: N812  a class
+from struct import pack
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Union, cast
+from zlib import crc32
+
+import cbor2
+import orjson
+import pybase64
+from botocore.eventstream import EventStreamBuffer, EventStreamMessage
+from botocore.exceptions import EventStreamError
+from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
-from leasehold.adapters.sources.kinesis.wire.events import Beginning, Subscription
-from leasehold.adapters.sources.kinesis.wire.forms import (
-    CBOR,
-    Unreadable,
-    as_cbor,
-    as_json,
-    from_cbor,
-    from_json,
-    is_cbor,
-)
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, said
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+
+try:
+    from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
+except ImportError:  # without librt, or with another than it was compiled for
+    COMPILED = False  # type: ignore[misc]  # what is not imported is not final either
+
+if TYPE_CHECKING:
+    from leasehold.adapters.sources.kinesis.wire.views import RowViews
+
+CBOR = "application/x-amz-cbor-1.1"
+
+Row = dict[str, Any]
+"""A record as the service tells it, but with its data as bytes. Its time is a number: see `seconds_of`."""
+
+AnswerRows = Union["RowViews", list[Row]]
+
+
+class Unreadable(Exception):
+    """Not what Kinesis writes in this form."""
+
+
+def is_cbor(content_type: object) -> bool:
+    """Whether this header says CBOR: events name the form without the version."""
+    return isinstance(content_type, str) and "cbor" in content_type
+
+
+def packed(value: object) -> bytes:
+    """A value as CBOR."""
+    return cbor2.dumps(value)
+
+
+def as_cbor(body: bytes | str) -> bytes:
+    """A question in JSON, which boto3 wrote, as CBOR."""
+    return packed(orjson.loads(body))
+
+
+def as_json(body: bytes) -> bytes:
+    """Write a body of CBOR as JSON. Raises Unreadable."""
+    return _plain(told_of(body, cbor=True))
+
+
+def from_cbor(body: bytes) -> tuple[AnswerRows, bytes]:
+    """The rows of an answer, and the rest of it in JSON. Raises Unreadable."""
+    rows, answer = _rows_in_cbor(body)
+    return rows, _plain(answer)
+
+
+def from_json(body: bytes) -> tuple[AnswerRows, bytes]:
+    """Likewise for an answer in JSON. Raises Unreadable for what boto3 may understand otherwise."""
+    rows, answer = _rows_in_json(body)
+    return rows, _plain(answer)
+
+
+def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
+    """An event of a subscription, its rows as those of an answer, without what is null. Raises Unreadable."""
+    rows, event = _rows_in_cbor(payload) if cbor else _rows_in_json(payload)
+    return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
+
+
+def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
+    """Parse a message. Raises Unreadable."""
+    told = _loaded(payload) if cbor else _loaded_json(payload)
+    if not isinstance(told, dict):
+        raise Unreadable("it says nothing by name")
+    return told
+
+
+def _rows_in_cbor(body: bytes) -> tuple[AnswerRows, Any]:
+    """The rows, and the rest by name."""
+    found = viewed(body) if COMPILED else None
+    if found is not None:
+        rows, answer = found[0], _loaded(found[1])
+        if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
+            return rows, answer
+    answer = _loaded(body)
+    return _rows(answer), answer
+
+
+def _rows_in_json(body: bytes) -> tuple[AnswerRows, Any]:
+    """Likewise."""
+    answer = _loaded_json(body)
+    return _rows(answer), answer
+
+
+def _loaded_json(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
+    try:
+        return orjson.loads(body)
+    except ValueError as odd:
+        raise Unreadable(f"no JSON: {odd}") from odd
+
+
+def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
+    """Take the rows out of an answer, their data as bytes: in JSON, and by some local services, it is in base64."""
+    rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
+    if not isinstance(rows, list):
+        raise Unreadable("no answer with records")
+    try:
+        for row in rows:
+            if type(row["Data"]) is not bytes:
+                row["Data"] = _decoded(row["Data"])
+    except (KeyError, TypeError, ValueError) as odd:
+        raise Unreadable(f"no record: {said(odd)}") from odd
+    return rows
+
+
+def _loaded(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
+    try:
+        # Times are milliseconds, tagged or not; what the tag means by itself would be seconds.
+        return cbor2.loads(body, semantic_decoders=_TIMES)
+    except (cbor2.CBORDecodeError, ValueError) as odd:
+        raise Unreadable(f"no CBOR: {odd}") from odd
+
+
+def _untagged(value: object, _immutable: bool) -> object:
+    return value
+
+
+_TIMES = {1: _untagged}
+
+
+def _plain(value: object) -> bytes:
+    try:
+        return orjson.dumps(value, default=_text)
+    except TypeError as odd:
+        raise Unreadable(f"nothing that JSON can say: {odd}") from odd
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return pybase64.b64encode_as_string(value)
+    raise TypeError(type(value).__name__)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        return base64.b64decode(text)  # as boto3 has it, which passes over what is not of the alphabet
+
+
+_MESSAGE_BYTES = 25 << 20  # at most; the service's own limits are lower
+_PRELUDE_BYTES = 12  # how long the message is, how long its headers are, and their checksum
+
+
+class Subscription:
+    """The events of a subscription, as boto3 gives them.
+
+    raw         the body of the answer, which is read as it comes
+    unreadable  told why, where an event in CBOR cannot be read
+    Raises ResponseParserError, as boto3 does, if it does not begin as a subscription begins.
+    """
+
+    def __init__(self, raw: Any, unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
+        self._raw_stream, self._unreadable = raw, unreadable
+        self._messages = _messages(raw)
+        first = next(self._messages, None)
+        if first is None or _headers(first).get(":event-type") != "initial-response":
+            raise ResponseParserError("First event was not of type initial-response")
+        self.cbor = is_cbor(_headers(first).get(":content-type"))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for message in self._messages:
+            if _headers(message).get(":message-type") != "event":
+                raise EventStreamError(_fault(message), "SubscribeToShard")
+            if (name := _headers(message).get(":event-type")) == "SubscribeToShardEvent":
+                yield {name: self._event(message)}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._raw_stream.close()
+
+    def _event(self, message: EventStreamMessage) -> dict[str, Any]:
+        cbor = is_cbor(_headers(message).get(":content-type"))
+        try:
+            return event_of(message.payload, cbor=cbor)
+        except Unreadable as odd:
+            if cbor:
+                self._unreadable(f"an event cannot be read: {odd}")
+            raise ResponseParserError(f"an event cannot be read: {odd}") from odd
+
+
+class Beginning:
+    """A body that boto3 takes for a subscription in JSON of which nothing but the beginning has come."""
+
+    def stream(self) -> list[bytes]:
+        """All of it."""
+        return [_INITIAL]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _headers(message: EventStreamMessage) -> dict[str, Any]:
+    headers: Any = message.headers  # the stubs have them for a number
+    return dict(headers)
+
+
+def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
+    """Each message once it is there; boto3's buffer checks it, but would copy all that has come with each chunk."""
+    buffer, come, whole = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    for chunk in raw.stream():
+        come.write(chunk)
+        if come.tell() < whole:
+            continue
+        data, begin = come.getvalue(), 0
+        while (whole := _size(data, begin)) <= len(data) - begin:
+            buffer.add_data(data[begin : begin + whole])
+            yield from _whole(buffer)
+            begin += whole
+        come = io.BytesIO()
+        come.write(data[begin:])
+
+
+def _whole(buffer: EventStreamBuffer) -> list[EventStreamMessage]:
+    """The messages in it. Raises ResponseParserError where headers are none, which the buffer has no error for."""
+    try:
+        return list(buffer)
+    except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
+        raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
+
+
+def _size(data: bytes, begin: int) -> int:
+    """How long the message is that begins here; where its beginning is damaged, no longer than that."""
+    prelude = data[begin : begin + _PRELUDE_BYTES]
+    if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
+        return _PRELUDE_BYTES
+    size = int.from_bytes(prelude[:4])
+    # Any other is damaged, too: of none nothing would ever be read, and of a huge one all that comes be kept.
+    return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
+
+
+def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  as a service's error
+    headers = _headers(message)
+    if (code := headers.get(":exception-type")) is None:
+        return {"Error": {"Code": headers.get(":error-code", ""), "Message": headers.get(":error-message", "")}}
+    try:
+        told = told_of(message.payload, cbor=is_cbor(headers.get(":content-type")))
+    except Unreadable:
+        told = {}
+    return {"Error": {"Code": code, "Message": told.get("message", told.get("Message", ""))}}
+
+
+def _initial() -> bytes:
+    headers = b"".join(
+        pack(">B", len(name)) + name + pack(">BH", 7, len(text)) + text
+        for name, text in ((b":message-type", b"event"), (b":event-type", b"initial-response"))
+    )
+    prelude = pack(">II", len(headers) + 2 + 16, len(headers))
+    message = prelude + pack(">I", crc32(prelude)) + headers + b"{}"
+    return message + pack(">I", crc32(message))
+
+
+_INITIAL = _initial()
+
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -131,3 +404,60 @@ def _repeated(request: dict[str, Any], why: str, code: str | None) -> int:
     request["headers"]["Content-Type"] = JSON
     request["context"][_REPEATED] = why, code
     return 0
+
+
+_KEPT = "leasehold keeps the records"
+_STAND_IN = [{"Data": b"", "PartitionKey": "-"}]
+
+
+class PutRows(list[Any]):
+    """The rows of a PutRecords whose keys were checked: boto3 need not look at them one by one."""
+
+
+class PutWire(Wire):
+    """How a producer's client and its service speak about its records; other lists of records are left to boto3.
+
+    client  any of boto3's; it is changed
+    cbor    whether to speak in CBOR
+    """
+
+    def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
+        super().__init__(client, cbor=cbor)
+        keep = cast("Callable[..., None]", self._keep)  # the stubs do not know that its answer counts
+        client.meta.events.register("provide-client-params.kinesis.PutRecords", keep)
+
+    def _handlers(self) -> Handlers:
+        return {"ListShards": (self._ask, self._rewrite), "PutRecords": (self._put, self._rewrite)}
+
+    def _keep(self, params: Told, context: Told, **_event: object) -> Told | None:
+        """Withhold rows from boto3's serializer; what else is asked is its own."""
+        rows = params.get("Records")
+        if not self._asks_cbor or "ListShards" not in self._proved or not isinstance(rows, PutRows):
+            return None
+        if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 says what is wrong with it
+            return None
+        context[_KEPT] = rows
+        return {**params, "Records": _STAND_IN}
+
+    def _put(self, params: Told, context: Told, **_event: object) -> None:
+        if (rows := context.get(_KEPT)) is not None:
+            params["body"] = packed({**orjson.loads(params["body"]), "Records": rows})
+            params["headers"]["Content-Type"] = CBOR
+
+    def _rewrite(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
+        """Give boto3 the answer in JSON: there is little of it."""
+        if refused(response_dict) or not is_cbor(response_dict["headers"].get("content-type")):
+            return
+        try:
+            response_dict["body"] = as_json(response_dict["body"])
+        except Unreadable as odd:
+            customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"
+
+    def _judge(self, response: Any, request_dict: Told, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
+        if operation.name == "PutRecords" and response is not None:
+            http, parsed = response
+            if UNREAD in parsed:
+                self._fall_back(f"its answer cannot be read: {parsed[UNREAD]}")
+            if UNREAD in parsed or http.status_code >= SERVER_ERROR:
+                return None
+        return super()._judge(response, request_dict, operation, **event)

@@ -1,1 +1,0 @@
-"""The seam as JSON."""

@@ -1,0 +1,122 @@
+"""The worker, as far as the reading of one of its leases needs it.
+
+Where the reading of a lease starts, LATEST pinned before the first read.
+
+The end of a shard: its children get leases first, and only then is it finished (L3).
+
+A crash between the two writes strands nobody: the parent is read to its end once more, and the children
+are there already; Java workers, which create children nowhere else, rely on the same order.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.worker.holding import LATEST_MS, Holding
+from leasehold.balancer.config import Config
+from leasehold.balancer.lineage import births
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Store
+from leasehold.stores.writes import CreateLease
+
+PARENT_WAITS = (1.0, 5.0)
+"""Seconds between two looks whether the parents of a shard are done: at first, and at most."""
+EXPIRED_SECONDS = 0.2
+"""Between two checks whether an expired lease was renewed, or dropped; they cost no request."""
+ROOM_SECONDS = 1.0
+"""Before room is asked for again, if no wake-up came."""
+FAULT_WAITS = (0.2, 10.0)
+"""Seconds before the next try after a fault: about the first wait, and the longest."""
+
+
+class ReadingWorker(Protocol):
+    """The worker, as far as a reading needs it."""
+
+    store: Store
+    source: Source
+    config: Config
+    clock: Callable[[], float]
+    uniform: Callable[[float, float], float]
+
+    def hurry(self) -> None:
+        """Read the table and list the shards at the worker's next turn."""
+
+    def exclude(self, key: str, seconds: float) -> None:
+        """Do not take this lease for so many seconds."""
+
+
+log = escaped(logging.getLogger("leasehold.start"))
+
+MS_DIGITS = 14
+"""Enough for three thousand years; a service refuses what lies further off."""
+
+
+class ReadingStart:
+    """Where the reading of one held lease starts."""
+
+    def __init__(self, holding: Holding, source: Source, config: Config) -> None:
+        self._holding, self._source, self._config = holding, source, config
+        self._latest: Position | None = None
+
+    def find(self) -> Position | None:
+        """The position to open a reader at; None if the lease was lost while it was pinned.
+
+        Raises OutcomeUnknown or SourceUnavailable: then nothing has been read yet.
+        """
+        lease = self._holding.lease
+        if lease.checkpoint == LATEST:
+            noted = lease.note(LATEST_MS)
+            return at_timestamp(int(noted)) if noted and _is_time(noted) else self._pin(lease)
+        if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
+            return _configured(lease.key, self._config)
+        return lease.checkpoint
+
+    def _pin(self, lease: Lease) -> Position | None:
+        """Store what LATEST means now: a crash before the first checkpoint must not skip what arrives until then.
+
+        It is asked for once: an unanswered write of it may have been applied, and another reader may start there.
+        """
+        latest = self._latest = self._latest or self._source.latest(lease)
+        holding = self._holding
+        kept = holding.checkpoint(latest) if latest.numbered else holding.annotate(LATEST_MS, str(latest.sub))
+        return latest if kept else None
+
+
+def _is_time(noted: str) -> bool:
+    return noted.isascii() and noted.isdigit() and len(noted) <= MS_DIGITS
+
+
+def _configured(key: str, config: Config) -> Position:
+    # KCL keeps the time of AT_TIMESTAMP in its settings and not on the row.
+    if config.initial_position.sequence == "AT_TIMESTAMP":
+        return config.initial_position
+    log.warning("lease %s starts AT_TIMESTAMP, and no initial position says when: starting at TRIM_HORIZON", key)
+    return TRIM_HORIZON
+
+
+def end(holding: Holding, children: tuple[Shard, ...], store: Store, source: Source, config: Config) -> bool:
+    """Create the children's leases, then write SHARD_END; False if the lease was lost.
+
+    Children that neither the last reading nor a listing names are created by the plan once they are listed.
+    Raises StoreError or SourceUnavailable; all of it may then be done again.
+    """
+    parent = holding.lease
+    listed: tuple[Shard, ...] | None = None
+    if not children:
+        listed = source.shards()
+        children = tuple(shard for shard in listed if parent.key in shard.parents)
+    leases = _leases(children, store)
+    if listed is None and any(name not in leases for child in children for name in child.parents):
+        listed = source.shards()
+    ids = frozenset(shard.id for shard in listed or ())
+    for create in births(parent, children, leases, ids, config):
+        store.write(CreateLease(create.lease))  # refused: somebody was faster, which is as good
+    keys = tuple(child.id for child in children)
+    return holding.checkpoint(SHARD_END, children=keys, keep_owner=config.rules.counts_ended)
+
+
+def _leases(children: Iterable[Shard], store: Store) -> dict[str, Lease]:
+    names = dict.fromkeys(name for child in children for name in (child.id, *child.parents))
+    return {lease.key: lease for lease in store.get(names)} if names else {}

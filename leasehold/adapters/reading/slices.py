@@ -1,0 +1,308 @@
+"""A slice of a stream: its bounds, its leases, and its readers.
+
+Rule 1: the leases of a slice have a table of their own, and each row says which slice it is of: another group's leases,
+or another slice's, are refused. Rule 2: a lease is finished, by SHARD_END, once all of its shard that had arrived
+before `until` is done. Rule 3: a record that arrived before `since`, or at `until` or later, is not handed over.
+
+Runs a worker of a slice until the whole slice is read, by whatever workers it has.
+"""
+
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, cast
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Happening
+from leasehold.adapters.reading.run import stopping_on_signals
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
+from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source, SourceError
+from leasehold.adapters.threads import spawn
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.actions import Create
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Position, at_timestamp
+from leasehold.balancer.plan import plan
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Outcome, PassingStore, Store, StoreError
+from leasehold.stores.writes import CreateLease, Write
+
+if TYPE_CHECKING:  # an extra
+    from opentelemetry.metrics import Meter
+
+
+NOTE = "slice"
+"""Our attribute on each row: the bounds of the slice, or what else says whose leases they are."""
+
+LATE_SECONDS = 5.0
+"""Arrival times in a shard need not rise strictly: one so much later than `until` shows that no earlier one follows,
+and reading begins so much before `since`."""
+
+
+@frozen
+class Slice:
+    """All that arrived from `since` up to `until_ms`, milliseconds since 1970; that time itself is outside.
+
+    since  TRIM_HORIZON, or a time. Raises ValueError for anything else, and where it is not before `until_ms`.
+    """
+
+    since: Position
+    until_ms: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.since.sequence not in {"TRIM_HORIZON", "AT_TIMESTAMP"}:
+            raise ValueError(f"slice: it begins (--from) at TRIM_HORIZON or at a time, not at {self.since.sequence}")
+        if self.since_ms >= self.until_ms:
+            raise ValueError("slice: it begins (--from) no earlier than it ends (--until)")
+
+    @property
+    def since_ms(self) -> int:
+        """When it begins; 0 where it begins with the oldest record."""
+        return self.since.sub if self.since.sequence == "AT_TIMESTAMP" else 0
+
+    @property
+    def begin(self) -> Position:
+        """Where reading of a shard begins: a record that arrived in time may lie before one that did not."""
+        return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
+
+    def within(self, batch: Batch) -> Batch:
+        """The part of a reading that belongs to the slice (rule 3)."""
+        since, until = self.since_ms / 1000, self.until_ms / 1000
+        if all(time is None or since <= time < until for time in batch.arrivals):
+            return batch
+        return batch.between(since, until)
+
+    @property
+    def note(self) -> str:
+        """The bounds, as rows say them."""
+        return f"{self.since_ms}..{self.until_ms}"
+
+    def store(self, store: Store) -> "SliceStore":
+        """The table of the slice's own leases, or an empty one.
+
+        Raises ValueError for a table of other leases, and where rows have no room for a slice; StoreError.
+        """
+        return own_table(store, "slice", self.note)
+
+    def source(self, source: Source) -> "SliceSource":
+        """The source, cut to the slice. Raises ValueError for one that cannot tell when it is read up to a time."""
+        if not isinstance(source, Sliceable):
+            raise ValueError("slice: this source does not tell when a shard is read up to a time")  # noqa: TRY004  bad usage
+        return SliceSource(source, source, self)
+
+
+def own_table(store: Store, kind: str, note: str) -> "SliceStore":
+    """The table of these leases alone, or an empty one; each row has the note.
+
+    kind  the word for such a group in what is said
+    Raises ValueError for a table of other leases, and where rows have no room for a note; StoreError.
+    """
+    if not store.promises.counts_owners:
+        raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
+    listing = store.list()
+    if listing.malformed:
+        raise StoreError(f"{kind}: row {listing.malformed[0].key} of its table cannot be read")
+    for lease in listing.leases:
+        if lease.note(NOTE) != note:
+            whose = f"of another {kind}" if lease.note(NOTE) else "of another group"
+            raise ValueError(f"{kind}: its table holds leases {whose} ({lease.key}); give it a table of its own")
+    return SliceStore(store, note)
+
+
+class SliceStore(PassingStore):
+    """A store whose new leases say whose they are."""
+
+    def __init__(self, store: Store, note: str) -> None:
+        super().__init__(store)
+        self._note = note
+
+    def write(self, write: Write) -> Outcome:
+        """Apply the write or refuse it."""
+        if isinstance(write, CreateLease):
+            notes = {**dict(write.lease.notes), NOTE: self._note}
+            write = evolve(write, lease=evolve(write.lease, notes=tuple(sorted(notes.items()))))
+        return super().write(write)
+
+
+class SliceSource(PassingSource):
+    """A source whose shards end where the slice ends."""
+
+    def __init__(self, source: Source, bounded: Sliceable, cut: Slice) -> None:
+        super().__init__(source)
+        self._bounded, self._cut = bounded, cut
+
+    def open(self, lease: Lease, start: Position) -> "SliceReader":
+        """A reader from just after `start`, or from where the slice begins: no child's oldest records come before."""
+        begin = start if start.numbered else self._cut.begin
+        return SliceReader(super().open(lease, begin), self._bounded, lease, self._cut, begin)
+
+
+class SliceReader:
+    """Reads one shard up to the end of the slice, which is then the end of the shard."""
+
+    def __init__(self, reader: Reader, source: Sliceable, lease: Lease, cut: Slice, start: Position) -> None:
+        self._reader, self._source, self._lease, self._cut = reader, source, lease, cut
+        self._reached, self._until = start, cut.until_ms / 1000
+        self._settled: Settled | None = None
+
+    def read(self) -> Batch:
+        """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
+        # Asked before: what is read afterwards then shows all that will ever have arrived in time.
+        self._settled = self._settled or self._source.settled(self._lease, self._until)
+        batch = self._reader.read()
+        self._reached = batch.end or self._reached
+        over = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
+        return evolve(self._cut.within(batch), ended=batch.ended or over or self._read_up(batch))
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    def _read_up(self, batch: Batch) -> bool:
+        """Whether all that arrived in time has been read."""
+        if self._settled is None:
+            return False
+        last, arrived = self._settled.last, self._settled.arrived
+        if last is None:
+            return batch.end is None and batch.behind_seconds == 0
+        before = arrived is not None and arrived * 1000 < self._cut.begin.sub
+        return before or self._reached.order >= last.order
+
+
+log = escaped(logging.getLogger("leasehold.slices"))
+
+LOOK_SECONDS = 2.0
+"""Between two looks whether the slice is read; each is a listing of its table."""
+
+
+@frozen
+class SliceVerdict:
+    """The outcome of a slice, and of this worker's part in it.
+
+    finished  whether all of it is read, by whomever; False where this worker was told to end before
+    records   that this worker's handler finished with
+    letters   records that this worker's dead letter took
+    shards    that this worker read to their end
+    """
+
+    finished: bool
+    records: int
+    letters: int
+    shards: int
+
+
+def run_slice(
+    worker: Worker,
+    handling: Handling | Handler,
+    *,
+    meter: "Meter | None" = None,
+    drain_seconds: float = DRAIN_SECONDS,
+    memory_bytes: int = MEMORY_BYTES,
+    look_seconds: float = LOOK_SECONDS,
+) -> SliceVerdict:
+    """Run a worker of a slice until all of the slice is read, or a signal ends the worker.
+
+    worker        its store and its source are those that `Slice` made, its initial position is where the slice begins
+    look_seconds  between two looks whether the slice is read
+    Raises what `run` raises.
+    """
+    count = _Count(handling if isinstance(handling, Handling) else Handling(handling))
+    runner = Runner(worker, count.handling, meter=meter, drain_seconds=drain_seconds, memory_bytes=memory_bytes)
+    finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)
+    return SliceVerdict(finished, count.records, count.letters, count.shards)
+
+
+def run_until(
+    runner: Runner,
+    over: Callable[[], bool],
+    *,
+    drain_seconds: float = DRAIN_SECONDS,
+    look_seconds: float = LOOK_SECONDS,
+) -> bool:
+    """Run until `over` says so, which is asked in a thread of its own; False where a signal ended it before.
+
+    Raises what `Runner.run` raises.
+    """
+    ended, finished = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(look_seconds):
+            if over():
+                finished.set()
+                runner.stop()
+                return
+
+    def failed(fault: BaseException) -> None:
+        faults.append(fault)
+        runner.stop()  # nobody else would notice that the slice is read
+
+    faults: list[BaseException] = []
+    watcher = spawn("leasehold-slice", watch, failed)
+    try:
+        with stopping_on_signals(runner):
+            runner.run()
+    finally:
+        ended.set()
+    watcher.join(drain_seconds)
+    if faults:
+        raise faults[0]
+    return finished.is_set()
+
+
+def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
+    """Whether every lease is finished, and no shard of the stream wants another one; False if that is unknown."""
+    try:
+        listing = worker.store.list()
+        if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
+            return False
+        shards = worker.source.shards()
+        wanted = plan(listing.leases, shards, Me(worker.me, 0), worker.config)
+    except (StoreError, SourceError) as fault:
+        log.warning("whether the slice is read is not known yet: %s", fault)
+        return False
+    return not any(isinstance(action, Create) for action in wanted)
+
+
+class _Count:
+    """Counts what the callables of a handling have finished with."""
+
+    def __init__(self, handling: Handling) -> None:
+        self.records = self.letters = self.shards = 0
+        self._lock = threading.Lock()
+        self._given, letter = handling, handling.dead_letter
+        self.handling = evolve(
+            handling, handler=self._handle, observer=self._observe, dead_letter=self._bury if letter else None
+        )
+
+    def _handle(self, delivery: Delivery) -> Awaitable[None] | None:
+        return self._after(self._given.handler(delivery), len(delivery.records), 0)
+
+    def _bury(self, delivery: Delivery, error: Exception) -> Awaitable[None] | None:
+        letter = self._given.dead_letter
+        return None if letter is None else self._after(letter(delivery, error), 0, len(delivery.records))
+
+    def _after(self, answer: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
+        if inspect.isawaitable(answer):
+            return self._awaited(answer, records, letters)
+        if answer is None:
+            self._add(records, letters)
+        return answer
+
+    async def _awaited(self, answer: Awaitable[None], records: int, letters: int) -> None:
+        ended = cast("object", await answer)
+        if ended is None:
+            self._add(records, letters)
+        return cast("None", ended)
+
+    def _add(self, records: int, letters: int) -> None:
+        with self._lock:
+            self.records += records
+            self.letters += letters
+
+    def _observe(self, happening: Happening, holding: Holding) -> None:
+        if happening == "shard-ended":
+            with self._lock:
+                self.shards += 1
+        self._given.observer(happening, holding)

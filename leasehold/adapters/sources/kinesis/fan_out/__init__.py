@@ -1,1 +1,0 @@
-"""Shards read by subscription (enhanced fan-out)."""

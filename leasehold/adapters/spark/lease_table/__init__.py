@@ -1,1 +1,0 @@
-"""A lease table as a Spark data source."""

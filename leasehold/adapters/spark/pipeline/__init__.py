@@ -1,1 +1,0 @@
-"""The `leasehold pipeline` application: a leased stream landed as Parquet and added up in windows."""

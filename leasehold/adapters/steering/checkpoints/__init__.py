@@ -1,1 +1,0 @@
-"""Moves checkpoints: between stores, back and forward."""

@@ -1,0 +1,455 @@
+"""The family tree of a stream's shards beside the leases there are: who follows whom, and what is wrong.
+
+Rule 1: lease keys, shard ids and the names of parents are one name space per stream.
+Rule 2: a listing of shards is complete; a shard that is not listed is past its retention.
+
+The leases to create: for new streams, for orphans, and for the children of finished shards (L3 to L7).
+
+Source: HierarchicalShardSyncer, ShutdownTask and PeriodicShardSyncManager of the Kinesis Client
+Library 2.7, and the README of kcl-rust. Where KCL leaves a child to the worker that finished its
+parent, here every worker creates what that worker did not (L3).
+
+Why the start of a lease matters: under LATEST a child of a finished shard that started there would skip its first
+records, and nobody would notice. Where a lease shows that its line has been read, the child starts at its beginning.
+A shard that descends from no lease starts where the fleet was told to start; AT_TIMESTAMP is kept by L3 and L5.
+
+Hash ranges of a stream that nothing covers.
+
+The leases to delete: finished ones whose children are under way, and those of shards long gone (L8 to L10).
+
+Source: LeaseCleanupManager of the Kinesis Client Library 2.7. KCL remembers what to clean in the
+worker that finished the shard, and forgets it with that worker; here it is read from the table.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+from attrs import evolve, frozen
+
+from leasehold.balancer.actions import Create, Delete
+from leasehold.balancer.chance import digest_under
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import (
+    HASH_KEYS,
+    LATEST,
+    TRIM_HORIZON,
+    HashRange,
+    History,
+    Hole,
+    Lease,
+    Notes,
+    Position,
+    Problem,
+    Shard,
+)
+
+
+def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
+    """The first stretch of hash keys that none of these ranges covers, or None; overlaps are fine.
+
+    Source: KCL's PeriodicShardSyncManager. It also sees a hole where a wide range comes before a
+    narrow one that does not reach the last key; that is no hole, and is not reported here.
+    """
+    reach = HASH_KEYS[0] - 1
+    for first, last in sorted(ranges):
+        if first > reach + 1:
+            return (reach + 1, first - 1)
+        reach = max(reach, last)
+    return None if reach >= HASH_KEYS[1] else (reach + 1, HASH_KEYS[1])
+
+
+def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
+    """The first hole of each stream in a full reading, with how many readings in a row showed it (L7).
+
+    A different hole counts from 1 again. A stream with an unended lease of unknown range says nothing.
+    """
+    times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
+    found = []
+    for stream, ranges in sorted(_ranges(leases).items()):
+        known = [each for each in ranges if each is not None]
+        hole = first_hole(known) if len(known) == len(ranges) else None
+        if hole is not None:
+            found.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
+    return tuple(found)
+
+
+def _ranges(leases: Iterable[Lease]) -> dict[str, list[HashRange | None]]:
+    """The hash ranges of each stream's unended leases; a stream whose leases have all ended has none."""
+    streams: dict[str, list[HashRange | None]] = {}
+    for lease in leases:
+        ranges = streams.setdefault(lease.stream, [])
+        if not lease.ended:
+            ranges.append(lease.hash_range)
+    return streams
+
+
+@frozen
+class Family:
+    """A family is one stream: its listed shards, their children, and its leases, each by name."""
+
+    stream: str
+    shards: Mapping[str, Shard]
+    children: Mapping[str, tuple[str, ...]]
+    leases: Mapping[str, Lease]
+
+    @property
+    def settled(self) -> bool:
+        """Whether every shard has its lease, every lease its shard, and none is finished."""
+        same = self.shards.keys() == self.leases.keys()
+        return same and not any(lease.ended for lease in self.leases.values())
+
+    def parents(self, shard: Shard) -> list[str]:
+        """The parents of a shard that are still listed or leased.
+
+        KCL looks at the listed ones alone, and starts the child of an unlisted parent with an
+        unfinished lease at the initial position; under LATEST its first records would be lost (L9).
+        """
+        return [parent for parent in shard.parents if parent in self.shards or parent in self.leases]
+
+
+def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Family, ...]:
+    """The streams that have a listed shard (L1), in order of name; leases of other streams are left out."""
+    by_stream: dict[str, dict[str, Shard]] = {}
+    for shard in sorted(shards, key=lambda shard: shard.id):
+        by_stream.setdefault(shard.stream, {})[shard.id] = shard
+    leased: dict[str, dict[str, Lease]] = {stream: {} for stream in by_stream}
+    for lease in leases:
+        if lease.stream in leased:
+            leased[lease.stream][lease.key] = lease
+    return tuple(
+        Family(stream, listed, _children(listed), leased[stream]) for stream, listed in sorted(by_stream.items())
+    )
+
+
+def _children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
+    """The listed children of each shard, by its id; a parent that is no longer listed has an entry too."""
+    children: dict[str, tuple[str, ...]] = {}
+    for shard in shards.values():
+        for parent in dict.fromkeys(shard.parents):
+            children[parent] = (*children.get(parent, ()), shard.id)
+    return children
+
+
+def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
+    """Everything that is wrong with a complete listing: open parents of listed children, cycles, holes.
+
+    The first two stop creation and deletion for their stream (L2); a hole among the open shards is
+    only said, since leases may be right where one listing was not.
+    """
+    return tuple(problem for family in families(shards) for problem in (*faults(family), *_hole(family)))
+
+
+def faults(family: Family) -> tuple[Problem, ...]:
+    """The problems that leave no safe way to create or delete a lease of this stream (L2)."""
+    return (*_open_parents(family), *_cycle(family))
+
+
+def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
+    """The shards that are no kin of these: neither ancestors nor descendants, nor kin of such.
+
+    Where the lease of a shard begins depends on the leases of its line (L3 to L9). Of partitions,
+    which have no line, it depends on all others of their stream (L6).
+    """
+    kin: dict[str, set[str]] = {}
+    for shard in shards if unread else ():
+        partition = not shard.parents and shard.hash_range is None
+        for other in (*shard.parents, *((f"partitions of {shard.stream}",) if partition else ())):
+            kin.setdefault(shard.id, set()).add(other)
+            kin.setdefault(other, set()).add(shard.id)
+    met, todo = set(unread), list(unread)
+    while todo:
+        new = kin.get(todo.pop(), set()) - met
+        met |= new
+        todo += new
+    return tuple(shard for shard in shards if shard.id not in met)
+
+
+def _open_parents(family: Family) -> list[Problem]:
+    """L2: an open shard can have no children; its own entry or the child's is out of date."""
+    return [
+        Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
+        for parent, children in sorted(family.children.items())
+        if parent in family.shards and family.shards[parent].open
+    ]
+
+
+def _cycle(family: Family) -> list[Problem]:
+    """L2: a shard that is its own ancestor would wait for itself for ever."""
+    try:
+        # A shard without parents stands in no ring: of ten thousand shards that were never split, none is sorted.
+        TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
+    except CycleError as error:
+        ring = sorted(set(error.args[1]))
+        return [Problem(family.stream, ring[0], f"is its own ancestor, by way of {', '.join(ring)}")]
+    return []
+
+
+def _hole(family: Family) -> list[Problem]:
+    """Open shards that leave hash keys uncovered; with a shard of unknown range nothing can be said."""
+    ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
+    known = [each for each in ranges if each is not None]
+    hole = first_hole(known) if known and len(known) == len(ranges) else None
+    return (
+        [] if hole is None else [Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}")]
+    )
+
+
+def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
+    """L12: a held lease is read only when each parent's lease is absent or at SHARD_END; `leases` by key."""
+    return all(parent not in leases or leases[parent].ended for parent in lease.parents)
+
+
+NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
+"""Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
+
+
+def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
+    """Finished leases that only a listing of shards keeps from being deleted (L8), where that falls to this worker.
+
+    One worker of those that share by our rules lists for all. KCL 2.x counts finished leases as load,
+    and its workers settle for fewer shards than their share while any is there.
+    """
+    ended = {lease.key for lease in leases if lease.ended}
+    if not ended:
+        return frozenset()
+    keys, begun = {lease.key for lease in leases}, dict[str, bool]()
+    for child in leases:
+        for parent in ended.intersection(child.parents):
+            begun[parent] = begun.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
+    roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
+    ours = {lease.owner for lease in leases if lease.yields and lease.owner is not None}
+    return frozenset(
+        key
+        for key, done in begun.items()
+        if done and key in roots and min(ours, key=digest_under(key), default=None) == worker
+    )
+
+
+def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
+    """L10: leases of unlisted shards that rob nobody: mine, unowned, expired (by key) or ended; in order of key."""
+    return tuple(
+        lease
+        for key, lease in sorted(family.leases.items())
+        if key not in family.shards and (lease.owner in {None, worker} or lease.ended or key in expired)
+    )
+
+
+def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
+    """The leases of a stream without faults that have nothing more to say.
+
+    A worker that deletes an unlisted one first asks the source: a listing may be behind, but a ResourceNotFound
+    for the shard, while its stream answers, is certain.
+    """
+    finished = (
+        Delete(lease, rule="L8")
+        for _, lease in sorted(family.leases.items())
+        if lease.ended and lease.key in family.shards and _succeeded(lease, family)
+    )
+    gone = (
+        Delete(lease, rule="L10")
+        for lease in garbage
+        if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
+    )
+    return (*finished, *gone)
+
+
+def _succeeded(lease: Lease, family: Family) -> bool:
+    """L8: every child has begun, and no parent needs this lease as the proof that its child is done."""
+    children = family.children.get(lease.key, ())
+    begun = (
+        child in family.leases and family.leases[child].checkpoint.sequence not in NOT_STARTED for child in children
+    )
+    parents = {*lease.parents, *family.shards[lease.key].parents}
+    return bool(children) and all(begun) and family.leases.keys().isdisjoint(parents)
+
+
+def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
+    """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
+    gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
+    created = {
+        **_behind_holes(family, history.holes, config),
+        **_orphans(family, gone, config),
+        **_partitions(family),
+        # Last, for these know best: LATEST would skip a child's first records.
+        **_orphaned_children(family, garbage, config),
+        **_missing_children(family, config),
+        **_remembered(family, gone),
+    }
+    return tuple(created[name] for name in sorted(created))
+
+
+def child_position(config: Config) -> Position:
+    """Where the child of a finished shard starts: at its beginning, for all of it came after its parent.
+
+    kcl-rust started AT_TIMESTAMP starts every lease there, those of later shards too.
+    """
+    starts_there = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
+    return config.initial_position if starts_there else TRIM_HORIZON
+
+
+def births(
+    parent: Lease, children: Iterable[Shard], leases: Mapping[str, Lease], listed: Collection[str], config: Config
+) -> tuple[Create, ...]:
+    """The worker that reached a shard's end creates these before it writes SHARD_END (L3).
+
+    A crash between the two writes then strands nobody. A merge child waits until every other parent is
+    leased or no longer listed. `leases` by key; `listed` are the ids of the listed shards.
+    """
+    return tuple(
+        _create(child, child_position(config), "L3")
+        for child in sorted(children, key=lambda child: child.id)
+        if child.id not in leases
+        and all(other == parent.key or other in leases or other not in listed for other in child.parents)
+    )
+
+
+def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
+    """The lease of a shard that nobody owns yet."""
+    return Lease(
+        key=shard.id,
+        stream=shard.stream,
+        shard=shard.id.removeprefix(f"{shard.stream}:"),  # KCL's multi-stream keys
+        parents=shard.parents,
+        checkpoint=position,
+        hash_range=shard.hash_range,
+        notes=notes,
+    )
+
+
+def _create(shard: Shard, position: Position, rule: str) -> Create:
+    return Create(lease_of(shard, position), rule=rule)
+
+
+def _remembered(family: Family, gone: Mapping[str, Lease]) -> dict[str, Create]:
+    """L13: leases whose row was deleted behind the fleet's back begin where they were last seen.
+
+    A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
+    listed (L10). So nothing is made of a closed shard below which anything has begun.
+    """
+    return {
+        key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
+        for key, lease in gone.items()
+        if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
+    }
+
+
+def _begun_below(shard: str, family: Family) -> bool:
+    """Whether a descendant of this shard has been read."""
+    todo, met = list(family.children.get(shard, ())), set[str]()
+    while todo:
+        if (child := todo.pop()) in met:
+            continue
+        met.add(child)
+        lease = family.leases.get(child)
+        if lease is not None and lease.checkpoint.sequence not in NOT_STARTED:
+            return True
+        todo += family.children.get(child, ())
+    return False
+
+
+EPOCHS_UNSEEN = 1_000_000
+"""A row made anew from a reading goes on above every number that its writers may have given since (L13)."""
+
+
+def _missing_children(family: Family, config: Config) -> dict[str, Create]:
+    """L3: children whose parents are all done with, and one of them by us."""
+    return {
+        shard.id: _create(shard, child_position(config), "L3")
+        for shard in family.shards.values()
+        if shard.id not in family.leases and _follows_the_finished(shard, family)
+    }
+
+
+def _follows_the_finished(shard: Shard, family: Family) -> bool:
+    """L3: each parent is ended, or neither leased nor listed, and at least one is ended."""
+    ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
+    gone = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
+    return any(ended) and all(done or lost for done, lost in zip(ended, gone, strict=True))
+
+
+def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
+    """L9: children of a shard that is gone before its lease was finished; nobody else will create them."""
+    return {
+        child: _create(family.shards[child], child_position(config), "L9")
+        for lease in garbage
+        for child in family.children.get(lease.key, ())
+        if child not in family.leases and not lease.ended
+    }
+
+
+def _partitions(family: Family) -> dict[str, Create]:
+    """L6: a partition that turns up after reading has begun starts at its beginning, or its first events are lost."""
+    unrelated = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
+    if not (unrelated and any(lease.checkpoint.numbered for lease in family.leases.values())):
+        return {}
+    return {
+        shard.id: _create(shard, TRIM_HORIZON, "L6")
+        for shard in family.shards.values()
+        if shard.id not in family.leases
+    }
+
+
+def _orphans(family: Family, gone: Mapping[str, Lease], config: Config) -> dict[str, Create]:
+    """L4 and L5: walk up from each open shard without a lease to where its line is leased, or begins.
+
+    Parents come before children, so that each shard can ask what was decided of its parents:
+        descends  it is leased, or a parent of it counts
+        begins    no parent of it counts, and the initial position is not LATEST: its line begins here
+    A parent counts if it descends or begins a line. Of a shard with such a parent, those parents without a lease are
+    created that begin a line or do not count, or their hash keys would not be read from where the past begins.
+    A lease whose row is gone counts as leased here (L13); children of a finished one begin at their beginning.
+    """
+    created, position = dict[str, Create](), config.initial_position
+    descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
+    begins: set[str] = set()
+    for name in _lines_above_the_open(family):
+        if name in family.leases or name in gone:
+            descends[name] = True
+            continue
+        shard, parents = family.shards[name], family.parents(family.shards[name])
+        counted = [parent for parent in parents if descends[parent] or parent in begins]
+        descends[name] = bool(counted)
+        if not counted and position != LATEST:
+            begins.add(name)
+        for parent in parents if counted else ():
+            if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
+                created[parent] = _create(family.shards[parent], position, "L5")
+        if any(parent in gone and gone[parent].ended for parent in shard.parents):  # L13
+            created[name] = _create(shard, child_position(config), "L13")
+        if shard.open and not counted:  # L4
+            created[name] = _create(shard, position, "L4")
+    return created
+
+
+def _lines_above_the_open(family: Family) -> tuple[str, ...]:
+    """The open shards without a lease and their listed ancestors up to the first leased, parents first."""
+    above: dict[str, list[str]] = {}
+    todo = [shard.id for shard in family.shards.values() if shard.open and shard.id not in family.leases]
+    while todo:
+        name = todo.pop()
+        if name not in above:
+            above[name] = [] if name in family.leases else family.parents(family.shards[name])
+            todo += above[name]
+    return tuple(TopologicalSorter(above).static_order())
+
+
+def _behind_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
+    """L7: shards behind a hole seen three times, though a parent is still being read; L12 keeps the order."""
+    lasting = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
+    return {
+        shard.id: _create(shard, child_position(config), "L7")
+        for shard in family.shards.values()
+        if shard.id not in family.leases
+        and any(parent in family.leases for parent in shard.parents)
+        and all(parent in family.leases or parent not in family.shards for parent in shard.parents)
+        and any(_overlaps(shard, hole) for hole in lasting)
+    }
+
+
+HOLE_CONFIDENCE = 3
+"""Full readings in a row that must show a hole before it is believed (L7)."""
+
+
+def _overlaps(shard: Shard, hole: Hole) -> bool:
+    """Whether the shard covers a part of the hole; a shard of unknown range does not."""
+    return shard.hash_range is not None and shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1]

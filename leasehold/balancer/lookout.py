@@ -1,0 +1,399 @@
+"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C16).
+
+If every worker listed the table, reading would cost workers x leases. Here each worker ranks the workers of its own
+last listing by a digest of their ids. All that read alike rank alike, so the first in rank, the lookout, needs no
+election and no lock, and there is nothing to wait for when it dies.
+
+The lookout lists the table every 3 s, or sooner when an owner that is late reaches its limit (C5). It frees the leases
+of the dead, so that workers that never watched them may claim them (C6), and writes a bulletin on its own rows (C4):
+    looks   grows with each look, and proves that the lookout still lists the table
+    acts    grows when there is something for others to do, and sends every reader to the whole table
+    warns   grows when an owner may be dead, and makes readers read the bulletin every 0.5 s
+One of these rows is renewed every 1.5 s, and the others read only that row, every 2.5 s (C7). A joiner, a lease just
+freed, and a fleet that stays uneven for a cycle raise *acts*.
+
+When the lookout dies, its row stands still. Its readers read it every 0.5 s then. Once it stood still for 2.5 s the
+second in rank is on duty, the third a second later, and so on along the ranks, until the row moves or is another's.
+After 4 s every reader lists the table once, so that its clocks for all leases start early (C8). Where only *looks*
+stands still, renewals go on and planning does not: then the second in rank is on duty after 7.5 s.
+
+A wrong belief costs readings or delay, never ownership, for every write carries a condition that the store checks:
+    two lookouts            both list the table and both try to free a lease; the store refuses one of them
+    no lookout              readers notice the silence (C8), and list the table every 20 s x workers in any case (C11)
+    an old lookout          raises *acts* when it finds itself replaced (C3), so that its readers list the table
+    a bulletin unread       the counts only grow, so the next one says the same again
+    a row given away        its readers see another owner, and list the table (C7)
+
+Example: one of twenty workers dies just after it renewed its leases. After 6.8 s the lookout suspects it (a renewal was
+due after 5.3 s), and warns at its next look. After 10.5 s the leases have expired: the lookout looks just then, frees
+them and raises *acts*. The row carries this at once, readers see it within 0.5 s, and claim.
+specs/cadence.md says what each rule is for, and what each of them earns (`python benchmarks/cadence_ablation.py`).
+
+Rule 1: nothing here decides who owns a lease.
+Rule 2: seconds are those of `lease_seconds` 10, and scale with it; those that wait for requests, only downwards.
+
+The ranks of the workers: who is the lookout, who stands in for it and when, and which row tells (C3, C4, C8).
+
+Nobody is elected. Each worker ranks the workers of its own last listing; workers that list differently for a moment
+may take two of them for the lookout, or none, which costs readings or delay, and never a lease (`schedule.py`).
+
+Example: of the workers a, b and c the ranks are c, a, b, and c dies. Its row moved last at 0 s. Once a has seen the
+row unmoved for 2.5 s, it lists the table from then on; b does so a second later. After 10.5 s a frees c's leases, that
+row among them. Both see that the row has another owner, list the table once more, and rank a first.
+
+The bulletin as a row carries it, and the fold of what is heard of it (C1, C4).
+
+A row carries three counts as text, "looks acts warns". The furthest of all bulletins ever read is the latest, so that
+an old row that a former lookout left behind says nothing new. For each count the time is kept for which it has stood
+still, by this worker's own clock and in the same way as for leases: from the end of the reading that first showed it
+to the start of the latest reading.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
+from heapq import nsmallest
+
+from attrs import evolve, field, fields, frozen
+
+from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.census import Census, signers
+from leasehold.balancer.chance import digest_under
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import expires_above, late_owners, take_census
+from leasehold.balancer.handoff import live_moves
+from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me, Notes
+from leasehold.balancer.rules.loads import slack, takers
+from leasehold.balancer.rules.shares import awaits_joiners, donation_order, until_gathered
+
+HEARTBEAT_SECONDS = 1.5
+"""The bulletin's row is renewed so often, so that its silence is noticed within seconds (C4)."""
+
+SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
+"""The lookout has stopped if its row stood still for so long, a heartbeat being a second late; or *looks*, of which
+two are missing then (C8)."""
+
+STAND_IN_SECONDS = 1.0
+"""Each rank stands in so much later than the one before it: one is enough while it lives (C8)."""
+
+rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks everybody
+
+
+@frozen
+class LookoutRanks:
+    """Our living workers stand here by rank, with the row that carries the bulletin, if any does (C3, C4)."""
+
+    ranks: tuple[str, ...]
+    row: Lease | None
+
+    def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
+        """Whether this worker keeps the lookout: by rank, or because the bulletin of the lookout has stopped (C8)."""
+        if self.row is None or self.ranks[0] == me.worker:
+            return True
+        rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
+        silent = max(
+            self.row.idle - scaled(SILENT_SECONDS, config),
+            hearing.looks_still - scaled(LOOKS_SILENT_SECONDS, config),
+        )
+        return silent > (rank - 1) * scaled(STAND_IN_SECONDS, config)
+
+
+def lookout_ranks(leases: Sequence[Lease], config: Config) -> LookoutRanks:
+    """The first in rank is the lookout; the others stand in for it in this order (C3, C8)."""
+    limit = expires_above(config)
+    ours = signers(lease for lease in leases if lease.idle <= limit)
+    ranks = tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
+    return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
+
+
+def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
+    """The lookout's last row in shed order carries the bulletin, for every newcomer takes from the first (C4)."""
+    held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
+    return max(held, key=donation_order, default=None)
+
+
+def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
+    """C4: the worker that keeps the lookout renews the bulletin's row more often than any other."""
+    row = bulletin_row(mine, me.worker)
+    return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
+
+
+def heartbeat_seconds(config: Config) -> float:
+    """The bulletin's row is renewed this often."""
+    return scaled(HEARTBEAT_SECONDS, config)
+
+
+def scaled(seconds: float, config: Config) -> float:
+    """Seconds that are given for a `lease_seconds` of 10, as they are for this one."""
+    return seconds * config.lease_seconds / 10
+
+
+NOTE = "bulletin"
+"""Our attribute with the counts; the lookout writes it with each of its renewals (C4)."""
+
+
+DIGITS_MAX = 18
+"""No fleet looks that often, and Python refuses to make a number of some thousand digits."""
+
+
+def note_of(bulletin: Bulletin) -> Notes:
+    """The bulletin as it is written on a row."""
+    return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"),)
+
+
+def bulletin_of(lease: Lease) -> Bulletin:
+    """The bulletin of this row; all counts are 0 if there is none, or none that can be read."""
+    words = (lease.note(NOTE) or "").split()
+    if len(words) != len(fields(Bulletin)) or not all(_counts(word) for word in words):
+        return Bulletin()
+    return Bulletin(*map(int, words))
+
+
+def _counts(word: str) -> bool:
+    """Whether this text is a count: digits alone, and not too many."""
+    return word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX
+
+
+@frozen
+class BulletinTracker:
+    """The ear keeps the latest bulletin, and when each count was first read as it is.
+
+    looks_at  end of the first reading that showed the latest *looks*; None before the first reading
+    acts_at   the same of *acts*; None until they first move
+    warns_at  the same of *warns*; None until they first move
+    """
+
+    hearing: BulletinState = field(factory=BulletinState)
+    looks_at: float | None = None
+    acts_at: float | None = None
+    warns_at: float | None = None
+
+    def after(
+        self, read: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None, full_at: float
+    ) -> "BulletinTracker":
+        """Fold this reading in; parameters as those of `Watch.look`, `read` with `held` filled in.
+
+        full_at  when the last full reading ended
+        """
+        rows, before = tuple(read), self.hearing
+        latest = max([before.latest, *map(bulletin_of, rows)])
+        looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
+        acts_at = ended if latest.acts != before.latest.acts else self.acts_at
+        warns_at = ended if latest.warns != before.latest.warns else self.warns_at
+        # A row is kept if its owner is the one of the last full reading: held since before that reading ended.
+        kept = {lease.key for lease in rows if lease.held >= began - full_at}
+        hearing = BulletinState(
+            latest=latest,
+            acts_read=latest.acts if asked is None else before.acts_read,
+            acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
+            looks_still=max(0.0, began - looks_at),
+            warned=before.warned if warns_at is None else max(0.0, began - warns_at),
+            turned=asked is not None and not kept.issuperset(asked),
+        )
+        return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
+
+
+LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
+"""The lookout lists the table so often (C5); a worker that sees nobody else's lease, so seldom (C13)."""
+
+LATE_SECONDS = 1.5
+"""An owner is suspected so long after a renewal was due: a request may stall, or a process pause (C5)."""
+
+READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
+"""Readers read the bulletin so often: at rest, and while requests, a death or a late heartbeat are awaited (C7)."""
+
+WARNED_SECONDS = 10.0
+"""A warning makes readers hurry for so long: until then the suspect has renewed, or is dead and freed (C5)."""
+
+REQUESTS_SECONDS = 15.0
+"""Requests may come for so long after the last worker came or went (C7)."""
+
+EARLY_SECONDS = 4.0
+"""If the row stands still for so long, each reader lists the table once (C8)."""
+
+LAST_RESORT_SECONDS = 20.0
+"""Each worker lists the table after so many seconds for each worker, whatever it heard (C11)."""
+
+FREE_SECONDS = 30.0
+"""The lookout calls at each look for a lease that was let go within so many seconds, later once a cycle (C6)."""
+
+START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
+"""Workers that start together look first within half a second (C15); after claims the next look is 0.7 s away (C10)."""
+
+LISTED = 12
+"""A listing reads so many rows for the price of one row asked for by its key."""
+
+
+def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
+    """C6: the worker on duty frees the expired leases, so that others may take them without having watched them.
+
+    Under M12 nothing is freed: a released lease waits for its owner's successor, and the dead have none.
+    """
+    hearing = me.history.hearing
+    others = (lease for lease in census.expired if lease.owner != me.worker)
+    expired = tuple(sorted(others, key=lambda lease: lease.key))
+    if (
+        hearing is None
+        or not expired
+        or not config.rules.frees_expired
+        or not lookout_ranks(leases, config).on_duty(me, hearing, config)
+    ):
+        return ()
+    return tuple(Release(lease, "C6") for lease in expired)
+
+
+def start_seconds(worker: str, config: Config) -> float:
+    """C15: a worker waits for up to half a second before its first look, by the digest of its id.
+
+    A worker that holds nothing cannot be seen: of those that look at one moment, many choose the same first lease.
+    """
+    part = int.from_bytes(rank_digest(worker)) / 2**64
+    return part * _of_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
+
+
+def _of_requests(seconds: float, config: Config) -> float:
+    """Requests need no more time where leases are longer than 10 s; where leases are shorter, less must do."""
+    return seconds * min(1.0, config.lease_seconds / 10)
+
+
+def next_look(
+    actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
+) -> Look:
+    """The answer says when to look next, at which rows, and what to write on this worker's own."""
+    ours, partial = lookout_ranks(leases, config), me.history.full_still > 0
+    duty = ours.on_duty(me, hearing, config)
+    census = take_census(leases, me, config)
+    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(leases, me, hearing)
+    settle = settle_seconds(actions, config)
+    if settle is None and awaits_joiners(census.mine, me, config):
+        settle = until_gathered(me.history, config)
+    if settle is not None:
+        return Look(settle, notes=notes)
+    wanted = _wanted(census, me, config)
+    if duty or ours.row is None:
+        pause = _until_judged(census, me, config)
+        if wanted:
+            pause = min(pause, 2 * scaled(HURRIED_SECONDS, config))
+        return Look(0.0 if partial else pause, notes=notes)
+    if partial and _called(ours.row.idle, len(ours.ranks), me.history.full_still, config, hearing):
+        return Look(0.0, notes=notes)
+    silent = ours.row.idle > heartbeat_seconds(config)  # C8: is it the row that stands still, or one heartbeat late?
+    hurried = wanted or silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    pause = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
+    if LISTED * len(wanted) > len(leases):
+        return Look(2 * pause, notes=notes)
+    return Look(pause, keys=(ours.row.key, *wanted), notes=notes, stale_ok=True)
+
+
+def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
+    """C7: while the fleet changes, others ask for what this worker holds beyond a share, in this order.
+
+    This worker reads these rows, for it would otherwise see a request only when it renews the lease.
+    """
+    if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
+        return ()
+    spare = max(0, len(census.mine) - len(census.leases) // len(_present(census)))
+    return tuple(lease.key for lease in nsmallest(spare, census.mine, key=donation_order) if lease.heir is None)
+
+
+def _present(census: Census) -> frozenset[str]:
+    """A worker is present if it holds a lease, or has asked for its first."""
+    return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
+
+
+def _called(idle: float, workers: int, full_still: float, config: Config, hearing: BulletinState) -> bool:
+    """Whether the bulletin, or its silence on a row idle for so long, sends a reader to the whole table."""
+    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
+    unheard = full_still > idle > scaled(EARLY_SECONDS, config)
+    news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
+    return news or unheard or full_still > scaled(LAST_RESORT_SECONDS, config) * workers  # C11
+
+
+def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
+    """C10: a worker looks this soon after these actions; None if others need see none of them first.
+
+    Free leases are claimed fast, once all that started together have chosen (C15). After taking from the living, a
+    worker waits for others that join now: shares computed without them would be taken, and taken away again.
+    """
+    kinds = {type(action) for action in actions}
+    if kinds & {Steal, RequestHandoff}:
+        return 0.5 * config.lease_seconds
+    return _of_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
+
+
+def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
+    """C16: the time until a second reading tells whether a late owner has died; infinite where nobody is late."""
+    late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
+    left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
+    # 0.02: 0.2 s for the reading itself, since a lease stands still from the end of the reading that showed it.
+    return min([each + 0.02 * config.lease_seconds for each in left if each >= 0], default=math.inf)
+
+
+def _until_judged(census: Census, me: Me, config: Config) -> float:
+    """C5: three seconds, or just when the first suspect reaches its limit; C13: rarely with nobody to watch."""
+    limit = expires_above(config)
+    others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
+    if not others:
+        return min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
+    left = [limit - idle for idle in others if _overdue(idle, config) and idle <= limit]
+    # 0.05: however close the limit is, 50 ms pass before the next look.
+    return max(scaled(0.05, config), min([scaled(LOOK_SECONDS, config), *left]))
+
+
+def _overdue(idle: float, config: Config) -> bool:
+    """C5: whether the owner of a lease that stood still for so long is suspected."""
+    return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
+
+
+def stalled_keys(leases: Iterable[Lease], me: Me, config: Config) -> tuple[str, ...]:
+    """C9: the keys of my own leases that are overdue in my own reading: the lookout also checks its own leases."""
+    return tuple(
+        lease.key for lease in leases if lease.owner == me.worker and not lease.ended and _overdue(lease.idle, config)
+    )
+
+
+def _kept(actions: Iterable[Action], leases: Iterable[Lease], census: Census, me: Me, config: Config) -> Bulletin:
+    """The bulletin after one more look: *acts* grows if others have something to do, *warns* if one may be dead."""
+    taken = {action.lease.key for action in actions if isinstance(action, Claim)}
+    open_now = [lease for lease in census.available if lease.key not in taken and lease.owner != me.worker]
+    dead = {lease.key for lease in census.expired}
+    warned = any(
+        lease.owner not in {None, me.worker} and _overdue(lease.idle, config) and lease.key not in dead
+        for lease in census.leases
+    )
+    hearing = me.history.hearing or BulletinState()
+    # Leases that nobody wants, and moves that nobody makes, raise acts once a cycle: each costs everybody a listing.
+    lasting = hearing.acts_still >= config.cycle_seconds and (bool(open_now) or _uneven(census, me, config))
+    joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
+    act = lasting or joined or _lately_open(open_now, leases, config)
+    latest = hearing.latest
+    return Bulletin(latest.looks + 1, latest.acts + act, latest.warns + warned)
+
+
+def _lately_open(open_now: Collection[Lease], leases: Iterable[Lease], config: Config) -> bool:
+    """Whether others had no time yet to take a lease: it was let go lately, or its parents have just ended (M1)."""
+    lately = scaled(FREE_SECONDS, config)
+    if not open_now or any(lease.idle < lately for lease in open_now):
+        return bool(open_now)
+    ended = {lease.key for lease in leases if lease.ended and lease.idle < lately}
+    return any(not ended.isdisjoint(lease.parents) for lease in open_now)
+
+
+def _uneven(census: Census, me: Me, config: Config) -> bool:
+    """Whether counts (M9) or loads (M13) stood uneven for a cycle, so that the worker that should act has to look."""
+    if me.history.owners_still <= config.cycle_seconds:
+        return False
+    counts = census.counts
+    floor = len(census.leases) // len(counts)
+    if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
+        return True
+    moving = live_moves(census, config)
+    return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))
+
+
+def _abdication(leases: Iterable[Lease], me: Me, hearing: BulletinState) -> Notes:
+    """C3: a worker that was the lookout and no longer is raises *acts* once, so that its readers list the table."""
+    latest = hearing.latest
+    if not latest.looks or all(bulletin_of(lease) != latest for lease in leases if lease.owner == me.worker):
+        return ()
+    return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1))

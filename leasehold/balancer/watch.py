@@ -1,0 +1,323 @@
+"""The watch tells how long each lease has stood still, by our own clock: a pure fold over readings of the table.
+
+Rule 1: nothing here reads a clock; a reading comes with the times it began and ended (seconds of one
+monotonic clock). Rule 2: our watching runs from the *end* of the first reading that showed something
+to the *start* of the last that showed it, so that a stall of ours makes nobody look dead.
+
+Example: a reading from 0 s to 1 s shows version 7 for the first time, and a reading from 9 s to 12 s shows it again.
+The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read: it stood still for 8 s for
+certain, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
+
+Some workers live by what they report of themselves, beside the leases: those of a KCL 3.x leader (M14).
+
+They take nothing: their leader gives them what is free. Until there is something to give, no lease shows them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from attrs import evolve, field, frozen
+
+from leasehold.balancer.lineage import holes_after
+from leasehold.balancer.lookout import BulletinTracker
+from leasehold.balancer.model import History, Lease, Shard
+
+REPORT_SECONDS = 35.0
+"""A worker reports every 30 s as a rule; one that has not for so long has missed a report, or ended."""
+SILENT_SECONDS = 60.0
+"""A leader gives nothing to a worker that has not reported for so long: twice the usual interval of reports."""
+
+
+@frozen
+class Reports:
+    """The reports of workers, as one reading of the table shows them.
+
+    leader  the worker that holds the leader's lock, or None
+    stamps  by worker: a text that changes with each of its reports
+    """
+
+    leader: str | None = None
+    stamps: tuple[tuple[str, str], ...] = ()
+
+
+NO_REPORTS = Reports()
+
+
+@frozen
+class ReportTrack:
+    """The trace holds all that is known of one worker; times are the ends of the first readings that showed it so.
+
+    stamp     of its latest report
+    stood_at  when it was first seen
+    moved_at  when that came; minus infinity: it may be the last of somebody dead
+    count     its leases
+    since     when it was known to live with so few
+    """
+
+    stamp: str
+    stood_at: float
+    moved_at: float
+    count: int
+    since: float
+
+
+@frozen
+class WorkerReports:
+    """The fold over whole readings.
+
+    leader  of the last one
+    traces  by worker
+    empty   before the first
+    """
+
+    leader: str | None = None
+    traces: Mapping[str, ReportTrack] = field(factory=dict)
+    empty: bool = True
+
+    def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
+        """A reading of the whole table is folded in."""
+        counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
+        traces = {worker: self._trace(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
+        return WorkerReports(reports.leader, traces, empty=False)
+
+    def led(self, began: float) -> tuple[tuple[str, float], ...]:
+        """The living workers of a living leader, each with the seconds for which it was given nothing more.
+
+        Infinite where somebody gone may be taken for alive, by us or by the leader, who would give that one what it
+        finds too much with the others. So it is while the report of a worker that ended is young, and then until each
+        worker without leases has reported once more: nothing else shows that it lives. So it is, too, when another one
+        without leases has come.
+        """
+        alive = {worker: trace for worker, trace in self.traces.items() if began - trace.moved_at <= REPORT_SECONDS}
+        if self.leader not in alive:
+            return ()
+        forgotten = [trace.stood_at + SILENT_SECONDS for worker, trace in self.traces.items() if worker not in alive]
+        calm = max(forgotten, default=-math.inf)
+        idle = [trace for trace in alive.values() if not trace.count]
+        last = max([calm, *(trace.since for trace in idle)])
+        certain = began >= calm and all(trace.moved_at >= last for trace in idle)
+        return tuple(
+            (worker, max(0.0, began - max(calm, trace.since)) if certain else math.inf)
+            for worker, trace in sorted(alive.items())
+        )
+
+    def _trace(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
+        """The trace of a worker after another reading."""
+        before = self.traces.get(worker)
+        if before is None:
+            # A report in the very first reading may be years old; one that is new since was written since.
+            return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
+        stood_at = before.stood_at if stamp == before.stamp else ended
+        if before.count and not count:
+            # A worker may have lost its leases by dying just after a report: only the next report proves it alive.
+            return ReportTrack(stamp, stood_at, -math.inf, count, ended)
+        moved_at = before.moved_at if stamp == before.stamp else ended
+        grown = count > before.count or before.moved_at == -math.inf
+        return ReportTrack(stamp, stood_at, moved_at, count, ended if grown else before.since)
+
+
+@frozen
+class Sighting:
+    """A sighting holds all that is known of one lease.
+
+    lease       as last read, with `idle`, `held` and `heir_idle` filled in
+    version_at  end of the first reading that showed its version
+    owner_at    the same of its owner; minus infinity where it was there before we looked
+    heir_at     the same of its heir
+    watched     seconds for which its version has stood still by our own watching alone, for the storage's clock
+                may be set anew
+    stood       how long its version last stood still before its present owner moved it
+    gap         the shorter of the last two such times: one may be a pause of the store, two are a habit
+    pace        no less than the seconds between its owner's last renewals; 0 where renewals are not counted
+    """
+
+    lease: Lease
+    version_at: float
+    owner_at: float
+    heir_at: float
+    watched: float = 0.0
+    stood: float = 0.0
+    gap: float = 0.0
+    pace: float = 0.0
+
+
+@frozen
+class Watch:
+    """The watch holds everything that earlier readings taught; give `history` to `Me`.
+
+    sightings   by key: every known lease
+    owners_at   end of the first reading that showed the present owner of every lease
+    fleet_at    end of the first reading that showed the present set of owners and heirs
+    full_at     end of the last reading of the whole table
+    bulletins   hears bulletins; None where none are written (C14)
+    roll        of the workers that report beside the leases
+    """
+
+    history: History = field(factory=History)
+    sightings: Mapping[str, Sighting] = field(factory=dict)
+    owners_at: float | None = None
+    fleet_at: float | None = None
+    full_at: float = -math.inf
+    bulletins: BulletinTracker | None = None
+    roll: WorkerReports = field(factory=WorkerReports)
+
+    def look(
+        self,
+        listing: Iterable[Lease],
+        began: float,
+        ended: float,
+        asked: Collection[str] | None = None,
+        reports: Reports = NO_REPORTS,
+    ) -> tuple["Watch", tuple[Lease, ...]]:
+        """Fold this reading in, and answer every known lease, with its `idle`, `held` and `heir_idle`.
+
+        listing  the leases as read; `idle` is the store's own age of the row, 0 where it has none.
+                 A listing that failed on any page must not be given.
+        began    when the reading began, ended when its last page had come, in seconds
+        asked    the keys asked for, or None for a full reading. Asked-for keys that did not come back
+                 are gone; leases not asked for stay as they were.
+        reports  of workers, beside the leases; of a full reading only
+
+        `idle` is infinite only at first sight without an owner; at first sight with an owner it is the
+        store's age. `held` is infinite while the owner is the one found there by the first reading: how
+        long it had been at it is unknown, and no reason to spare it. With no owner, `held` says the same
+        of the time without one.
+        """
+        fresh = {lease.key: self._sight(lease, began, ended) for lease in listing}
+        if asked is None:
+            sightings = fresh
+        else:
+            gone = set(asked) - fresh.keys()
+            sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
+        leases = tuple(sighting.lease for sighting in sightings.values())
+        owners_at, fleet_at = self._changes(sightings, fresh, ended)
+        full_at = self.full_at if asked is not None else ended
+        read = (sighting.lease for sighting in fresh.values())
+        bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
+        roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
+        history = evolve(
+            self.history if asked is not None else _of_all(sightings.values(), leases, self.history),
+            owners_still=max(0.0, began - owners_at),
+            fleet_still=max(0.0, began - fleet_at),
+            full_still=max(0.0, began - full_at),
+            full_apart=self.history.full_apart if asked is not None else max(0.0, began - self.full_at),
+            hearing=None if bulletins is None else bulletins.hearing,
+            led=roll.led(began),
+            gone=self._gone(sightings),
+        )
+        return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll), leases
+
+    def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
+        """The same, with what this process itself last wrote of leases that are gone, and without unlisted shards."""
+        if not self.history.gone:
+            return self
+        latest = (max(lease, own.get(lease.key, lease), key=lambda each: each.epoch) for lease in self.history.gone)
+        listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
+        kept = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
+        return evolve(self, history=evolve(self.history, gone=kept))
+
+    def _gone(self, now: Mapping[str, Sighting]) -> tuple[Lease, ...]:
+        """The leases that were known and have no row any more: nobody else may know how far they were."""
+        if not self.history.gone and self.sightings.keys() <= now.keys():
+            return ()
+        known = {lease.key: lease for lease in self.history.gone}
+        known |= {key: sighting.lease for key, sighting in self.sightings.items()}
+        return tuple(known[key] for key in sorted(known.keys() - now.keys()))
+
+    def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
+        """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
+        before = self.sightings.get(lease.key)
+        if before is None:
+            return self._first_sight(lease, ended)
+        still, kept = before.lease.version == lease.version, before.lease.owner == lease.owner
+        version_at = before.version_at if still else ended
+        owner_at = before.owner_at if kept else ended
+        heir_at = before.heir_at if before.lease.heir == lease.heir else ended
+        watched = max(0.0, began - version_at)
+        # Do not count the gap before a new owner's first renewal: it says nothing of how often that owner renews.
+        stood = before.watched if before.version_at > before.owner_at else 0.0
+        return Sighting(
+            lease=lease.watched(
+                idle=max(lease.idle, watched),
+                held=max(0.0, began - owner_at),
+                heir_idle=max(0.0, began - heir_at) if lease.heir is not None else 0.0,
+            ),
+            version_at=version_at,
+            owner_at=owner_at,
+            heir_at=heir_at,
+            watched=watched,
+            stood=before.stood if still else stood,
+            gap=(before.gap if still else min(stood, before.stood)) if kept else 0.0,
+            pace=(before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
+        )
+
+    def _first_sight(self, lease: Lease, ended: float) -> Sighting:
+        # An owner that a later reading shows for the first time came after the reading before.
+        """A lease without an earlier sighting has no history of ours."""
+        owner_at = -math.inf if self.owners_at is None else ended
+        seen = lease.watched(
+            idle=math.inf if lease.owner is None else lease.idle,
+            held=math.inf if self.owners_at is None else 0.0,
+            heir_idle=0.0,
+        )
+        return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
+
+    def _changes(
+        self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting], ended: float
+    ) -> tuple[float, float]:
+        """The ends of the first readings that showed the present owners, and the present fleet."""
+        if self.owners_at is not None and self.fleet_at is not None and self._as_they_were(sightings, read):
+            return self.owners_at, self.fleet_at
+        old, new = _owners(self.sightings), _owners(sightings)
+        owners_at = self.owners_at if old == new else None
+        fleet_at = self.fleet_at if _fleet(self.sightings) == _fleet(sightings) else None
+        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+
+    def _as_they_were(self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting]) -> bool:
+        # Readings of few rows are frequent: only those rows can have changed, unless a lease is gone.
+        """Whether no lease has another owner or heir than before."""
+        return len(sightings) == len(self.sightings) and all(
+            key in self.sightings and _parties(self.sightings[key]) == _parties(now) for key, now in read.items()
+        )
+
+
+def _parties(sighting: Sighting) -> tuple[str | None, str | None]:
+    """The owner and the heir of a lease."""
+    return sighting.lease.owner, sighting.lease.heir
+
+
+def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
+    """The owner of each lease, by key."""
+    return {key: sighting.lease.owner for key, sighting in sightings.items()}
+
+
+def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
+    """Everybody named in the table: a worker that asked for its first lease has joined."""
+    leases = [sighting.lease for sighting in sightings.values()]
+    return frozenset([lease.owner for lease in leases] + [lease.heir for lease in leases]) - {None}
+
+
+def _pace(before: Sighting, lease: Lease, began: float) -> float:
+    """An owner that renewed any faster between two readings would have moved its counter once more."""
+    renewals = lease.epoch - before.lease.epoch
+    return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
+
+
+def _of_all(seen: Collection[Sighting], leases: tuple[Lease, ...], before: History) -> History:
+    """Only a reading of the whole table tells these parts of the history."""
+    return evolve(
+        before,
+        holes=holes_after(leases, before.holes),
+        gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in seen),
+        paces=_longest((sighting.lease.owner, sighting.pace) for sighting in seen),
+    )
+
+
+def _longest(seconds: Iterable[tuple[str | None, float]]) -> tuple[tuple[str, float], ...]:
+    """The longest of these seconds for each owner that has any, by name."""
+    longest: dict[str, float] = {}
+    for owner, each in seconds:
+        if owner is not None and each > longest.get(owner, 0.0):
+            longest[owner] = each
+    return tuple(sorted(longest.items()))
