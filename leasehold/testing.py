@@ -54,12 +54,22 @@ __all__ = [
 
 _ROOM = "leasehold.adapters.proving.properties"
 _HOMES = {
-    **dict.fromkeys(("Scene", "SmallFleet"), "scenes"),
-    **dict.fromkeys(("LawBroken", "least_moves", "settled"), "settling"),
     "leasehold_store_contract": "contracts",
-    **dict.fromkeys(("SimulationFailed", "chaos", "simulate"), "simulation"),
+    **dict.fromkeys(("LawBroken", "SimulationFailed", "chaos", "least_moves", "settled", "simulate"), "simulation"),
     **dict.fromkeys(
-        ("configs", "fleets", "histories", "leases", "listings", "rule_sets", "scenes", "workers"), "strategies"
+        (
+            "Scene",
+            "SmallFleet",
+            "configs",
+            "fleets",
+            "histories",
+            "leases",
+            "listings",
+            "rule_sets",
+            "scenes",
+            "workers",
+        ),
+        "strategies",
     ),
 }
 

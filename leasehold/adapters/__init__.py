@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Handling", "Runner", "Worker", "by_key", "dead_letters", "open_source", "run"]
 
 _HOMES = {
-    "Delivery": "reading.handlers.handling",
-    "Handling": "reading.handlers.handling",
+    "Delivery": "reading.handling",
+    "Handling": "reading.handling",
     "Runner": "reading.runner",
     "Worker": "worker.worker",
-    "by_key": "reading.handlers.by_key",
+    "by_key": "reading.attempts",
     "dead_letters": "reading.letters.boxes",
     "open_source": "sources.urls",
     "run": "reading.run",

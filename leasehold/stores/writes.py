@@ -13,7 +13,6 @@ from typing import assert_never
 from attrs import evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Notes, Position, Version
-from leasehold.stores import writes
 
 
 @frozen
@@ -218,9 +217,9 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
     Of a deletion that is the lease as it was; the store then removes it.
     """
     match write:
-        case writes.CreateLease(lease):
+        case CreateLease(lease):
             return created(lease) if stored is None else None
-        case writes.DeleteLease(lease):
+        case DeleteLease(lease):
             fits = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
             return lease if fits else None
         case _:
@@ -229,34 +228,34 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
 
 def _changed(write: LeaseChange, stored: Lease) -> Lease | None:
     match write:
-        case writes.ClaimLease(lease, me, notes):
+        case ClaimLease(lease, me, notes):
             return _owned_by(stored, me, notes) if stored.version == lease.version else None
-        case writes.StealLease(lease, me, notes):
+        case StealLease(lease, me, notes):
             asked = lease.heir != me or stored.heir == me
             return _owned_by(stored, me, notes) if asked and stored.owner == lease.owner else None
-        case writes.RenewLease(lease, notes):
+        case RenewLease(lease, notes):
             return _renewed(stored, lease, notes)
-        case writes.CheckpointLease():
+        case CheckpointLease():
             return _checkpointed(stored, write)
-        case writes.CheckpointLate(_, position):
+        case CheckpointLate(_, position):
             before = not stored.ended and stored.checkpoint.order < position.order
             return evolve(stored, checkpoint=position) if before else None
-        case writes.ReleaseLease(lease, me, to):
+        case ReleaseLease(lease, me, to):
             fits = stored.owner == me if lease.owner == me else stored.version == lease.version
             return _next(evolve(_unowned(stored), owner=to)) if fits else None
-        case writes.RequestLease(lease, me):
+        case RequestLease(lease, me):
             return evolve(stored, heir=me) if _willing(stored, lease, me) else None
-        case writes.WithdrawRequest(lease, me):
+        case WithdrawRequest(lease, me):
             mine = stored.owner == lease.owner and stored.heir == me and not stored.leaving
             return evolve(stored, heir=None) if mine else None
-        case writes.GiveLease(lease, position):
+        case GiveLease(lease, position):
             return _given(stored, lease, position)
-        case writes.TakeBackLease(lease, me):
+        case TakeBackLease(lease, me):
             return _owned_by(stored, me) if _as_seen(stored, lease) else None
-        case writes.AnnotateLease(lease, name, value):
+        case AnnotateLease(lease, name, value):
             noted = evolve(stored, notes=merged(stored.notes, ((name, value),)))
             return noted if stored.owner == lease.owner else None
-        case writes.ResetLease():
+        case ResetLease():
             return _reset(stored, write)
         case _:
             assert_never(write)
@@ -299,14 +298,14 @@ def _movable(stored: Lease, seen: Lease, position: Position) -> bool:
     return _as_seen(stored, seen) and not stored.ended and stored.checkpoint.order <= position.order
 
 
-def _checkpointed(stored: Lease, write: writes.CheckpointLease) -> Lease | None:
+def _checkpointed(stored: Lease, write: CheckpointLease) -> Lease | None:
     if not _movable(stored, write.lease, write.position):
         return None
     row = _next(evolve(_weighed(stored, write.lease), checkpoint=write.position))
     return _unowned(row) if row.ended and not write.keep_owner else row
 
 
-def _reset(stored: Lease, write: writes.ResetLease) -> Lease | None:
+def _reset(stored: Lease, write: ResetLease) -> Lease | None:
     if stored.owner is not None or stored.version != write.lease.version:
         return None
     row = evolve(_unowned(stored), checkpoint=write.position, notes=merged(stored.notes, write.notes))

@@ -29,7 +29,7 @@ from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, Thr
 from leasehold.adapters.reading.reading import Room, ShardReading
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import RENEWALS_RETRY_SECONDS, WorkerError
+from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
 from leasehold.adapters.worker.scheduler import Pool, Queue, Scheduler, Signal
 from leasehold.adapters.worker.tidings import LeaseBegun, LeaseLeaving, Outbox, Tiding, TurnHurried
 from leasehold.adapters.worker.worker import Worker
@@ -166,7 +166,6 @@ log = escaped(logging.getLogger("leasehold.runner"))
 FAULTS_MOST = 3
 """A step may raise so often in a row: with the waits in between its lease is released within 15 seconds."""
 
-GUARDING_RETRY_SECONDS = 1.0
 EXCLUDED_SECONDS = 60.0
 
 
@@ -211,9 +210,9 @@ class Guarded:
             released = self._holding.part()
         except StoreError as fault:
             log.warning("lease %s cannot be read here and is not released yet: %s", self._holding.key, fault)
-            return self._scheduler.clock() + GUARDING_RETRY_SECONDS
+            return self._scheduler.clock() + RETRY_SECONDS
         log.error("lease %s cannot be read here and is released", self._holding.key)
-        return math.inf if released else self._scheduler.clock() + GUARDING_RETRY_SECONDS
+        return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
 
 
 # With the few others at most 64 threads, beside those that call handlers (`handlers/executors.py`);
@@ -378,7 +377,7 @@ class Runner:
                 due, faults = work(clock()), 0
             except READABLE as fault:
                 self._fail(fault)
-                due = clock() + RENEWALS_RETRY_SECONDS
+                due = clock() + RETRY_SECONDS
             except Exception as fault:  # noqa: BLE001  the next time may go well
                 faults += 1
                 due = self._again(name, fault, faults)
@@ -387,10 +386,10 @@ class Runner:
 
     def _again(self, name: str, fault: Exception, faults: int) -> float:
         """Repeat a failed turn for ever, as held leases are read meanwhile; stop the run if renewals keep failing."""
-        if name == "renew" and faults * RENEWALS_RETRY_SECONDS > self.worker.config.lease_seconds / 2:
+        if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
             self._fail(fault)
-        self._scheduler.unforeseen(f"trying again in {RENEWALS_RETRY_SECONDS:g} s", fault)
-        return self._scheduler.clock() + RENEWALS_RETRY_SECONDS
+        self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
+        return self._scheduler.clock() + RETRY_SECONDS
 
     def _hear(self) -> None:
         while (tiding := self.worker.tidings.get()) is not END:

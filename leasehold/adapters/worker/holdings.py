@@ -226,7 +226,7 @@ class Holdings:
 
 handoffs_log = escaped(logging.getLogger("leasehold.handoff"))
 
-RETRY_SECONDS = 0.25
+HANDOFF_RETRY_SECONDS = 0.25
 ACCEPT_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -291,7 +291,7 @@ class Handoffs:
             late = tuple(lease for lease, due in self._given.values() if due <= now)
         list(each(self._take_back, late))
         with self._lock:
-            return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
+            return min((max(due, now + HANDOFF_RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 
     def withdraw(self) -> None:
         """Take back every request, because this worker leaves."""
@@ -387,7 +387,7 @@ def news(held: Iterable[Holding], me: str, look: Look) -> list[tuple[Holding, Re
 
 renewals_log = escaped(logging.getLogger("leasehold.renewing"))
 
-RENEWALS_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class BackgroundMap(Protocol):
@@ -431,12 +431,12 @@ class Renewing:
             renewals_log.warning("lease %s could not be renewed: %s", holding.key, fault)
 
     def _waits(self, holding: Holding, now: float) -> bool:
-        failed = holding.renewed > max(now - RENEWALS_RETRY_SECONDS, holding.confirmed)
+        failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
         return failed or holding in self._begun
 
     def _due(self, holding: Holding, now: float) -> float:
         if self._waits(holding, now):
-            return min(now + RENEWALS_RETRY_SECONDS, self._drop_at(holding))
+            return min(now + RETRY_SECONDS, self._drop_at(holding))
         return holding.confirmed + self._config.renew_seconds
 
     def _drop_at(self, holding: Holding) -> float:

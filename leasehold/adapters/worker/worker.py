@@ -28,7 +28,7 @@ from leasehold.adapters.sources.protocol import Identified, Selective, Source, S
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import LATEST_MS, UNPINNED, Holding, Identity
 from leasehold.adapters.worker.holdings import (
-    RENEWALS_RETRY_SECONDS,
+    RETRY_SECONDS,
     BackgroundMap,
     Bench,
     Handoffs,
@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # an extra
 
 
 log = escaped(logging.getLogger("leasehold.discovery"))
+worker_log = escaped(logging.getLogger("leasehold.worker"))
 
 SAFETY_SECONDS = 300.0
 
@@ -370,9 +371,6 @@ def _told(problem: Problem) -> str:
     return f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
 
 
-slow_peers_log = escaped(logging.getLogger("leasehold.worker"))
-
-
 class SlowPeers:
     """Logs each slow worker once."""
 
@@ -384,7 +382,7 @@ class SlowPeers:
         for owner, gap in slow_owners(me, config):
             if owner not in self._said:
                 self._said.add(owner)
-                slow_peers_log.warning(
+                worker_log.warning(
                     "worker %s let %.1f s pass between two renewals, too long for our lease_seconds of %g; it counts "
                     "as dead after %.1f s only. Give all workers of the group the same: --lease-seconds here, "
                     "failoverTimeMillis in the KCL, partition_ownership_expiration_interval in azure-eventhub",
@@ -394,8 +392,6 @@ class SlowPeers:
                     patience_with(gap, config),
                 )
 
-
-worker_log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
@@ -476,7 +472,7 @@ class Worker:
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
         self._bench = Bench()
-        self._backoff = Backoff(RENEWALS_RETRY_SECONDS, self.config.cycle_seconds, uniform)
+        self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -514,7 +510,7 @@ class Worker:
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
-            attend = min(attend, now + RENEWALS_RETRY_SECONDS)
+            attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
     def hurry(self) -> None:

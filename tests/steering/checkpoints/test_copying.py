@@ -142,7 +142,7 @@ def test_old_and_unowned_leases_need_no_watching() -> None:
 def test_resetting_goes_either_way() -> None:
     """Back needs another write than forward, and a start is neither."""
     stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
-    assert decisions(resetting.planned(stored, AT_10, {"4"})) == [
+    assert decisions(resetting.resetting_planned(stored, AT_10, {"4"})) == [
         ("forward", ""),
         ("forward", ""),
         ("same", ""),
@@ -157,7 +157,7 @@ def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
     for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
         stored = unowned(store, "0", before)
-        (move,) = resetting.planned((stored,), position, ())
+        (move,) = resetting.resetting_planned((stored,), position, ())
         assert resetting.reset(store, move) == move
         assert facts(store.get(["0"])[0]) == Lease("0", checkpoint=position)
 
@@ -166,7 +166,7 @@ def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
     """A worker believed dead would find its lease gone in the middle of a batch."""
     store = MemoryStore()
     seen = owned(store, key="0", at=AT_9)
-    (move,) = resetting.planned((seen,), TRIM_HORIZON, ())
+    (move,) = resetting.resetting_planned((seen,), TRIM_HORIZON, ())
     done(store.write(RenewLease(seen)))
     assert resetting.reset(store, move).why == "somebody else wrote it meanwhile"
     assert store.get(["0"])[0].owner == "ann"
@@ -210,7 +210,7 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
     for writes in count(1):
         store = MemoryStore()
         rows = [placed(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
-        moves = resetting.planned(rows, TRIM_HORIZON, ())
+        moves = resetting.resetting_planned(rows, TRIM_HORIZON, ())
         mortal = Mortal(store, writes, after)
         try:
             for move in moves:
@@ -219,7 +219,7 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
             assert {(lease.key, lease.hash_range) for lease in store.list().leases} == {("a", (0, 9)), ("b", (0, 9))}
         else:
             break
-        for move in resetting.planned(store.list().leases, TRIM_HORIZON, ()):
+        for move in resetting.resetting_planned(store.list().leases, TRIM_HORIZON, ()):
             assert resetting.reset(store, move) == move
         assert [facts(lease) for lease in store.list().leases] == [
             Lease(key, checkpoint=TRIM_HORIZON, hash_range=(0, 9)) for key in "ab"
@@ -231,7 +231,7 @@ def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
     """It would begin where LATEST was when the fleet first started, days ago."""
     store = MemoryStore()
     stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, notes=((LATEST_MS, "5"), ("other", "x"))))))
-    (move,) = resetting.planned((stored,), LATEST, ())
+    (move,) = resetting.resetting_planned((stored,), LATEST, ())
     resetting.reset(store, move)
     row = done(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.note("other") == "x"
