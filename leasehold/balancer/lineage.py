@@ -324,12 +324,18 @@ def _remembered(family: Family, gone: Mapping[str, Lease]) -> dict[str, Create]:
     """L13: leases whose row was deleted behind the fleet's back begin where they were last seen.
 
     A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
-    listed (L10). So nothing is made of a closed shard below which anything has begun.
+    listed (L10). So nothing is made of a closed shard below which anything has begun. A lease that nobody has begun
+    comes after its parents: without their rows it would be read before them (L12).
     """
-    return {
-        key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
+    due = {
+        key: lease
         for key, lease in gone.items()
         if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
+    }
+    return {
+        key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
+        for key, lease in due.items()
+        if lease.checkpoint.sequence not in NOT_STARTED or due.keys().isdisjoint(lease.parents)
     }
 
 

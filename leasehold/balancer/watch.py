@@ -208,6 +208,12 @@ class Watch:
         )
         return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll), leases
 
+    def last_seen(self, key: str) -> Lease | None:
+        """The lease as the last reading that showed it did, also where it has no row any more."""
+        if (sighting := self.sightings.get(key)) is not None:
+            return sighting.lease
+        return next((lease for lease in self.history.gone if lease.key == key), None)
+
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
         """The same, with what this process itself last wrote of leases that are gone, and without unlisted shards."""
         if not self.history.gone:

@@ -234,6 +234,9 @@ def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> Non
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], line, []) == {"0": READ}
     assert begun([parent], line, [Lease("1"), Lease("2")]) == {"0": READ}
+    children = [Lease(key, checkpoint=TRIM_HORIZON, parents=("0",)) for key in ("1", "2")]
+    assert begun([parent, *children], line, []) == {"0": READ}
+    assert begun(children, line, [parent]) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
 
 
 def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> None:

@@ -1,6 +1,7 @@
 """The producer of a run: it puts records all the time, and notes what the stream has acknowledged and when."""
 
 import time
+from collections.abc import Collection
 from threading import Event, Lock, Thread
 
 from attrs import define, evolve, field
@@ -27,6 +28,7 @@ class Feed:
     failed: list[str] = field(factory=list)
     slow: list[Incident] = field(factory=list)
     gate: Lock = field(factory=Lock)
+    _former: int = 0
     _ended: Event = field(factory=Event)
     _thread: Thread | None = None
 
@@ -43,6 +45,15 @@ class Feed:
             thread.join(END_SECONDS)
             if thread.is_alive():
                 self.failed.append("the feed did not end: what it put last may be missing")
+
+    def stream_ended(self) -> None:
+        """The stream that took the records so far is no more."""
+        self._former = len(self.sent)
+
+    def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
+        """What the living stream took, and what was handed over of former ones, by key and digest."""
+        told = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
+        return told + self.sent[self._former :]
 
     def _run(self) -> None:
         while not self._ended.wait(PUT_SECONDS):

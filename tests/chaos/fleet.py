@@ -10,9 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from attrs import define, evolve, field
-from grounds import Ground
+from grounds import ANEW, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import NoMoreThreads
+from processes import NoMoreDescriptors, NoMoreThreads
 from schedule import Fault, FaultKind
 from services import Table
 from unsteady_line import HTTP_FAULTS, Lines
@@ -28,7 +28,7 @@ LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
 SETTINGS = (
     *("--lease-seconds", f"{LEASE_SECONDS:g}", "--set", f"cycle_seconds={CYCLE_SECONDS:g}"),
     *("--initial-position", "LATEST", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
-    *("--attempts", "3", "--verbose"),
+    *("--attempts", "3", "--if-recreated", "TRIM_HORIZON", "--verbose"),
 )
 OPERATOR = "operator"
 MISBEHAVING = str(Path(__file__).with_name("misbehaving.py"))
@@ -39,6 +39,7 @@ DISK_FULL = FaultKind("disk full", seconds=(3.0, 8.0), common=True)
 HELD = FaultKind("file locked", seconds=(3.0, 8.0), common=True)
 READ_ONLY = FaultKind("disk read-only", seconds=(3.0, 8.0), common=True)
 NO_THREADS = FaultKind("no more threads")
+NO_DESCRIPTORS = FaultKind("no more descriptors")
 DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS})
 STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
@@ -82,7 +83,7 @@ class Fleet(Stage):
     leaving: dict[str, tuple[str, Child]] = field(factory=dict)
     _starts: int = 0
     _lasting: dict[Fault, Incident] = field(factory=dict)
-    _short: dict[str, NoMoreThreads] = field(factory=dict)
+    _short: dict[str, NoMoreThreads | NoMoreDescriptors] = field(factory=dict)
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _denied: set[str] = field(factory=set)
     """The processes that were refused threads or their file, and may end of it after the fault is over, too."""
@@ -233,6 +234,8 @@ class Fleet(Stage):
                 self._children[process].signal(signal.SIGSTOP)
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
+            case "no more descriptors":
+                self._short[worker] = NoMoreDescriptors(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, STEPS[step])
             case order:
@@ -250,7 +253,10 @@ class Fleet(Stage):
         elif fault.kind == EMPTIED:
             self._empty_table()
         elif of_stream:
-            return self.ground.begin(what, worker)
+            subject = self.ground.begin(what, worker)
+            if fault.kind == ANEW:
+                self._reshaped()
+            return subject
         elif what == "restart" and kept is not None and lines is not None:
             kept.restart()
             lines.lead_to(kept.service.url)
@@ -307,7 +313,7 @@ class Fleet(Stage):
                 self.join(worker)
             case "stand still":
                 self._children[self.processes[worker]].signal(signal.SIGCONT)
-            case "no more threads":
+            case "no more threads" | "no more descriptors":
                 self._short.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, 0)

@@ -15,6 +15,7 @@ from hub_stage import HubStream
 from schedule import FaultKind
 from services import KeptService
 from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines
+from waiters import AT_ONCE
 from wire import Wire
 
 from leasehold.adapters.demo.child import ENVIRONMENT
@@ -33,6 +34,8 @@ WATCHER = "watcher"
 """Who watches and feeds the fleet, by lines that never fail."""
 KEEP_SECONDS = 2.5
 """The stand-in keeps its streams as of a second ago."""
+ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
+"""The stream is deleted, and made again under its name; what it has taken by then is owed to nobody any more."""
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
@@ -124,7 +127,7 @@ class KinesisGround:
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
         FaultKind(SLOW_SERVICE, "stream", (15.0, 30.0)),
-        *(PAUSE, RESTART),
+        *(PAUSE, RESTART, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
     )
 
@@ -148,8 +151,14 @@ class KinesisGround:
         return {}
 
     def begin(self, what: str, worker: str) -> str:
-        """On the line of the worker; a restart is done at once."""
-        if what == "restart":
+        """On the line of the worker; a restart, or a stream anew, is done at once."""
+        if what == ANEW.what:
+            name = self.stream.name
+            self._client.delete_stream(StreamName=name)
+            self._client.get_waiter("stream_not_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
+            self._client.create_stream(StreamName=name, ShardCount=SHARDS)
+            self._client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
+        elif what == "restart":
             file, kept = self._kept_in, _whole(self._kept_in)
             self.kept.restart(lambda: file.write_bytes(kept))
             self.lines.lead_to(self.kept.service.url)

@@ -21,8 +21,8 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "flee
 
 from attrs import define, frozen
 from feed import Feed
-from fleet import NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
-from grounds import KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
+from fleet import NO_DESCRIPTORS, NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
+from grounds import ANEW, KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
 from libc import UnkindLibc, libc_can_be_put_before
 from processes import client_at, threads_can_be_refused
 from schedule import Fault, FaultKind, schedule
@@ -45,7 +45,7 @@ SILENCE_SECONDS = 4.0
 NOTICE_SECONDS = 2.0, 6.0
 """What a machine adds to the time in which a lease passes on, at its ease and when its load is three times too high."""
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
-HELD_UP = frozenset({PAUSE, RESTART})
+HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
 
 @frozen
@@ -149,7 +149,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
             Play(fleet, feed, wanted, told).run(faults, workers)
         finally:
             feed.end()
-        history = fleet.recorded(feed.sent)
+        history = fleet.recorded(feed.due(fleet.distinct))
         history.faults += feed.failed
         history.incidents += feed.slow
     tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.promises)
@@ -174,7 +174,7 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
     if not threads:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
     kinds = [*OF_WORKERS, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
-    return [*kinds, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
+    return [*kinds, NO_DESCRIPTORS, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
 
 
 def limits_now(workers: Sequence[str], promises: Promises) -> Limits:
@@ -221,7 +221,9 @@ class Play:
             self._began += time.monotonic() - begun
         self._go_on(self.wanted.seconds)
         self.feed.end()
-        fleet.until(lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.sent), ARRIVE_SECONDS)
+        fleet.until(
+            lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.due(fleet.distinct)), ARRIVE_SECONDS
+        )
         fleet.end()
         fleet.history.faults += fleet.ended_badly()
 
@@ -231,6 +233,8 @@ class Play:
             # What the stream is asked while it does not answer would have an outcome that nobody knows.
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
+            if fault.kind == ANEW:
+                self.feed.stream_ended()
             if fault.kind.what == "restart":
                 self.fleet.pause(KEEP_SECONDS)
             self.fleet.begin(fault)

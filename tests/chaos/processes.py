@@ -1,6 +1,7 @@
-"""Processes of a fleet on this machine: whose connection one is, and threads that the system refuses them."""
+"""Processes of a fleet on this machine: whose connection one is, and what the system refuses them."""
 
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +54,24 @@ class NoMoreThreads:
         for pid in in_group(self._group):
             with suppress(ProcessLookupError):
                 (to / "cgroup.procs").write_text(str(pid))
+
+
+class NoMoreDescriptors:
+    """Limits that let the processes of a worker open no more files and connections than they have open."""
+
+    def __init__(self, group: int) -> None:
+        self._before: dict[int, tuple[int, int]] = {}
+        for pid in in_group(group):
+            with suppress(ProcessLookupError, FileNotFoundError):
+                used = max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
+                _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                self._before[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, most))
+
+    def end(self) -> None:
+        """Let them have what they want; who has gone meanwhile wants nothing."""
+        for pid, limits in self._before.items():
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 def threads_can_be_refused() -> bool:

@@ -6,13 +6,15 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, together
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, shard
-from leasehold.adapters.worker.holdings import Bench, WorkerError
+from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
+from leasehold.adapters.worker.holding import LATEST_MS
+from leasehold.adapters.worker.holdings import RENEWALS_RETRY_SECONDS, Bench, WorkerError
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
-from leasehold.balancer.actions import Release, RequestHandoff
+from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
+from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.stores.protocol import Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 
@@ -146,12 +148,86 @@ def test_what_nobody_holds_begins_where_it_was_last_seen() -> None:
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [("s-0", Position("17"))]
 
 
-def test_a_new_group_begins_at_once() -> None:
-    """Without it whoever starts a consumer at LATEST and then produces would not see the first records."""
+def test_a_new_group_begins_at_once_where_that_skips_nothing() -> None:
+    """Without it every first start would wait for owners that there are not."""
+    clock, store = Clock(), FaultyStore()
+    one = member(store, ListSource(four_shards()), clock)
+    one.run(1.0)
+    assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, TRIM_HORIZON) for key in ALL]
+
+
+class Numbering(ListSource):
+    """A source that tells LATEST as the number of the last record, as an event hub does."""
+
+    def latest(self, lease: Lease) -> Position:
+        """The last record's number."""
+        return Position(str(99 + len(self.shelves[lease.key].records)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins"),
+    [
+        (ListSource, (LATEST, ((LATEST_MS, str(FIRST_MS + 3)),))),
+        (Numbering, (Position("102"), ())),
+    ],
+)
+def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
+    kind: type[ListSource], begins: tuple[Position, tuple[tuple[str, str], ...]]
+) -> None:
+    """Without it what is written while a new group waits would never be read."""
+    clock, store = Clock(), FaultyStore()
+    source = kind(four_shards()[:1])
+    shelf = source.shelves["s-0"] = ShardRecords(records(3))
+    one = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
+    one.run(KCL.renew_seconds)
+    shelf.records += records(4, 3)
+    assert store.list().leases == ()
+    one.run(RENEWALS_RETRY_SECONDS)
+    (row,) = store.list().leases
+    noted = tuple(note for note in row.notes if note[0] == LATEST_MS)
+    assert (row.checkpoint, noted) == begins
+
+
+def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() -> None:
+    """Without it whoever starts just after a table was emptied begins at LATEST what others have not read yet."""
+    clock, store = Clock(), FaultyStore()
+    source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
+    one = member(store, source, clock, config=config)
+    one.run(KCL.renew_seconds + RENEWALS_RETRY_SECONDS + 1.0)
+    assert one.held == ALL
+    for held in one.worker.holdings:
+        assert held.checkpoint(Position("17"))
+    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    two = member(store, source, clock, config=config, me="b-1", process="p-2")
+    together([two, one], 2 * KCL.cycle_seconds)
+    assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
+
+
+def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
+    """Without it a worker that waits through an outage would begin before any owner could renew."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
     one.run(1.0)
+    store.down = True
+    one.run(20.0)
+    store.down = False
+    one.worker.hurry()
+    one.turn_due = clock.now
+    one.run(KCL.renew_seconds)
+    assert store.list().leases == ()
+    one.run(RENEWALS_RETRY_SECONDS)
     assert [row.key for row in store.list().leases] == ALL
+
+
+def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
+    """Without it a child is read before its parent, which then counts as finished and is never read to its end."""
+    clock, store = Clock(), FaultyStore()
+    one, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
+    store.write(DeleteLease(store.row("s-0")))
+    begun = evolve(child, checkpoint=Position("17"))
+    assert ([*one.worker.parents(child)], [*one.worker.parents(begun)]) == (["s-0"], [])
+    stranger = member(store, ListSource(four_shards()), clock, me="b-1", process="p-2")
+    assert [*stranger.worker.parents(child)] == [], "who never saw it has no reason to wait"
 
 
 def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and_a_look() -> None:
@@ -343,6 +419,26 @@ def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
     bench.put("s-0", 60.0)
     assert bench.without(asked, 59.0) == asked[1:]
     assert bench.without(asked, 60.0) == asked
+
+
+def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_not_be_read() -> None:
+    """Without it a stream that is made anew three times in a minute is read by nobody for the next."""
+    clock, store = Clock(), FaultyStore()
+    one = member(
+        store,
+        ListSource(four_shards(), made=1),
+        clock,
+        config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON),
+    )
+    one.run(10)
+    one.worker.exclude("s-0", 1000.0)
+    one.worker.holdings[0].ask_release()
+    one.worker.holdings[0].part()
+    one.run(30)
+    assert one.held == ALL[1:]
+    store.rewrite("s-0", lambda lease: evolve(lease, notes=((INCARNATION, "listed:2"),)))
+    claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
+    assert one.worker._bench.without(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
 def test_a_refused_write_names_the_lease_as_it_is() -> None:

@@ -33,7 +33,6 @@ from leasehold.adapters.history.events import (
     RecordPlace,
     RunHistory,
     Sent,
-    WriteEvent,
     WriteVerb,
     worker_of,
 )
@@ -303,7 +302,7 @@ def record_breaches(history: RunHistory, reading: TenureHistory, limits: Limits,
         yield from _disordered(tenure, numbers)
     yield from _overtaken(history, numbers)
     yield from _before_the_parents(history, tenures)
-    yield from _shared_tokens(tenures, history.writes)
+    yield from _shared_tokens(history, tenures)
 
 
 def _repeated(history: RunHistory, tenures: Iterable[Tenure]) -> Iterator[Breach]:
@@ -384,10 +383,11 @@ def _before_the_parents(history: RunHistory, tenures: Mapping[str, list[Tenure]]
                 yield Breach("out of order", early.t, f"{why}, its parent")
 
 
-def _shared_tokens(tenures: Mapping[str, list[Tenure]], writes: Iterable[WriteEvent]) -> Iterator[Breach]:
-    deleted = [(write.before.shard, write.t) for write in writes if write.before and write.after is None]
+def _shared_tokens(history: RunHistory, tenures: Mapping[str, list[Tenure]]) -> Iterator[Breach]:
+    deleted = [(write.before.shard, write.t) for write in history.writes if write.before and write.after is None]
+    deleted += [(each.shard, each.sent) for each in history.answers if each.verb == "delete" and each.done]
     for shard, readers in tenures.items():
-        ends = [t for of, t in deleted if of == shard]
+        ends = sorted(t for of, t in deleted if of == shard)
         given: dict[tuple[int, int], str] = {}
         for record in (record for tenure in readers for record in tenure.records if record.token is not None):
             other = given.setdefault((bisect(ends, record.t), record.token or 0), record.process)

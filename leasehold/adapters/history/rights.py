@@ -12,7 +12,7 @@ it. Law 2: its counter never falls. Law 3: who takes a lease, or checkpoints it,
 that was answered already. Law 4: a worker checkpoints nothing after another has taken the lease from it. Law 5: a
 process hands over only for as long as the last write it sent keeps the lease. Law 6: only what has expired by its
 owner's own clock is claimed. A lease that was deleted is judged no more: whoever makes it anew begins at its first
-version.
+version. Nor are the checkpoints of one that was reset, as where its stream was made anew.
 
 The owners of each lease over time, by its writes or by its readers.
 
@@ -229,8 +229,9 @@ def answer_breaches(history: RunHistory, limits: Limits) -> Iterator[Breach]:
         yield from _one_version(shard, answers)
         done = [each for each in answers if each.done]
         yield from _falls("counter", done, done, lambda each: each.epoch)
-        moved = [each for each in done if each.verb in MOVES]
-        placed = [each for each in done if each.verb in TAKES | MOVES - {"checkpoint-late"}]
+        reset = min((each.sent for each in written if each.verb == "reset"), default=math.inf)
+        moved = [each for each in done if each.verb in MOVES and each.t < reset]
+        placed = [each for each in done if each.verb in TAKES | MOVES - {"checkpoint-late"} and each.t < reset]
         yield from _falls("checkpoint went back", moved, placed, lambda each: each.checkpoint)
         if limits.owned_checkpoints:
             yield from _of_another(shard, answers)

@@ -9,7 +9,7 @@ are there already; Java workers, which create children nowhere else, rely on the
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from leasehold.adapters.sources.protocol import Source
@@ -42,6 +42,9 @@ class ReadingWorker(Protocol):
 
     def hurry(self) -> None:
         """Read the table and list the shards at the worker's next turn."""
+
+    def parents(self, lease: Lease) -> Mapping[str, Lease]:
+        """The leases of the parents of this one, by key. Raises StoreError."""
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for so many seconds."""

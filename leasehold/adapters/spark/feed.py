@@ -429,8 +429,7 @@ class ShardPrefetcher:
 
     def _open(self, now: float) -> float:
         lease, member = self.holding.lease, self._member
-        parents = {parent.key: parent for parent in member.store.get(lease.parents)} if lease.parents else {}
-        if not readable(lease, parents):  # L12
+        if not readable(lease, member.parents(lease)):  # L12
             self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait

@@ -40,6 +40,7 @@ from leasehold.balancer.handoff import asked_again
 from leasehold.balancer.lookout import BulletinTracker, bulletin_row, heartbeat, heartbeat_seconds
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import renewals
+from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Promises, Store, StoreError
@@ -324,14 +325,17 @@ class Handoffs:
 
 
 class Bench:
-    """Keys of leases, each with the time until which this worker does not take it."""
+    """Keys of leases, each with the time until which this worker does not take it, and of which stream it was.
+
+    Of a stream that was made anew under its name (L14) another lease of that key may be read well.
+    """
 
     def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+        self._until: dict[str, tuple[float, str | None]] = {}
 
-    def put(self, key: str, until: float) -> None:
-        """Do not take this lease before then."""
-        self._until[key] = until
+    def put(self, key: str, until: float, incarnation: str | None = None) -> None:
+        """Do not take this lease before then, while its row names this incarnation, if one is given."""
+        self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """The actions but those that would take such a lease.
@@ -341,8 +345,9 @@ class Bench:
         return tuple(action for action in actions if not self._spares(action, now))
 
     def _spares(self, action: Action, now: float) -> bool:
-        takes = isinstance(action, Claim | Steal | RequestHandoff)
-        return takes and self._until.get(action.lease.key, now) > now
+        until, incarnation = self._until.get(action.lease.key, (now, None))
+        same = incarnation in {None, action.lease.note(INCARNATION)}
+        return isinstance(action, Claim | Steal | RequestHandoff) and same and until > now
 
 
 def first_watch(config: Config, promises: Promises) -> Watch:

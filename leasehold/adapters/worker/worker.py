@@ -16,7 +16,7 @@ import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import nsmallest
 from threading import Event
 from typing import TYPE_CHECKING, Literal
@@ -46,7 +46,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import patience_with, slow_owners
-from leasehold.balancer.lineage import HOLE_CONFIDENCE, apart, problems, ripe
+from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Problem, Shard
 from leasehold.balancer.plan import look_again, plan
@@ -471,6 +471,7 @@ class Worker:
         self._hurry, self._turns, self._closing = Event(), 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
+        self._latest: dict[str, Position] = {}
         self._bench = Bench()
         self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
@@ -519,12 +520,31 @@ class Worker:
         self._hurry.set()
         self._hurried()
 
+    def parents(self, lease: Lease) -> Mapping[str, Lease]:
+        """The leases of its parents, by key: as stored, or as last seen where the row was deleted unfinished (L13).
+
+        A finished lease goes only once its children have begun (L8), so where this one has not, a missing row tells
+        nothing. A look, which this asks for, decides whether it is made anew: until then the parent is not done.
+        """
+        stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
+        if lease.checkpoint.sequence not in NOT_STARTED:
+            return stored
+        missing = (self.watch.last_seen(key) for key in lease.parents if key not in stored)
+        lost = {parent.key: parent for parent in missing if parent is not None and not parent.ended}
+        unlooked = self.watch.sightings.keys() & lost.keys()
+        if unlooked:
+            self.hurry()
+        undecided = lost.keys() if not self.discovery.current else unlooked | (self._absent.keys() & lost.keys())
+        return {**stored, **{key: lost[key] for key in undecided}}
+
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for so many seconds: another worker may succeed where this one failed.
 
         The shards are listed, too: if there is no such shard, its row goes (L10), or it would be tried for ever.
         """
-        self._bench.put(key, self.clock() + seconds)
+        held = self._holdings.get(key)
+        lease = self._holdings.parted.get(key) if held is None else held.lease
+        self._bench.put(key, self.clock() + seconds, None if lease is None else lease.note(INCARNATION))
         self.discovery.want()
 
     def close(self) -> None:
@@ -549,6 +569,7 @@ class Worker:
         except (StoreError, SourceError) as fault:
             if self._is_final(fault):
                 raise
+            self._absent.clear()  # while the table does not answer, no owner can make its row anew
             wait, held = self._backoff.next(), len(self.holdings)
             goes_on = f"{held} leases are read while they can be renewed" if held else "nothing is held"
             worker_log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
@@ -602,11 +623,11 @@ class Worker:
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
             self._leave_all()
-        early = self._early(actions, leases, now) if asked is None else {}
+        early = self._early(actions, leases, now, each) if shards is not None else {}
         list(
             each(
                 self.spans.acting(self._act),
-                [action for action in actions if action not in early and self._may(action, shards)],
+                [self._pinned(action) for action in actions if action not in early and self._may(action, shards)],
             )
         )
         self._look = look_again(actions, leases, me, self.config)
@@ -630,29 +651,55 @@ class Worker:
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
 
-    def _early(self, actions: Collection[Action], leases: Collection[Lease], now: float) -> dict[Action, float]:
-        """The leases not to create yet, and for how long: a living worker may know better where they begin.
+    def _early(
+        self, actions: Collection[Action], leases: Collection[Lease], now: float, each: ParallelMap
+    ) -> dict[Action, float]:
+        """The leases not to create yet, and for how long: a living worker may know better where they begin (L13).
 
         An owner makes a deleted row anew at its next renewal, and any other worker that has seen the row once it has
         waited for that. So what was held by others waits for a renewal. What nobody here has seen, and would begin at
-        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too. A
-        stream of which neither the table nor this process knows any lease is taken for a new group's, which begins at
-        once: owners whose rows it is made in the place of move them forward and take them over (`Holding`).
+        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too.
+        A stream of which neither the table nor this process knows any lease is a new group's, or its table was emptied:
+        then the first owner that renews makes its row anew, and shows which of the two. At TRIM_HORIZON nothing is
+        skipped whichever it is, and nothing waits: owners take such rows over (`Holding`).
+        What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
         """
         config, streams = self.config, {lease.stream for lease in (*leases, *self.watch.history.gone)}
         waits = dict[Action, float]()
         for action in actions:
             match action:
-                case Create(lease, rule="L13") if lease.key not in self._holdings.dropped:
-                    waits[action] = config.renew_seconds
-                case Create(lease, rule="L4" | "L5" as rule) if lease.stream in streams:
-                    if rule == "L5" or lease.checkpoint != TRIM_HORIZON:
-                        waits[action] = config.renew_seconds + config.cycle_seconds
+                case Create(lease, rule="L13"):
+                    waits[action] = 0.0 if lease.key in self._holdings.dropped else config.renew_seconds
+                case Create(lease, rule="L6"):
+                    waits[action] = config.renew_seconds + config.cycle_seconds
+                case Create(lease, rule="L4" | "L5" as rule):
+                    known = lease.stream in streams
+                    if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
+                        rest = config.cycle_seconds if known else RENEWALS_RETRY_SECONDS
+                        waits[action] = config.renew_seconds + rest
                 case _:
                     pass
-        self._absent = {each.lease.key: self._absent.get(each.lease.key, now) for each in waits}
-        left = {each: self._absent[each.lease.key] + seconds - now for each, seconds in waits.items()}
-        return {each: seconds for each, seconds in left.items() if seconds > 0}
+        self._absent = {one.lease.key: self._absent.get(one.lease.key, now) for one in waits}
+        unpinned = [one.lease for one in waits if one.lease.checkpoint == LATEST and one.lease.key not in self._latest]
+        pins = zip(unpinned, each(self.source.latest, unpinned), strict=True)
+        known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
+        self._latest = known_pins | {lease.key: pin for lease, pin in pins}
+        if unpinned and not streams:
+            seconds = max(waits.values())
+            worker_log.info(
+                "no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds
+            )
+        left = {one: self._absent[one.lease.key] + seconds - now for one, seconds in waits.items()}
+        return {one: seconds for one, seconds in left.items() if seconds > 0}
+
+    def _pinned(self, action: Action) -> Action:
+        """The same, at what LATEST meant when the lease was first seen to be due."""
+        pin = self._latest.get(action.lease.key)
+        if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
+            return action
+        if pin.numbered:
+            return evolve(action, lease=evolve(action.lease, checkpoint=pin))
+        return evolve(action, lease=evolve(action.lease, notes=((LATEST_MS, str(pin.sub)),)))
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:

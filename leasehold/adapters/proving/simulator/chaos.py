@@ -26,8 +26,8 @@ IMPATIENT, ONE_BY_ONE = 240.0, 30.0
 
 LEASE_SECONDS = 10.0
 
-REMEMBERED, JOINED = 20.0, 30.0
-"""Seconds within which a worker has read the table, through an outage too; and within which it makes rows anew."""
+REMEMBERED = 20.0
+"""Seconds within which a worker has read the table, through an outage too."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
 PEERS = (*NAMED, *(each() for each in RULE_SETS if each not in {Minimal, *map(type, NAMED)}))
@@ -199,8 +199,7 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
     """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few.
 
     Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position. And whoever
-    reads the table once a cycle, as other libraries do, cannot look again in time. A process that begins before the
-    owners have made all their rows anew takes the empty table for a new group's.
+    reads the table once a cycle, as other libraries do, cannot look again in time. Processes may begin at any time.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
@@ -213,8 +212,7 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
         and member.worker not in forgetful
         for member in scenario.members
     )
-    joined = forgetful or any(at < member.starts <= at + JOINED for member in scenario.members)
-    fair = witnessed and not joined and not scenario.scan_per_cycle
+    fair = witnessed and not scenario.scan_per_cycle
     return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())
 
 
