@@ -675,7 +675,7 @@ class Worker:
                 case Create(lease, rule="L4" | "L5" as rule):
                     known = lease.stream in streams
                     if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
-                        rest = config.cycle_seconds if known else RENEWALS_RETRY_SECONDS
+                        rest = config.cycle_seconds if known else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
                     pass
