@@ -1,1 +1,0 @@
-"""Readings of the table: what is remembered of them, and when to read again."""
