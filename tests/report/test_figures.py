@@ -9,7 +9,6 @@ from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.report.distribution import Distribution, GroupShare, Share, Spread, distribution, tallies
 from leasehold.adapters.report.report import (
     CheckpointLag,
-    Snapshot,
     SnapshotChange,
     StalledLease,
     changes,
@@ -20,10 +19,12 @@ from leasehold.adapters.report.report import (
     standstill,
     standstills,
 )
+from leasehold.adapters.report.watching import WatchedTable
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Malformed
 
 LEASES = (
     Lease("s-0", owner="a/east-1", weight=1536),
@@ -99,9 +100,9 @@ def test_no_lease_is_counted_twice_or_lost(owners: list[str], ended: list[bool])
     assert sum(count for _, count in shared.progress) == shared.leases == len(leases)
 
 
-FIRST = Snapshot(
-    100.0,
-    (
+FIRST = WatchedTable(
+    at=100.0,
+    leases=(
         Lease("s-0", owner="a", checkpoint=Position("1")),
         Lease("s-1", owner="a", checkpoint=Position("1")),
         Lease("s-2", owner="b"),
@@ -110,9 +111,9 @@ FIRST = Snapshot(
         Lease("s-5", checkpoint=SHARD_END),
     ),
 )
-SECOND = Snapshot(
-    110.0,
-    (
+SECOND = WatchedTable(
+    at=110.0,
+    leases=(
         Lease("s-0", owner="c", checkpoint=Position("2")),
         Lease("s-1", owner="a", checkpoint=Position("1")),
         Lease("s-2"),
@@ -121,7 +122,7 @@ SECOND = Snapshot(
         Lease("s-6", owner="c"),
     ),
 )
-THIRD = Snapshot(125.0, SECOND.leases[1:], malformed=1)
+THIRD = WatchedTable(SECOND.leases[1:], at=125.0, malformed=(Malformed("x", "f", "w"),))
 
 
 def test_what_changed_between_snapshots() -> None:
@@ -190,7 +191,9 @@ SAVED = (
 
 def test_saved_snapshots_are_read_back() -> None:
     """What was watched over night could not be reported in the morning, or its failed looks would count as calm."""
-    assert tuple(saved("f", SAVED)) == (Snapshot(5.0, (Lease("s-0", owner="ann"),), 1),)
+    assert tuple(saved("f", SAVED)) == (
+        WatchedTable((Lease("s-0", owner="ann"),), at=5.0, malformed=(Malformed("", "", ""),)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.report import app
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.report.page import page
-from leasehold.adapters.report.report import Snapshot, report
+from leasehold.adapters.report.report import report
+from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.rules.shares import Groups
@@ -32,7 +33,7 @@ LATER = (*LEASES[1:4], Lease("s-0", owner=EVIL, weight=1536), Lease("s-4", owner
 
 def drawn(*readings: tuple[Lease, ...], groups: Groups = "prefix") -> str:
     """The page of these readings, a minute apart."""
-    snapshots = [Snapshot(60.0 * minute, leases) for minute, leases in enumerate(readings)]
+    snapshots = [WatchedTable(leases, at=60.0 * minute) for minute, leases in enumerate(readings)]
     return page(report("memory://x", snapshots, groups), groups)
 
 

@@ -5,7 +5,8 @@ import pytest
 from leasehold.adapters.history.events import WriteEvent
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.steering.serving.watcher import FleetRecord, SeenMove, TableWatcher
+from leasehold.adapters.report.watching import SeenMove
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import RuleSet

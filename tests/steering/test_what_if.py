@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.what_if import app
 from leasehold.adapters.proving.simulator.question import Forecast
-from leasehold.adapters.steering.explaining import WatchedTable
+from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease

@@ -328,8 +328,10 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
     said, once = world.watcher.status, world.once()
     assert stays == (not said.ok), said
     assert stays == (not once.ok), once
+    seen = world.watcher.seen.table
     for key in world.source.faults:
-        lag = world.watcher.seen.lags[key]
+        assert seen is not None
+        lag = seen.lags[key]
         assert (lag.end, (lag.seconds or 0.0) > 30.0) == (False, True), "what cannot be read is not at the end"
     heal()
     world.live(SETTLE_SECONDS)

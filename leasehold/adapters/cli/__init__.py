@@ -9,8 +9,6 @@ EXTRAS = {
     "rich": "cli",
     "jinja2": "report",
     "markupsafe": "report",
-    "matplotlib": "report",
-    "numpy": "report",
     "boto3": "aws",
     "botocore": "aws",
     "tenacity": "aws",

@@ -10,7 +10,6 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.steering.checkpoints import (
     STILL_SECONDS,
-    Move,
     copied,
     each_living,
     planned,
@@ -19,8 +18,7 @@ from leasehold.adapters.steering.checkpoints import (
     verified,
     wanting,
 )
-from leasehold.balancer.model import Lease
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -72,24 +70,17 @@ def command(  # noqa: PLR0917  one for each option
     ):
         chosen = tuple(lease for lease in readable(source, "FROM") if lease.key.startswith(strip))
         leases, read = renamed(chosen, strip, add, stream), () if even_if_read else chosen
-        moves = _planned(source, target, leases, read=read, owned=not even_if_owned, still=still_seconds)
-        done = moves if dry_run else _carried_out(target, moves, insist=even_if_owned)
-        raise told(done, dry_run=dry_run, as_json=as_json)
-
-
-def _planned(
-    source: Store, target: Store, leases: tuple[Lease, ...], *, read: tuple[Lease, ...], owned: bool, still: float
-) -> tuple[Move, ...]:
-    """The moves to make, after watching the owners of both sides as far as they matter; `read` as FROM has them."""
-    stored, counts = readable(target, "TO"), target.promises.counts_owners
-    wanted = [move for move in planned(leases, stored, (), counts=counts) if wanting(move)]
-    there = [move.stored for move in wanted if move.stored] if owned else []
-    reading, working = each_living([(source, read if wanted else ()), (target, there)], still)
-    moves = planned(leases, stored, working, counts=counts)
-    owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
-    why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
-    return tuple(move.refused(why) if owners and wanting(move) else move for move in moves)
-
-
-def _carried_out(target: Store, moves: tuple[Move, ...], *, insist: bool) -> tuple[Move, ...]:
-    return verified(target, [copied(target, move, insist=insist) if wanting(move) else move for move in moves])
+        # The owners of both sides are watched as far as they matter: where there is something to write.
+        stored, counts = readable(target, "TO"), target.promises.counts_owners
+        wanted = [move for move in planned(leases, stored, (), counts=counts) if wanting(move)]
+        there = [] if even_if_owned else [move.stored for move in wanted if move.stored]
+        reading, working = each_living([(source, read if wanted else ()), (target, there)], still_seconds)
+        moves = planned(leases, stored, working, counts=counts)
+        owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
+        if owners:
+            why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
+            moves = tuple(move.refused(why) if wanting(move) else move for move in moves)
+        if not dry_run:
+            written = [copied(target, move, insist=even_if_owned) if wanting(move) else move for move in moves]
+            moves = verified(target, written)
+        raise told(moves, dry_run=dry_run, as_json=as_json)

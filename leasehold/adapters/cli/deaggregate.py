@@ -4,9 +4,8 @@ import base64
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,51 +48,31 @@ def command(
     """Read every line, print every user record, then say what was dropped."""
     records, dropped = Counter[str](), Counter[str]()
     with ending("deaggregate", misuse=(ValueError, OSError)):
-        within = _range(hash_range)
+        within: HashRange | None = None
+        if hash_range is not None:
+            first, last = (decimal(key, HASH_KEYS[1]) for key in hash_range)
+            if first is None or last is None:
+                raise ValueError("--hash-range: wants two decimal numbers from 0 to 2**128 - 1")
+            if first > last:
+                raise ValueError("--hash-range: the first hash key is above the last")
+            within = first, last
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
                 answer = _print(number, line, within, misplaced, strict=strict)
                 records[answer.reason] += 1
                 dropped[answer.reason] += answer.dropped
-    print(_summary(records, +dropped, as_json=json_), file=sys.stderr)
-
-
-def _range(given: tuple[str, str] | None) -> HashRange | None:
-    if given is None:
-        return None
-    first, last = (decimal(key, HASH_KEYS[1]) for key in given)
-    if first is None or last is None:
-        raise ValueError("--hash-range: wants two decimal numbers from 0 to 2**128 - 1")
-    if first > last:
-        raise ValueError("--hash-range: the first hash key is above the last")
-    return first, last
+    lost = +dropped
+    if json_:
+        print(json.dumps({"records": records, "dropped": lost, "compiled": COMPILED}), file=sys.stderr)
+        return
+    counts = (", ".join(f"{count} {reason}" for reason, count in sorted(each.items())) for each in (records, lost))
+    by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
+    read, left = (count or "none" for count in counts)
+    print(f"Kinesis records: {read}. User records dropped: {left}.{by}", file=sys.stderr)
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
-    row = _row(number, line)
-    keys = row.get("partition_key"), row.get("explicit_hash_key")
-    try:
-        answer = deaggregate(row["data"], *keys, within, misplaced=misplaced, strict=strict)
-    except MalformedAggregate as error:
-        raise ValueError(f"line {number}: {error}") from None
-    for out in _rows(answer, row.get("sequence_number")):
-        print(json.dumps(out, ensure_ascii=False))
-    return answer
-
-
-def _rows(answer: UserRecords, sequence_number: str | None) -> Iterator[dict[str, Any]]:
-    for user in answer:
-        yield {
-            "data": base64.b64encode(user.data).decode(),
-            "partition_key": user.partition_key,
-            "explicit_hash_key": user.explicit_hash_key,
-            "sequence_number": sequence_number,
-            "sub_sequence_number": user.sub_sequence_number,
-            "aggregated": answer.aggregated,
-        }
-
-
-def _row(number: int, line: str) -> dict[str, Any]:
+    """Print the user records of one line. Raises ValueError, naming the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -101,23 +80,27 @@ def _row(number: int, line: str) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("data"), str):
         raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  a user's
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
-        if not _text_or_none(row.get(name)):
+        found = row.get(name)
+        # JSON can say halves of characters, which no output takes.
+        if found is not None and not (isinstance(found, str) and encodable(found) == found):
             raise ValueError(f"line {number}: {name}: wants a text")
     try:
-        return row | {"data": base64.b64decode(row["data"], validate=True)}
+        data = base64.b64decode(row["data"], validate=True)
     except ValueError:
         raise ValueError(f"line {number}: data: not base64") from None
-
-
-def _text_or_none(found: object) -> bool:
-    """Whether it can be written again: JSON can say halves of characters, and no output takes those."""
-    return found is None or (isinstance(found, str) and encodable(found) == found)
-
-
-def _summary(records: Counter[str], dropped: Counter[str], *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps({"records": records, "dropped": dropped, "compiled": COMPILED})
-    read = ", ".join(f"{count} {reason}" for reason, count in sorted(records.items())) or "none"
-    lost = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none"
-    by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
-    return f"Kinesis records: {read}. User records dropped: {lost}.{by}"
+    keys = row.get("partition_key"), row.get("explicit_hash_key")
+    try:
+        answer = deaggregate(data, *keys, within, misplaced=misplaced, strict=strict)
+    except MalformedAggregate as error:
+        raise ValueError(f"line {number}: {error}") from None
+    for user in answer:
+        told = {
+            "data": base64.b64encode(user.data).decode(),
+            "partition_key": user.partition_key,
+            "explicit_hash_key": user.explicit_hash_key,
+            "sequence_number": row.get("sequence_number"),
+            "sub_sequence_number": user.sub_sequence_number,
+            "aggregated": answer.aggregated,
+        }
+        print(json.dumps(told, ensure_ascii=False))
+    return answer

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.demo.screen import Screen, concluded
-from leasehold.adapters.demo.stage import Stage, StageError, services, staged
+from leasehold.adapters.demo.stage import StageError, services, staged
 from leasehold.adapters.demo.story import Story
 from leasehold.adapters.local.node import ServiceError
 
@@ -62,25 +62,19 @@ def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     console.print("Starting stand-ins for Kinesis and DynamoDB ...")
     with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)
-        with _on_screen(console, stage, story) if live else _in_lines(console, story):
+        if not live:
+            story.heard = lambda seconds, what: console.print(
+                f"{seconds:5.1f} s  {what}", highlight=False, soft_wrap=True
+            )
             yield story
+            return
+        screen = Screen(stage, story, encoding=console.encoding)
+        # Drawn between two looks by the thread that looks, so that nothing changes while it is drawn.
+        with Live(screen, console=console, auto_refresh=False) as drawn:
 
+            def show() -> None:
+                screen.count()
+                drawn.refresh()
 
-@contextmanager
-def _on_screen(console: Console, stage: Stage, story: Story) -> Iterator[None]:
-    screen = Screen(stage, story, encoding=console.encoding)
-    # Drawn between two looks by the thread that looks, so that nothing changes while it is drawn.
-    with Live(screen, console=console, auto_refresh=False) as live:
-
-        def show() -> None:
-            screen.count()
-            live.refresh()
-
-        story.shown = show
-        yield
-
-
-@contextmanager
-def _in_lines(console: Console, story: Story) -> Iterator[None]:
-    story.heard = lambda seconds, what: console.print(f"{seconds:5.1f} s  {what}", highlight=False, soft_wrap=True)
-    yield
+            story.shown = show
+            yield story

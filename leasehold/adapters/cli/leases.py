@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from attrs import asdict, evolve
@@ -17,14 +17,14 @@ from rich.live import Live
 from leasehold.adapters.cli.common.columns import for_eyes, plain
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.lease_tables import TableView, below, cells, moves_between, page
+from leasehold.adapters.cli.lease_tables import below, cells, page
 from leasehold.adapters.cli.live import has_keys, steer
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.reading.status import MEANINGS, NUMBERS, GroupWatch, asked, lags_of, statuses_of
+from leasehold.adapters.reading.status import MEANINGS, NUMBERS
+from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.holding import STEP_SECONDS, STEPS, patience
-from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
@@ -90,28 +90,21 @@ def readings(
     every: float,
     wait: Callable[[float], object] = time.sleep,
     source: Source | None = None,
-) -> Iterator[TableView]:
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[WatchedTable]:
     """Read the table again and again; where a reading fails, yield the last one with the trouble.
 
     source  is asked how far behind the leases are of which no row tells
     """
-    watch, seen, shown = Watch(), GroupWatch(), TableView(())
+    watch, shown = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
     while True:
-        began = time.monotonic()
         try:
-            listing = store.list()
+            table = watch.look()
         except OutcomeUnknown as error:
             yield evolve(shown, trouble=str(error))
         else:
-            watch, leases = watch.look(listing.leases, began, time.monotonic())
-            lags = lags_of(leases, time.time(), patience(LEASE_SECONDS))
-            moves = (moves_between(shown, leases, time.strftime("%H:%M:%S")) + shown.moves)[:MOVES_SHOWN]
-            lags = lags if source is None else asked(source, leases, lags)
-            seen = seen.after(began, leases, lags)
-            statuses = statuses_of(leases, lags, time.time(), LEASE_SECONDS, seen)
-            shown = TableView(
-                leases, listing.malformed, lags=lags, moves=moves, statuses=statuses, watched=seen.seconds
-            )
+            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in moved(shown, table))
+            shown = evolve(table, moves=(*moves, *shown.moves)[:MOVES_SHOWN])
             yield shown
         wait(every)
 
@@ -137,17 +130,25 @@ def command(  # noqa: PLR0917  one for each option
                 status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
             if watch and not as_json and for_eyes(wide=wide) and keyed():
-                _steer(opened, asked_of, by, every)
+                # The view itself waits between two looks, for keys.
+                try:
+                    with unwinding():
+                        steer(readings(opened, every, lambda _seconds: None, asked_of), by, every)
+                except Ended as ended:
+                    if ended.status != 128 + signal.SIGINT:
+                        raise typer.Exit(ended.status) from None
             else:
                 _show(looks, by, watch=watch, as_json=as_json, wide=wide)
 
 
-def known(looks: Iterator[TableView], *, watch: bool) -> Iterator[TableView]:
+def known(
+    looks: Iterator[WatchedTable], *, watch: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[WatchedTable]:
     """The first look, or with `watch` the first by which the status of every lease is known; the last one at least."""
-    until = time.monotonic() + STEPS * STEP_SECONDS
+    until = clock() + STEPS * STEP_SECONDS
     for shown in looks:
         known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
-        if not watch or (known and not shown.trouble) or time.monotonic() >= until:
+        if not watch or (known and not shown.trouble) or clock() >= until:
             yield shown
 
 
@@ -161,16 +162,6 @@ def keyed() -> bool:
     return True
 
 
-def _steer(opened: Store, source: Source | None, by: By | None, every: float) -> None:
-    looks = readings(opened, every, lambda _seconds: None, source)  # the view waits, for keys
-    try:
-        with unwinding():
-            steer(looks, by, every)
-    except Ended as ended:
-        if ended.status != 128 + signal.SIGINT:
-            raise typer.Exit(ended.status) from None
-
-
 def stream_of(url: str) -> Source:
     """The source to ask for lag. Raises ValueError for one that would take the place of a consumer."""
     if "consumer" in source_address(url)[2]:
@@ -180,41 +171,40 @@ def stream_of(url: str) -> Source:
     return open_source(url)
 
 
-def _show(looks: Iterator[TableView], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
+def _show(looks: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
     """Show one look or all; the status of the first as a number."""
     first = next(looks)
     if first.trouble and not watch:
         raise OutcomeUnknown(first.trouble)
-    if as_json:
-        for reading in chain((first,), looks if watch else ()):
-            _print_json(reading)
-    elif not for_eyes(wide=wide):
-        for reading in chain((first,), looks if watch else ()):
-            _print_plain(reading, by)
-    elif watch:
-        console = Console()
+    if as_json or not for_eyes(wide=wide):
+        for table in chain((first,), looks if watch else ()):
+            if as_json:
+                print(json.dumps(_json(table)), flush=True)
+                continue
+            # The table alone on standard output, so that each of its lines is a row; the rest on standard error.
+            print(plain(cells(table, by, full=True)), flush=True)
+            total, wrong = below(table)
+            print(total, *map(printable, wrong), sep="\n", file=sys.stderr, flush=True)
+        return first.status.number
+    console = Console()
+    if watch:
         with Live(page(first, by, console.width), console=console, auto_refresh=False) as live:
-            for reading in looks:
-                live.update(page(reading, by, console.width), refresh=True)
+            for table in looks:
+                live.update(page(table, by, console.width), refresh=True)
     else:
-        console = Console()
         console.print(page(first, by, console.width))
     return first.status.number
 
 
-def _print_plain(reading: TableView, by: By | None) -> None:
-    """The table alone on standard output, so that each of its lines is a row; the rest on standard error."""
-    print(plain(cells(reading, by, full=True)), flush=True)
-    total, wrong = below(reading)
-    print(total, *map(printable, wrong), sep="\n", file=sys.stderr, flush=True)
-
-
-def _print_json(reading: TableView) -> None:
-    leases = [lease_json(lease) for lease in sorted(reading.leases, key=lambda lease: lease.key)]
-    malformed = [asdict(row) for row in reading.malformed]
-    trouble = {"trouble": reading.trouble} if reading.trouble else {}
-    lags = {"lags": {key: lag.as_json() for key, lag in sorted(reading.lags.items())}} if reading.lags else {}
-    words = {key: status.as_json() for key, status in sorted(reading.statuses.items())}
-    told = {"at": round(time.time(), 3)} | reading.status.as_json() | {"leases": leases, "malformed": malformed}
-    told |= lags | ({"statuses": words} if words else {}) | trouble
-    print(json.dumps(told), flush=True)
+def _json(table: WatchedTable) -> dict[str, Any]:
+    """The leases as `leasehold plan` reads them, and beside them what was seen; what is empty is left out."""
+    lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
+    statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
+    more = {"lags": lags, "statuses": statuses, "trouble": table.trouble}
+    return {
+        "at": round(time.time(), 3),
+        **table.status.as_json(),
+        "leases": [lease_json(lease) for lease in table.leases],
+        "malformed": [asdict(row) for row in table.malformed],
+        **{name: value for name, value in more.items() if value},
+    }

@@ -25,9 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, drawn
-from leasehold.adapters.cli.lease_tables import TableView, below, cells, shown_checkpoint
+from leasehold.adapters.cli.lease_tables import below, cells, said_move, shown_checkpoint
 from leasehold.adapters.json_form import lease_json
-from leasehold.balancer.model import Lease
+from leasehold.adapters.report.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
 UNITS = (None, "worker", "group")
@@ -78,12 +78,17 @@ class LiveView:
 
 def arranged(cells: Cells, view: LiveView) -> Cells:
     """The rows that the view shows, in its order; rows with an empty cell in the column come last."""
+
+    def rank(number: int) -> tuple[float, str]:
+        """Numbers by their value, before texts."""
+        text = cells.rows[number][at].removesuffix("%")
+        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][at]
+
     at = sorted_by(cells, view)
     words = view.words.lower()
     kept = [number for number, row in enumerate(cells.rows) if any(words in cell.lower() for cell in row)]
     full = [number for number in kept if cells.rows[number][at]]
-    falling = cells.columns[at].right != view.turned
-    order = sorted(full, key=lambda number: _rank(cells.rows[number][at]), reverse=falling)
+    order = sorted(full, key=rank, reverse=cells.columns[at].right != view.turned)
     order += [number for number in kept if not cells.rows[number][at]]
     places = {number: place for place, number in enumerate(order)}
     styles = tuple(((places[row], column), style) for (row, column), style in cells.styles if row in places)
@@ -100,19 +105,21 @@ def chosen_row(shown: Cells, view: LiveView) -> int:
     return next((number for number, row in enumerate(shown.rows) if row[0] == view.chosen), 0)
 
 
-def _rank(cell: str) -> tuple[float, str]:
-    """Numbers by their value, before texts."""
-    number = cell.removesuffix("%")
-    return (float(number) if number.replace(".", "", 1).isdecimal() else math.inf), cell
-
-
 def after(view: LiveView, key: str, shown: Cells) -> LiveView:
     """The view after this key: a character, or the name of a key; `shown` are the rows that the view shows.
 
     A key that means nothing changes nothing.
     """
     if view.typing:
-        return _typed(view, key)
+        match key:
+            case "enter":
+                return evolve(view, typing=False)
+            case "escape":
+                return evolve(view, typing=False, words="")
+            case "backspace":
+                return evolve(view, words=view.words[:-1])
+            case _:
+                return evolve(view, words=view.words + key) if len(key) == 1 and key.isprintable() else view
     match key, view.page:
         case "q", _:
             return evolve(view, left=True)
@@ -121,35 +128,18 @@ def after(view: LiveView, key: str, shown: Cells) -> LiveView:
         case "?", _:
             return evolve(view, page="help")
     if key in _STEPS or key in _ENDS:
-        return _stepped(view, key, shown)
-    return _changed(view, key, shown) if view.page == "table" else _closed(view, key)
-
-
-def _typed(view: LiveView, key: str) -> LiveView:
-    match key:
-        case "enter":
-            return evolve(view, typing=False)
-        case "escape":
-            return evolve(view, typing=False, words="")
-        case "backspace":
-            return evolve(view, words=view.words[:-1])
-        case _:
-            return evolve(view, words=view.words + key) if len(key) == 1 and key.isprintable() else view
-
-
-def _stepped(view: LiveView, key: str, shown: Cells) -> LiveView:
-    if not shown.rows:
-        return view
-    last = len(shown.rows) - 1
-    place = _ENDS[key] % (last + 1) if key in _ENDS else chosen_row(shown, view) + _STEPS[key]
-    return evolve(view, chosen=shown.rows[max(0, min(last, place))][0])
-
-
-def _closed(view: LiveView, key: str) -> LiveView:
-    return evolve(view, page="table") if key == "escape" else view
+        if not shown.rows:
+            return view
+        last = len(shown.rows) - 1
+        place = _ENDS[key] % (last + 1) if key in _ENDS else chosen_row(shown, view) + _STEPS[key]
+        return evolve(view, chosen=shown.rows[max(0, min(last, place))][0])
+    if view.page == "lease":
+        return evolve(view, page="table") if key == "escape" else view
+    return _changed(view, key, shown)
 
 
 def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
+    """The view of the table after a key that sorts, filters, or opens."""
     match key:
         case "escape":
             return evolve(view, words="")
@@ -162,13 +152,12 @@ def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
             return evolve(view, sort=names[(sorted_by(shown, view) + 1) % len(names)], turned=False)
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
+        case "enter" if shown.rows:
+            chosen = shown.rows[chosen_row(shown, view)][0]
+            # A worker or a group opens into the table of its leases, a lease into all that is known of it.
+            return LiveView(words=chosen) if view.by else evolve(view, page="lease", chosen=chosen)
         case _:
-            return _opened(view, shown) if key == "enter" and shown.rows else view
-
-
-def _opened(view: LiveView, shown: Cells) -> LiveView:
-    chosen = shown.rows[chosen_row(shown, view)][0]
-    return LiveView(words=chosen) if view.by else evolve(view, page="lease", chosen=chosen)
+            return view
 
 
 ESCAPE_SECONDS = 0.05
@@ -261,7 +250,7 @@ FRAME_LINES = 4
 CHOSEN = "reverse"
 
 
-def steer(looks: Iterable[TableView], by: str | None, every: float) -> None:
+def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
     """Show each look until the user leaves; `every` is the time between two looks, in seconds.
 
     Raises what the looks raise; the terminal is restored in any case.
@@ -272,98 +261,78 @@ def steer(looks: Iterable[TableView], by: str | None, every: float) -> None:
         terminal_keys(sys.stdin.fileno()) as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
-        for reading in looks:
-            view = _steered(live, keys, reading, view, every)
-            if view.left:
-                break
+        for table in looks:
+            deadline = time.monotonic() + every
+            # The view is drawn again at each key, until the next look is due: the first round without a key.
+            pressed: tuple[str, ...] = ("",)
+            while pressed:
+                live.update(drawn_view(table, view, console.width, console.height), refresh=True)
+                try:
+                    pressed = keys.pressed(deadline - time.monotonic())
+                except EOFError:
+                    return
+                for key in pressed:
+                    view = after(view, key, arranged(cells(table, view.by), view))
+                if view.left:
+                    return
 
 
-def _steered(live: Live, keys: TerminalKeys, reading: TableView, view: LiveView, every: float) -> LiveView:
-    """Show one reading for so many seconds, as the user's keys want it."""
-    deadline = time.monotonic() + every
-    while not view.left:
-        live.update(drawn_view(reading, view, live.console.width, live.console.height), refresh=True)
-        try:
-            pressed = keys.pressed(deadline - time.monotonic())
-        except EOFError:
-            return evolve(view, left=True)
-        if not pressed:
-            break
-        for key in pressed:
-            view = after(view, key, arranged(cells(reading, view.by), view))
-    return view
-
-
-def drawn_view(reading: TableView, view: LiveView, width: int, height: int) -> Group:
+def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """The lines that fill a screen of this size."""
     match view.page:
         case "help":
             return Group(_pairs("keys", HELP), _line("any key goes back", "dim"))
         case "lease":
-            return _lease(reading, view)
+            return _lease(table, view)
         case _:
-            return _table(reading, view, width, height)
+            return _table(table, view, width, height)
 
 
-def _table(reading: TableView, view: LiveView, width: int, height: int) -> Group:
-    shown = arranged(cells(reading, view.by), view)
-    total, wrong = below(reading)
-    lines = [_line(_state(shown, view), "dim"), _line(total), *(_line(text, "red") for text in wrong)]
-    moves = _moves(reading.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
-    # One line is for the names of columns that have no room.
-    room = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    chosen = chosen_row(shown, view)
-    table, left_out = drawn(_window(shown, chosen, room), width)
-    hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
-    return Group(table, *hints, *lines, *moves)
-
-
-def _window(shown: Cells, chosen: int, room: int) -> Cells:
-    """As many rows as there is room for, among them the chosen one, which is marked."""
-    first = max(0, min(chosen - room // 2, len(shown.rows) - room))
-    styles = {(row - first, column): style for (row, column), style in shown.styles}
-    for column in range(len(shown.columns) if shown.rows else 0):
-        at = (chosen - first, column)
-        styles[at] = f"{styles.get(at, '')} {CHOSEN}".strip()
-    return evolve(shown, rows=shown.rows[first : first + room], styles=tuple(styles.items()))
-
-
-def _state(shown: Cells, view: LiveView) -> str:
-    """The line that tells which rows are shown, in which order, and the key for help."""
+def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
+    """As many rows as there is room for, among them the chosen one, which is marked; below them the sums and moves."""
+    shown = arranged(cells(table, view.by), view)
     column = shown.columns[sorted_by(shown, view)]
     falling = "falling" if column.right != view.turned else "rising"
     words = f"; / {view.words}{'_' if view.typing else ''}" if view.words or view.typing else ""
-    return f"{len(shown.rows)} rows by {column.name}, {falling}{words}; ? shows the keys, q leaves"
+    state = f"{len(shown.rows)} rows by {column.name}, {falling}{words}; ? shows the keys, q leaves"
+    total, wrong = below(table)
+    lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in wrong)]
+    moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
+    # One line is for the names of columns that have no room.
+    room = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
+    chosen = chosen_row(shown, view)
+    first = max(0, min(chosen - room // 2, len(shown.rows) - room))
+    styles = {(row - first, place): style for (row, place), style in shown.styles}
+    for place in range(len(shown.columns) if shown.rows else 0):
+        at = (chosen - first, place)
+        styles[at] = f"{styles.get(at, '')} {CHOSEN}".strip()
+    window = evolve(shown, rows=shown.rows[first : first + room], styles=tuple(styles.items()))
+    rows, left_out = drawn(window, width)
+    hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
+    return Group(rows, *hints, *lines, *moves)
 
 
-def _lease(reading: TableView, view: LiveView) -> Group:
-    lease = next((each for each in reading.leases if each.key == view.chosen), None)
+def _lease(table: WatchedTable, view: LiveView) -> Group:
+    """Everything that is known of a lease, as names and values: what the row says, then how far behind it is."""
+    lease = next((each for each in table.leases if each.key == view.chosen), None)
     back = _line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
         return Group(_line(f"there is no lease {view.chosen} any more", "red"), back)
-    # A key may hold anything, and a line of a move begins with the time and the key.
-    own = tuple(line for line in reading.moves if line.partition(" ")[2].startswith(f"{lease.key}: "))
-    return Group(_pairs(lease.key, in_full(lease, reading)), back, *_moves(own))
-
-
-def in_full(lease: Lease, reading: TableView) -> tuple[tuple[str, str], ...]:
-    """Everything that is known of a lease, as names and values: what the row says, then how far behind it is."""
-    row = lease_json(lease) | {
+    told = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": shown_checkpoint(lease.checkpoint, full=True),
     }
-    notes = row.pop("notes", {})
-    lag = {f"lag {name}": value for name, value in reading.lag(lease).as_json().items()}
-    status = reading.statuses.get(lease.key)
-    judged = {} if status is None else {"status": f"{status.word}: {status.says}"}
-    told = {**row, **judged, **lag, **{f"note {name}": value for name, value in notes.items()}}
-    return tuple((name, _text(value)) for name, value in told.items())
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    return value if isinstance(value, str) else json.dumps(value)
+    notes = told.pop("notes", {})
+    if (status := table.statuses.get(lease.key)) is not None:
+        told["status"] = f"{status.word}: {status.says}"
+    told |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
+    told |= {f"note {name}": value for name, value in notes.items()}
+    texts = {
+        name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+        for name, value in told.items()
+    }
+    own = tuple(move for move in table.moves if move.key == lease.key)
+    return Group(_pairs(lease.key, texts.items()), back, *_moves(own))
 
 
 def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
@@ -375,8 +344,8 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _moves(lines: tuple[str, ...]) -> list[Text]:
-    return [_line(line, "" if place else "bold") for place, line in enumerate(lines)]
+def _moves(moves: tuple[SeenMove, ...]) -> list[Text]:
+    return [_line(said_move(move), "" if place else "bold") for place, move in enumerate(moves)]
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -77,7 +77,11 @@ def command(  # noqa: PLR0917  one for each option
         recipe.check()
         given = _options(options or ())
         refuse_secrets(Given(given))  # here, since what is sent to a Connect server stands on its page, refused or not
-        _end_on_signal()
+        # py4j logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        if threading.current_thread() is threading.main_thread():
+            # Whoever supervises the process ends it as Ctrl-C does, and neither with a traceback.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         spark = session(f"leasehold pipeline {name}", delta=tables == "delta", quiet=True)
         ending = _asked_to_end()
         records = spark.readStream.format(source).options(**given).load()
@@ -86,18 +90,15 @@ def command(  # noqa: PLR0917  one for each option
             tell(batches, ProgressPage(name, page) if page else None, metrics)
     except KeyboardInterrupt:
         pass  # the way to end it
-    except ValueError as error:
-        raise _ended(error, 2) from None
-    except (ServiceError, PySparkException) as error:
-        raise _ended(error, 1) from None
-
-
-def _end_on_signal() -> None:
-    """Have whoever supervises the process end it as Ctrl-C does, and neither with a traceback."""
-    # py4j logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except (ValueError, ServiceError, PySparkException) as error:
+        text = str(error)
+        lines = text.splitlines()
+        if isinstance(error, PySparkException) and (ours := OURS.search(text)):
+            lines = [ours[1]]  # our own sentence, where Spark has wrapped one
+        elif not isinstance(error, StreamingQueryException):
+            lines = lines[:1]  # of a query's end all is said
+        print("leasehold pipeline: " + "\n".join(map(printable, lines)), file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
 
 
 def _asked_to_end() -> Callable[[], bool]:
@@ -177,20 +178,6 @@ def run(
     finally:
         for query in queries:
             query.stop()
-
-
-def _ended(error: Exception, status: int) -> typer.Exit:
-    print("leasehold pipeline: " + "\n".join(map(printable, _cause(error))), file=sys.stderr)
-    return typer.Exit(status)
-
-
-def _cause(error: Exception) -> Sequence[str]:
-    """Our own sentence where Spark has wrapped one; else the first line, or all that is said of a query's end."""
-    text = str(error)
-    if isinstance(error, PySparkException) and (ours := OURS.search(text)):
-        return [ours[1]]
-    lines = text.splitlines()
-    return lines if isinstance(error, StreamingQueryException) else lines[:1]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Annotated, BinaryIO, cast
 
 import typer
-from attrs import evolve
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -27,6 +26,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 REQUESTS = 4
 _PLACES = 10**9  # of columns; a line has fewer
+SUMMARY = {
+    "UserRecordsPut": "records written",
+    "KinesisRecordsPut": "as Kinesis records",
+    "AllErrors": "refusals",
+    "UserRecordExpired": "given up",
+    "UserRecordsOutcomeUnknown": "perhaps written twice",
+}
 STEP = 1000  # lines between two looks at the progress
 
 MORE = """
@@ -62,10 +68,30 @@ def command(  # noqa: PLR0917  one for each option
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
         stream, region, endpoint, wire = _place(source)
         key_of = _key(key, delimiter)
-        settings = evolve(_settings(linger_ms, share, time_to_live, on_late), epoch=epoch)
+        if on_late not in {"block", "fail"}:
+            raise ValueError(f"--on-late: {on_late!r} is neither block nor fail")
+        if share <= 0 or time_to_live <= 0:
+            raise ValueError("--share and --time-to-live: want numbers above 0")
+        settings = Settings(
+            linger_seconds=linger_ms / 1000,
+            share=share,
+            time_to_live_seconds=time_to_live,
+            on_late="fail" if on_late == "fail" else "block",
+            epoch=epoch,
+        )
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write(Producer(clients_of(region, endpoint, REQUESTS, wire), stream, settings), lines, key_of)
-    print(json.dumps(written) if json_ else _said(written))
+            clients = clients_of(region, endpoint, REQUESTS, wire)
+            written = _write(Producer(clients, stream, settings), lines, key_of)
+    if json_:
+        print(json.dumps(written))
+    else:
+        names = {
+            "UserRecordsPut": "records written",
+            "KinesisRecordsPut": "as Kinesis records",
+            "AllErrors": "refusals",
+        }
+        names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
+        print(", ".join(f"{written[name]} {words}" for name, words in names.items()))
     if written["UserRecordsPending"] or written["UserRecordExpired"]:
         raise typer.Exit(1)
 
@@ -78,19 +104,6 @@ def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
     if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
         raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
     return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)
-
-
-def _settings(linger_ms: int, share: float, time_to_live: float, on_late: str) -> Settings:
-    if on_late not in {"block", "fail"}:
-        raise ValueError(f"--on-late: {on_late!r} is neither block nor fail")
-    if share <= 0 or time_to_live <= 0:
-        raise ValueError("--share and --time-to-live: want numbers above 0")
-    return Settings(
-        linger_seconds=linger_ms / 1000,
-        share=share,
-        time_to_live_seconds=time_to_live,
-        on_late="fail" if on_late == "fail" else "block",
-    )
 
 
 def _key(how: str, delimiter: str) -> Key:
@@ -129,7 +142,12 @@ def _field(line: bytes, number: int, delimiter: str) -> str:
 
 def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
     """Send every line, and drain; the producer's counters."""
-    with _asking() as asked, producer, _progress() as show:
+    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # A line that counts, where somebody watches.
+    counting = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    with _EndRequest.heard() as asked, producer, counting:
+        task = counting.add_task("", total=None)
         for number, line in enumerate(asked.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
@@ -139,7 +157,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
                 except ValueError as error:
                     raise ValueError(f"line {number}: no record can be made of it: {error}") from None
             if number % STEP == 0:
-                show(number)
+                counting.update(task, completed=number)
     return producer.metrics
 
 
@@ -174,29 +192,14 @@ class _EndRequest:
         except _EndRequested:
             return
 
-
-@contextmanager
-def _asking() -> Iterator[_EndRequest]:
-    asking = _EndRequest()
-    before = {each: signal.signal(each, asking.signal) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asking
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """A line that counts, where somebody watches."""
-    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda number: progress.update(task, completed=number)
-
-
-def _said(written: dict[str, float | dict[str, int]]) -> str:
-    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
-    names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
-    return ", ".join(f"{written[name]} {words}" for name, words in names.items())
+    @classmethod
+    @contextmanager
+    def heard(cls) -> Iterator["_EndRequest"]:
+        """Hear the signals that end, until the block is left."""
+        asking = cls()
+        before = {each: signal.signal(each, asking.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield asking
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)

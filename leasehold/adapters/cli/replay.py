@@ -82,20 +82,23 @@ def command(  # noqa: PLR0917  one for each option
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")
         if store is None:
-            verdict = _in_folder(letters, since, handler, to)
+            box = open_letters(letters)
+            if since is not None:
+                raise ValueError("--from: it goes with letters in a stream")
+            with _delivering(handler, to) as deliver:
+                verdict = replay(box, deliver, _tell)
         else:
             verdict = _in_stream(letters, store, since, handler, to)
-    print(json.dumps(asdict(verdict)) if as_json else _said(verdict, FOLDER if store is None else STREAM))
+    if as_json:
+        print(json.dumps(asdict(verdict)))
+    else:
+        gone, stay = FOLDER if store is None else STREAM
+        count = verdict.done + verdict.failed + verdict.strange
+        several = "1 letter" if count == 1 else f"{count} letters"
+        strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
+        print(f"{several}: {verdict.done} {gone}, {verdict.failed} failed again and {stay}{strange}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
-
-
-def _in_folder(letters: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
-    box = open_letters(letters)
-    if since is not None:
-        raise ValueError("--from: it goes with letters in a stream")
-    with _delivering(handler, to) as deliver:
-        return replay(box, deliver, _tell)
 
 
 def _in_stream(letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
@@ -133,10 +136,3 @@ def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
 
 def _tell(name: str, why: str) -> None:
     print(printable_lines(f"leasehold replay: {name} stays: {why}"), file=sys.stderr)
-
-
-def _said(verdict: ReplayVerdict, words: tuple[str, str]) -> str:
-    count = verdict.done + verdict.failed + verdict.strange
-    letters = "1 letter" if count == 1 else f"{count} letters"
-    text = f"{letters}: {verdict.done} {words[0]}, {verdict.failed} failed again and {words[1]}"
-    return text + (f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else "")

@@ -16,7 +16,8 @@ from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.report.distribution import distribution
 from leasehold.adapters.report.page import page
-from leasehold.adapters.report.report import Moment, Report, Snapshot, looked, report, report_json, saved
+from leasehold.adapters.report.report import Moment, Report, looked, report, report_json, saved
+from leasehold.adapters.report.watching import WatchedTable
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.protocol import StoreError
@@ -53,34 +54,35 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Look, count, draw."""
     with ending("report", StoreError, ServiceError, OSError):
-        _somewhere(output, as_json=as_json)
-        grouping = _groups(groups or ["prefix"])
-        if spark:
-            said = _by_spark(sources, snapshots, grouping)
+        if output is None and not as_json:
+            raise ValueError("--output: say where the page goes, or ask for --json")
+        if output is not None and not output.parent.is_dir():
+            raise ValueError(f"--output: there is no folder {output.parent}; make it first")
+        if output is not None and output.is_dir():
+            raise ValueError(f"--output: {output} is a folder; name a file in it")
+        match groups or ["prefix"]:
+            case ["none"]:
+                grouping: Groups = None
+            case ["prefix"]:
+                grouping = "prefix"
+            case separators:
+                grouping = Minimal(groups=tuple(separators)).groups
+        if "://" in sources[0]:
+            scheme, where, _ = store_address(sources[0])
+            place = f"{scheme}://{where}"  # never with the URL's options, which may hold a secret
         else:
-            said = report(_place(sources), _snapshots(sources, snapshots, every), grouping)
-        _tell(said, grouping, output, as_json=as_json)
+            place = ", ".join(Path(source).name for source in sources)
+        if spark:
+            said = _by_spark(sources, place, snapshots, grouping)
+        else:
+            said = report(place, _snapshots(sources, snapshots, every), grouping)
+        if output is not None:
+            output.write_text(page(said, grouping), encoding="utf-8")
+        if as_json:
+            print(json.dumps(report_json(said)))
 
 
-def _groups(given: Sequence[str]) -> Groups:
-    match given:
-        case ["none"]:
-            return None
-        case ["prefix"]:
-            return "prefix"
-        case _:
-            return Minimal(groups=tuple(given)).groups
-
-
-def _place(sources: Sequence[str]) -> str:
-    """The sources as the page's title names them: never with a URL's options."""
-    if "://" not in sources[0]:
-        return ", ".join(Path(source).name for source in sources)
-    scheme, place, _ = store_address(sources[0])
-    return f"{scheme}://{place}"
-
-
-def _by_spark(sources: Sequence[str], times: int, groups: Groups) -> Report:
+def _by_spark(sources: Sequence[str], place: str, times: int, groups: Groups) -> Report:
     if times > 1 or len(sources) > 1 or "://" not in sources[0]:
         raise ValueError("--spark: it takes one look at one store")
     # Only here, so that no other report needs Spark.
@@ -88,43 +90,22 @@ def _by_spark(sources: Sequence[str], times: int, groups: Groups) -> Report:
     from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
 
     found = counted(lease_table(session("leasehold report"), sources[0]))
-    return Report(_place(sources), (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)
+    return Report(place, (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)
 
 
-def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[Snapshot]:
+def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[WatchedTable]:
     if any("://" in source for source in sources):
         if len(sources) > 1:
             raise ValueError("FROM: one store, or files of one store's snapshots")
-        return _looked(sources[0], times, every)
-    found = [snapshot for source in sources for snapshot in _saved(source)]
+        with closing(open_store(sources[0], create=False, write=False)) as opened:
+            return tuple(looked(opened, times, every))
+    found: list[WatchedTable] = []
+    for source in sources:
+        if source == "-":
+            found += saved("standard input", sys.stdin.buffer)
+        else:
+            with Path(source).open("rb") as lines:
+                found += saved(source, lines)
     if not found:
         raise BadJsonField(f"{', '.join(sources)}: there is no snapshot in it")
     return found
-
-
-def _looked(url: str, times: int, every: float) -> Sequence[Snapshot]:
-    with closing(open_store(url, create=False, write=False)) as opened:
-        return tuple(looked(opened, times, every))
-
-
-def _saved(source: str) -> Sequence[Snapshot]:
-    if source == "-":
-        return tuple(saved("standard input", sys.stdin.buffer))
-    with Path(source).open("rb") as lines:
-        return tuple(saved(source, lines))
-
-
-def _somewhere(output: Path | None, *, as_json: bool) -> None:
-    if output is None and not as_json:
-        raise ValueError("--output: say where the page goes, or ask for --json")
-    if output is not None and not output.parent.is_dir():
-        raise ValueError(f"--output: there is no folder {output.parent}; make it first")
-    if output is not None and output.is_dir():
-        raise ValueError(f"--output: {output} is a folder; name a file in it")
-
-
-def _tell(said: Report, groups: Groups, output: Path | None, *, as_json: bool) -> None:
-    if output is not None:
-        output.write_text(page(said, groups), encoding="utf-8")
-    if as_json:
-        print(json.dumps(report_json(said)))

@@ -5,7 +5,7 @@ A reset as a file: what `leasehold reset --dry-run --json` printed, held against
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 from time import time
@@ -36,13 +36,16 @@ class PlannedReset:
 
 def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
     """The leases of a plan. Raises ValueError, naming the field that is not as `--dry-run --json` prints it."""
+    resets = []
     try:
-        resets = tuple(_planned(value) for value in parse(text).fields().need("leases").items())
+        for value in parse(text).fields().need("leases").items():
+            fields = value.fields()
+            resets.append(PlannedReset(fields.need("key").name(), _at(fields.need("was")), _at(fields.need("wanted"))))
     except BadJsonField as error:
         raise ValueError(f"--plan: {error}") from None
     if twice := sorted(key for key, times in Counter(each.key for each in resets).items() if times > 1):
         raise ValueError(f"--plan: lease {twice[0]!r} is given twice")
-    return resets
+    return tuple(resets)
 
 
 def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
@@ -59,11 +62,6 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
     return tuple(moves)
 
 
-def _planned(value: JsonValue) -> PlannedReset:
-    fields = value.fields()
-    return PlannedReset(fields.need("key").name(), _at(fields.need("was")), _at(fields.need("wanted")))
-
-
 def _at(value: JsonValue) -> Position:
     """A position, by the fields that a lease has."""
     value.fields().need("checkpoint")
@@ -71,8 +69,6 @@ def _at(value: JsonValue) -> Position:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-
-_Wish = Callable[[tuple[Lease, ...], frozenset[str]], tuple[Move, ...]]
 
 MORE = """
 `--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, UTC where it names no zone; `now-2h`; AT_TIMESTAMP with
@@ -120,37 +116,30 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Plan, write, tell."""
     with ending("reset", StoreError):
-        wish = _wish(to, shift_by, plan, key, timestamp_ms, sub, offset)
+        if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
+            raise ValueError("--to, --shift-by and --plan: give one of them")
+        if plan is not None and key:
+            raise ValueError("--key: a plan names its leases itself")
+        # All that the user has said is understood before the store is asked for anything.
+        position = None if to is None else _position(to, timestamp_ms, sub, offset, keys=len(key or ()))
+        seconds_on = 0.0 if shift_by is None else shift(shift_by)
+        resets = () if plan is None else _read(plan)
         with closing(open_store(store, create=False, write=not dry_run)) as opened:
-            leases = _chosen(readable(opened, "store"), key)
+            leases = readable(opened, "store")
+            known = {lease.key: lease for lease in leases}
+            for each in key or ():
+                if each not in known:
+                    raise ValueError(f"--key: there is no lease {each!r}")
+            leases = tuple(known[each] for each in key) if key else leases
             live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
-            moves = wish(leases, live)
+            if position is not None:
+                moves = resetting_planned(leases, position, live)
+            elif plan is not None:
+                moves = moves_of(resets, leases, live)
+            else:
+                moves = _shifted(leases, seconds_on, live)
             done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
             raise told(done, dry_run=dry_run, as_json=as_json)
-
-
-def _wish(  # noqa: PLR0917  the options that say what is wanted
-    to: str | None,
-    shift_by: str | None,
-    plan: str | None,
-    keys: list[str] | None,
-    timestamp_ms: int | None,
-    sub: int,
-    offset: str,
-) -> _Wish:
-    """Leases and the keys of living owners to moves. Raises ValueError for options that do not go together."""
-    if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
-        raise ValueError("--to, --shift-by and --plan: give one of them")
-    if to is not None:
-        position = _position(to, timestamp_ms, sub, offset, keys=len(keys or ()))
-        return lambda leases, live: resetting_planned(leases, position, live)
-    if shift_by is not None:
-        seconds_on = shift(shift_by)
-        return lambda leases, live: _shifted(leases, seconds_on, live)
-    if keys:
-        raise ValueError("--key: a plan names its leases itself")
-    resets = _read(plan or "")
-    return lambda leases, live: moves_of(resets, leases, live)
 
 
 def _read(plan: str) -> tuple[PlannedReset, ...]:
@@ -164,13 +153,18 @@ def _read(plan: str) -> tuple[PlannedReset, ...]:
 
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
-    position = _found(to, timestamp_ms, time())
+    if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
+        raise ValueError("--timestamp-ms: it goes with --to AT_TIMESTAMP, and only with it")
+    if to.isascii() and to.isdigit():
+        position = Position(to, sub, offset)
+    else:
+        position = SHARD_END if named(to) == "SHARD_END" else start(to, timestamp_ms, time(), "--to")
     _check(position, "--to" if timestamp_ms is None else "--timestamp-ms")
     if (sub or offset) and not position.numbered:
         raise ValueError("--sub and --offset: they go with a sequence number")
     if position.numbered and keys != 1:
         raise ValueError("--to: a sequence number belongs to one shard; name its lease with --key")
-    return Position(position.sequence, sub, offset) if position.numbered else position
+    return position
 
 
 def _check(position: Position, field: str) -> None:
@@ -188,7 +182,11 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
     for lease in leases:
         if lease.ended:
             continue
-        stands = _time_of(lease)
+        # When the last record done had arrived; a checkpoint that is a time says it itself.
+        reach = reach_of(lease) if lease.checkpoint.numbered else None
+        stands = None if reach is None else reach.arrived
+        if lease.checkpoint.sequence == "AT_TIMESTAMP":
+            stands = lease.checkpoint.sub / 1000
         if stands is None:
             raise ValueError(
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
@@ -196,27 +194,3 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
             )
         moves += resetting_planned((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
     return tuple(moves)
-
-
-def _time_of(lease: Lease) -> float | None:
-    """When the last record done had arrived, seconds since 1970; a checkpoint that is a time says it itself."""
-    if lease.checkpoint.sequence == "AT_TIMESTAMP":
-        return lease.checkpoint.sub / 1000
-    reach = reach_of(lease) if lease.checkpoint.numbered else None
-    return None if reach is None else reach.arrived
-
-
-def _found(to: str, timestamp_ms: int | None, now: float) -> Position:
-    if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
-        raise ValueError("--timestamp-ms: it goes with --to AT_TIMESTAMP, and only with it")
-    if to.isascii() and to.isdigit():
-        return Position(to)
-    return SHARD_END if named(to) == "SHARD_END" else start(to, timestamp_ms, now, "--to")
-
-
-def _chosen(leases: tuple[Lease, ...], keys: list[str] | None) -> tuple[Lease, ...]:
-    known = {lease.key: lease for lease in leases}
-    for key in keys or ():
-        if key not in known:
-            raise ValueError(f"--key: there is no lease {key!r}")
-    return tuple(known[key] for key in keys) if keys else leases

@@ -102,7 +102,18 @@ def command(  # noqa: PLR0917  typer calls it by name
             dated=dated,
             cycles=cycles,
         )
-    _ask(question, sweep, jobs, master, as_json=as_json)
+    seeds = range(seed, seed + sweep)
+    if master is not None:
+        answers = _on_cluster(question, seeds, master)
+    else:
+        running = on_this_machine(question, seeds, min(jobs, sweep))
+        console = Console(stderr=True)
+        answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
+    if as_json:
+        each = [{"seed": number, **outcome} for number, outcome in answers]
+        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": each}))
+    else:
+        _show(question, [outcome for _, outcome in answers])
 
 
 def _sizes(workers: str) -> tuple[int, ...]:
@@ -110,23 +121,6 @@ def _sizes(workers: str) -> tuple[int, ...]:
     if not all(sizes):
         raise ValueError(f"workers: {workers!r} is not a number of workers, nor several joined by +")
     return sizes
-
-
-def _ask(question: SimulationQuestion, sweep: int, jobs: int, master: str | None, *, as_json: bool) -> None:
-    seeds = range(question.seed, question.seed + sweep)
-    if master is not None:
-        answers = _on_cluster(question, seeds, master)
-    else:
-        running = on_this_machine(question, seeds, min(jobs, sweep))
-        console = Console(stderr=True)
-        answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
-    outcomes = [outcome for _, outcome in answers]
-    if as_json and sweep == 1:
-        print(json.dumps(outcomes[0]))
-    elif as_json:
-        print(json.dumps({"seeds": [{"seed": seed, **outcome} for seed, outcome in answers]}))
-    else:
-        _show(question, outcomes)
 
 
 def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:

@@ -103,7 +103,11 @@ class Distribution:
 def tallies(leases: Iterable[Lease]) -> tuple[Tally, ...]:
     """The leases counted by owner and progress (rule 1)."""
     found = _gathered(leases, lambda lease: (lease.owner, progress_of(lease.checkpoint.sequence)))
-    return tuple(_tally(owner, progress, [lease.weight for lease in rows]) for (owner, progress), rows in found.items())
+    counted = []
+    for (owner, progress), rows in found.items():
+        known = [kilobytes(lease.weight) for lease in rows if lease.weight is not None]
+        counted.append(Tally(owner, progress, len(rows), math.fsum(known), len(known)))
+    return tuple(counted)
 
 
 def progress_of(sequence: str) -> str:
@@ -111,16 +115,16 @@ def progress_of(sequence: str) -> str:
     return sequence if sequence in SENTINELS else NUMBER
 
 
-def _tally(owner: str | None, progress: str, weights: Sequence[int | None]) -> Tally:
-    known = [kilobytes(weight) for weight in weights if weight is not None]
-    return Tally(owner, progress, len(weights), math.fsum(known), len(known))
-
-
 def distribution(counted: Iterable[Tally], groups: Groups = "prefix") -> Distribution:
     """How leases counted so are shared out; `groups` says how a worker's name tells its groups."""
     everything = tuple(counted)
     working = [tally for tally in everything if tally.progress != SHARD_END.sequence]  # rule 2
-    shares = _shares(working)
+    owned = _gathered((tally for tally in working if tally.owner is not None), lambda tally: str(tally.owner))
+    shares = tuple(
+        Share(owner, _leases(rows), _weight([row.weight for row in rows if row.weighed]))
+        for owner, rows in sorted(owned.items())
+    )
+    counts = {name: _leases(rows) for name, rows in _gathered(everything, lambda tally: tally.progress).items()}
     return Distribution(
         leases=_leases(everything),
         ended=_leases(everything) - _leases(working),
@@ -128,35 +132,22 @@ def distribution(counted: Iterable[Tally], groups: Groups = "prefix") -> Distrib
         workers=shares,
         spread=_spread(shares),
         levels=tuple(_level(shares, groups, depth + 1) for depth in range(len(path_of("", groups)))),
-        progress=_progress(everything),
+        progress=tuple(sorted(counts.items(), key=lambda count: (-count[1], count[0]))),
     )
-
-
-def _progress(counted: Iterable[Tally]) -> tuple[tuple[str, int], ...]:
-    found = _gathered(counted, lambda tally: tally.progress)
-    counts = ((name, _leases(rows)) for name, rows in found.items())
-    return tuple(sorted(counts, key=lambda count: (-count[1], count[0])))
-
-
-def _shares(working: Iterable[Tally]) -> tuple[Share, ...]:
-    found = _gathered(working, lambda tally: tally.owner)
-    shares = (
-        Share(owner, _leases(rows), _weight([row.weight for row in rows if row.weighed]))
-        for owner, rows in found.items()
-        if owner is not None
-    )
-    return tuple(sorted(shares, key=lambda share: share.worker))
 
 
 def _level(shares: Iterable[Share], groups: Groups, depth: int) -> tuple[GroupShare, ...]:
     found = _gathered(shares, lambda share: path_of(share.worker, groups)[:depth])
-    return tuple(_group(path, members) for path, members in sorted(found.items()))
-
-
-def _group(path: tuple[str, ...], members: Sequence[Share]) -> GroupShare:
-    weights = [share.weight for share in members if share.weight is not None]
-    leases = sum(share.leases for share in members)
-    return GroupShare(path, leases, len(members), _spread(members), _weight(weights))
+    return tuple(
+        GroupShare(
+            path,
+            sum(share.leases for share in members),
+            len(members),
+            _spread(members),
+            _weight([share.weight for share in members if share.weight is not None]),
+        )
+        for path, members in sorted(found.items())
+    )
 
 
 def _spread(shares: Sequence[Share]) -> Spread:

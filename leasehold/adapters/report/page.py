@@ -2,30 +2,24 @@
 
 The templates of the pages, and the form of numbers, times and names in them.
 
-Charts as SVG that takes its colours and its type from the page it stands in.
+Charts as SVG that takes its colours and its type from the page it stands in: bars, stacks and curves.
 
-Rule 1: colours are drawn as stand-ins that no design would use, and become the page's CSS variables,
-so that one chart is readable on light and on dark. Rule 2: names are text, never formulas or markup.
+Rule 1: colours are variables of the page's style, so that one chart is readable on light and on dark. Rule 2: names are
+text, never markup. Rule 3: nothing is styled in place, which a page's content policy would refuse.
 """
 
-import io
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import cycle
-from typing import Any
+from html import escape
+from itertools import chain, cycle
 
 from attrs import field, frozen
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from leasehold.adapters.report.distribution import NUMBER, Distribution, GroupShare, Share
-from leasehold.adapters.report.report import HOT, CheckpointLag, Moment, Report, SnapshotChange
+from leasehold.adapters.report.distribution import NUMBER, Distribution
+from leasehold.adapters.report.report import HOT, Report
 from leasehold.balancer.rules.shares import Groups, path_of
 from leasehold.stores.printable import printable
 
@@ -56,35 +50,20 @@ def _seen(value: object) -> object:
 TEMPLATES = Environment(
     loader=PackageLoader("leasehold.adapters.report", "."), autoescape=True, undefined=StrictUndefined, finalize=_seen
 )
-"""All pages have one look: `style.html.j2`."""
+"""All pages have one look, that of `serve` included: `page.css`."""
 
 TEMPLATES.filters |= {"name": group_name, "count": count, "seconds": _seconds, "clock": _clock}
 
 
-INK, FAINT, BAD = "#00fe01", "#00fe02", "#00fe03"
-COLOURS = tuple(f"#00fe1{digit}" for digit in range(8))
-_VARIABLES = {INK: "ink", FAINT: "faint", BAD: "bad"} | {colour: f"c{n}" for n, colour in enumerate(COLOURS)}
+INK, FAINT, BAD = "var(--ink)", "var(--faint)", "var(--bad)"
+COLOURS = tuple(f"var(--c{digit})" for digit in range(8))
 
-WIDTH, ROW, MARGIN = 6.4, 0.27, 0.75
-"""Inches, at 72 units each."""
+WIDTH, ROW, LETTER = 480.0, 19.0, 6.2
+"""Units of the drawing: the whole, a lying bar with its gap, and a letter, for which a wide one is taken."""
 
 LABEL_MAX = 26
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "leasehold",
-    "text.parse_math": False,  # rule 2: a dollar in a name is a dollar
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": FAINT,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
+POINTS_MAX = 100
+"""With more points than this a curve is drawn without dots."""
 
 
 @frozen
@@ -98,7 +77,7 @@ class Bar:
 
 @frozen
 class Line:
-    """A line of a chart over time."""
+    """A line of a chart over time, or a layer of stacked bars."""
 
     label: str = field(converter=printable)
     values: tuple[float, ...]
@@ -107,76 +86,117 @@ class Line:
 
 def bars(rows: Sequence[Bar]) -> str:
     """Lying bars of leases, the first on top, each with its number."""
-    with rc_context(_STYLE):
-        figure, axes = _axes(MARGIN + ROW * len(rows))
-        places = range(len(rows))
-        drawn = axes.barh(places, [row.length for row in rows], color=[row.colour for row in rows], height=0.7)
-        axes.bar_label(drawn, [f"{row.length:,g}" for row in rows], padding=4)
-        axes.set_yticks(places, [_short(row.label) for row in rows])
-        axes.invert_yaxis()
-        axes.margins(x=0.12, y=0.02)
-        axes.set_xlabel("leases")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="x", alpha=0.5)
-        axes.tick_params(axis="y", length=0)
-        return _svg(figure)
+    left = LETTER * max((len(_short(row.label)) for row in rows), default=0) + 10
+    ticks, low = _ticks([row.length for row in rows], 8), ROW * len(rows) + 6
+    right = WIDTH - 45 - left  # what remains is for the number of the longest
+
+    def across(value: float) -> float:
+        return left + right * value / ticks[-1]
+
+    parts = [_rule(across(tick), 0, across(tick), low) for tick in ticks]
+    parts += [_text(across(tick), low + 13, f"{tick:,.10g}") for tick in ticks]
+    parts.append(_text(left + right, low + 28, "leases", "end"))
+    for place, row in enumerate(rows):
+        top = ROW * place + 5
+        parts.append(_text(left - 6, top + 11, _short(row.label), "end"))
+        parts.append(_box(left, top, across(row.length) - left, 0.75 * ROW, row.colour))
+        parts.append(_text(across(row.length) + 5, top + 11, f"{row.length:,g}", "start"))
+    return _svg(low + 34, parts)
 
 
 def stacks(places: Sequence[int], layers: Sequence[Line], x: str, y: str) -> str:
     """Standing bars, one at each place, made of one layer for each line."""
-    with rc_context(_STYLE):
-        figure, axes = _axes(3.2)
-        below = [0.0] * len(places)
+    totals = [sum(column) for column in zip(*(layer.values for layer in layers), strict=True)]
+    frame = _Frame(_ticks(totals, 8), 200.0)
+    wide = frame.wide / len(places)
+    step = math.ceil(len(places) / 20)
+    parts = frame.parts(layers, x, y)
+    for at, place in enumerate(places):
+        middle = frame.left + wide * (at + 0.5)
+        parts += [_text(middle, frame.low + 14, f"{place:,}")] if at % step == 0 else []
+        below = 0.0
         for layer in layers:
-            axes.bar(places, layer.values, bottom=below, color=layer.colour, width=0.8, label=_short(layer.label))
-            below = [low + value for low, value in zip(below, layer.values, strict=True)]
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        return _finished(figure, axes, x, y)
-
-
-def lines(times: Sequence[float], rows: Sequence[Line], y: str, since: str = "the first snapshot") -> str:
-    """A chart with a line for each row, over seconds `since` something; a line without a label is alone."""
-    with rc_context(_STYLE):
-        figure, axes = _axes(2.8)
-        scale, unit = _scale(max(times))
-        for row in rows:
-            axes.plot(
-                [time / scale for time in times],
-                row.values,
-                color=row.colour,
-                label=row.label or None,
-                marker=".",
-                linewidth=1.8,
+            height = layer.values[at]
+            parts.append(
+                _box(middle - 0.4 * wide, frame.up(below + height), 0.8 * wide, frame.high(height), layer.colour)
             )
-        axes.set_ylim(bottom=0)
-        return _finished(figure, axes, f"{unit} since {since}", y)
+            below += height
+    return _svg(frame.low + 34, parts)
 
 
-def _scale(seconds: float) -> tuple[int, str]:
-    return next(
+def lines(
+    times: Sequence[float], rows: Sequence[Line], y: str, since: str = "the first snapshot", tall: float = 170.0
+) -> str:
+    """A chart with a curve for each row, over seconds `since` something; a line without a label is alone."""
+    most = max(times) or 1.0
+    scale, unit = next(
         (scale, unit)
         for scale, unit in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-        if seconds >= 3 * scale or scale == 1
+        if most >= 3 * scale or scale == 1
     )
+    frame = _Frame(_ticks(list(chain.from_iterable(row.values for row in rows)), 6), tall)
+
+    def across(seconds: float) -> float:
+        return frame.left + frame.wide * seconds / most
+
+    # The axis ends with the last point, and not at a round number of minutes, so that no room is empty.
+    ticks = [tick for tick in _ticks([most / scale], 9) if tick * scale <= most]
+    parts = frame.parts(rows, f"{unit} since {since}", y)
+    parts += [_text(across(tick * scale), frame.low + 14, f"{tick:,.10g}") for tick in ticks]
+    for row in rows:
+        points = [(across(time), frame.up(value)) for time, value in zip(times, row.values, strict=True)]
+        told = " ".join(f"{right:.1f},{down:.1f}" for right, down in points)
+        parts.append(f'<polyline points="{told}" fill="none" stroke="{row.colour}" stroke-width="1.7"/>')
+        dots = points if len(points) <= POINTS_MAX else []
+        parts += [f'<circle cx="{right:.1f}" cy="{down:.1f}" r="2" fill="{row.colour}"/>' for right, down in dots]
+    return _svg(frame.low + 34, parts)
 
 
-def _axes(inches: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, inches), layout="constrained")
-    figure.patch.set_visible(False)
-    axes = figure.add_subplot()
-    axes.patch.set_visible(False)
-    axes.set_axisbelow(True)
-    return figure, axes
+@frozen
+class _Frame:
+    """Where values stand in a chart whose y axis has these ticks, and what is drawn around them."""
+
+    ticks: Sequence[float]
+    tall: float
+    top: float = 24.0
+
+    @property
+    def left(self) -> float:
+        return LETTER * max(len(f"{tick:,.10g}") for tick in self.ticks) + 10
+
+    @property
+    def wide(self) -> float:
+        return WIDTH - self.left - 8
+
+    @property
+    def low(self) -> float:
+        return self.top + self.tall
+
+    def high(self, value: float) -> float:
+        return self.tall * value / self.ticks[-1]
+
+    def up(self, value: float) -> float:
+        return self.low - self.high(value)
+
+    def parts(self, named: Sequence[Line], x: str, y: str) -> list[str]:
+        """The lines across with their numbers, what the axes are, and which colour is whose."""
+        parts = [_rule(self.left, self.up(tick), WIDTH - 8, self.up(tick)) for tick in self.ticks]
+        parts += [_text(self.left - 6, self.up(tick) + 4, f"{tick:,.10g}", "end") for tick in self.ticks]
+        parts += [_text(2, 10, y, "start"), _text(WIDTH - 8, self.low + 29, x, "end")]
+        begins = LETTER * len(y) + 24
+        for line in (line for line in named if line.label):
+            parts += [_box(begins, 3, 12, 7, line.colour), _text(begins + 16, 10, _short(line.label), "start")]
+            begins += LETTER * len(_short(line.label)) + 32
+        return parts
 
 
-def _finished(figure: Figure, axes: Axes, x: str, y: str) -> str:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", alpha=0.5)
-    if any(axes.get_legend_handles_labels()):
-        figure.legend(loc="outside upper left", ncols=4)
-    return _svg(figure)
+def _ticks(values: Sequence[float], most: int) -> list[float]:
+    """Round numbers from 0 to above all values, at most so many steps; whole ones where the values are whole."""
+    largest = max(values, default=0) or 1.0
+    smallest = 0 if all(value == int(value) for value in values) else -3
+    steps = (digit * 10.0**power for power in range(smallest, 300) for digit in (1, 2, 5))
+    step = next(step for step in steps if largest <= step * most)
+    return [step * number for number in range(math.ceil(largest / step) + 1)]
 
 
 def _short(label: str) -> str:
@@ -184,15 +204,21 @@ def _short(label: str) -> str:
     return label if len(label) <= LABEL_MAX else f"…{label[1 - LABEL_MAX :]}"
 
 
-def _svg(figure: Figure) -> str:
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-    text = drawn.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # several charts on one page would share these
-    text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
-    return re.sub("#00fe[01][0-9]", lambda found: f"var(--{_VARIABLES[found[0]]})", text)
+def _rule(x: float, y: float, to_x: float, to_y: float) -> str:
+    return f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{FAINT}" stroke-opacity=".6"/>'
+
+
+def _box(x: float, y: float, wide: float, high: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" fill="{colour}"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _svg(tall: float, parts: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {tall:g}" aria-hidden="true"'
+    return f'{head} font-size="11" fill="{INK}">{"".join(parts)}</svg>'
 
 
 BARS_MAX = 40
@@ -233,7 +259,15 @@ def findings(said: Report) -> tuple[str, ...]:
             f"Workers hold between {last.spread.least} and {last.spread.most} leases; even would differ by one."
         )
     for level in last.levels:
-        found += _uneven(level)
+        # Apart by more than one lease that an even split, by numbers of workers, would not leave.
+        leases, workers = sum(each.leases for each in level), sum(each.workers for each in level)
+        even = {each.path: leases * each.workers / workers for each in level} if workers else {}
+        apart = [each for each in level if len(level) > 1 and abs(each.leases - even[each.path]) > 1]
+        found += [
+            f"Group {group_name(each.path)} holds {each.leases} leases; its {each.workers} of {workers} workers"
+            f" would evenly hold {count(even[each.path])}."
+            for each in sorted(apart, key=lambda each: -abs(each.leases - even[each.path]))[:UNEVEN_MAX]
+        ]
     if said.least:
         found.append(f"{said.least} {'move' if said.least == 1 else 'moves'} would make it even, and no fewer.")
     if hot := [line.key for line in said.leases if line.hot]:
@@ -241,37 +275,44 @@ def findings(said: Report) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _uneven(level: Sequence[GroupShare]) -> list[str]:
-    """Groups apart by more than one lease that an even split, by numbers of workers, would not leave."""
-    leases, workers = sum(each.leases for each in level), sum(each.workers for each in level)
-    shares = {each.path: leases * each.workers / workers for each in level} if workers else {}
-    apart = [each for each in level if len(level) > 1 and abs(each.leases - shares[each.path]) > 1]
-    farthest = sorted(apart, key=lambda each: -abs(each.leases - shares[each.path]))[:UNEVEN_MAX]
-    return [
-        f"Group {group_name(each.path)} holds {each.leases} leases; its {each.workers} of {workers} workers"
-        f" would evenly hold {count(shares[each.path])}."
-        for each in farthest
-    ]
-
-
 def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
-    drawn = {"workers": _workers(said.last, groups), "held": _held(said.last, groups), "progress": _progress(said.last)}
-    drawn |= {f"level{depth}": _level(said.last, depth) for depth in range(len(said.last.levels))}
+    last = said.last
+    nobody = [Bar("nobody", last.unowned, BAD)] if last.unowned else []
+    # A colour for each outermost group, in turn; the bars of its workers and of its own groups have it too.
+    hues = dict(zip((each.path for each in (last.levels or [()])[0]), cycle(COLOURS), strict=False))
+    workers = [
+        Bar(each.worker, each.leases, hues.get(path_of(each.worker, groups)[:1], COLOURS[0])) for each in last.workers
+    ]
+    colours = {"SHARD_END": COLOURS[2], NUMBER: COLOURS[0]}
+    progress = [Bar(_PROGRESS.get(name, name), many, colours.get(name, COLOURS[3])) for name, many in last.progress]
+    drawn = {"workers": bars([*_ends(workers), *nobody]), "held": _held(last, groups, hues), "progress": bars(progress)}
+    for depth, level in enumerate(last.levels):
+        rows = [Bar(group_name(each.path), each.leases, hues[each.path[:1]]) for each in level]
+        drawn[f"level{depth}"] = bars([*_ends(rows), *nobody])
+    begins = said.moments[0].at
     if said.changes:
-        times = [moment.at - said.moments[0].at for moment in said.moments]
-        drawn |= {"spread": _spreads(times, said.moments), "churn": _churn(times[1:], said.changes)}
-    if len(said.lags) > 1:
-        drawn["lag"] = _behind(said, said.lags)
-    elif said.stood and not said.lags:
-        drawn["stood"] = _behind(said, said.stood)
+        times = [moment.at - begins for moment in said.moments]
+        spreads = [moment.distribution.spread for moment in said.moments]
+        of_workers = (
+            Line("most", tuple(spread.most for spread in spreads), COLOURS[1]),
+            Line("mean", tuple(spread.mean for spread in spreads), COLOURS[0]),
+            Line("least", tuple(spread.least for spread in spreads), COLOURS[2]),
+            Line("without an owner", tuple(moment.distribution.unowned for moment in said.moments), BAD),
+        )
+        of_owners = (
+            Line("moved", tuple(change.moved for change in said.changes), COLOURS[1]),
+            Line("claimed", tuple(change.claimed for change in said.changes), COLOURS[0]),
+            Line("freed", tuple(change.freed for change in said.changes), BAD),
+        )
+        drawn |= {"spread": lines(times, of_workers, "leases"), "churn": lines(times[1:], of_owners, "leases")}
+    # One reading of lag makes no curve; where no row tells of lag, how long checkpoints stood still is all there is.
+    name, behind = ("lag", said.lags) if said.lags else ("stood", said.stood)
+    if len(behind) > (name == "lag"):
+        longest = Line("longest", tuple(lag.most for lag in behind), COLOURS[1])
+        median = Line("median", tuple(lag.median for lag in behind), COLOURS[0])
+        drawn[name] = lines([lag.at - begins for lag in behind], (longest, median), "seconds")
     # The charts escape the names in them.
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704
-
-
-def _behind(said: Report, lags: Sequence[CheckpointLag]) -> str:
-    since = [lag.at - said.moments[0].at for lag in lags]
-    most = Line("longest", tuple(lag.most for lag in lags), COLOURS[1])
-    return lines(since, (most, Line("median", tuple(lag.median for lag in lags), COLOURS[0])), "seconds")
 
 
 def _ends(rows: Sequence[Bar]) -> Sequence[Bar]:
@@ -281,68 +322,16 @@ def _ends(rows: Sequence[Bar]) -> Sequence[Bar]:
     return ordered[: BARS_MAX // 2] + ordered[-BARS_MAX // 2 :]
 
 
-def _hues(last: Distribution) -> dict[tuple[str, ...], str]:
-    """A colour for each outermost group, in turn."""
-    outermost = last.levels[0] if last.levels else ()
-    return dict(zip((each.path for each in outermost), cycle(COLOURS), strict=False))
-
-
-def _nobody(last: Distribution) -> list[Bar]:
-    return [Bar("nobody", last.unowned, BAD)] if last.unowned else []
-
-
-def _level(last: Distribution, depth: int) -> str:
-    hues = _hues(last)
-    rows = [Bar(group_name(each.path), each.leases, hues[each.path[:1]]) for each in last.levels[depth]]
-    return bars([*_ends(rows), *_nobody(last)])
-
-
-def _workers(last: Distribution, groups: Groups) -> str:
-    hues = _hues(last)
-    rows = [Bar(each.worker, each.leases, _hue(hues, each, groups)) for each in last.workers]
-    return bars([*_ends(rows), *_nobody(last)])
-
-
-def _hue(hues: dict[tuple[str, ...], str], share: Share, groups: Groups) -> str:
-    return hues.get(path_of(share.worker, groups)[:1], COLOURS[0])
-
-
-def _held(last: Distribution, groups: Groups) -> str:
+def _held(last: Distribution, groups: Groups, hues: Mapping[tuple[str, ...], str]) -> str:
     """How many workers hold how many leases, by outermost group."""
     places = range(last.spread.least, last.spread.most + 1)
-    colours = _hues(last) or {(): COLOURS[0]}
     # With more groups than colours, colours would not tell the groups apart.
-    named = list(colours) if len(colours) <= len(COLOURS) else []
+    named = list(hues) if len(hues) <= len(COLOURS) else []
     counts = {path: dict.fromkeys(places, 0) for path in named or [()]}
     for share in last.workers:
         counts[path_of(share.worker, groups)[:1] if named else ()][share.leases] += 1
     layers = [
-        Line(group_name(path) or "workers", tuple(held.values()), colours.get(path, COLOURS[0]))
+        Line(group_name(path) or "workers", tuple(held.values()), hues.get(path, COLOURS[0]))
         for path, held in counts.items()
     ]
     return stacks(places, layers, "leases held", "workers")
-
-
-def _progress(last: Distribution) -> str:
-    colours = {"SHARD_END": COLOURS[2], NUMBER: COLOURS[0]}
-    return bars([Bar(_PROGRESS.get(name, name), count, colours.get(name, COLOURS[3])) for name, count in last.progress])
-
-
-def _spreads(times: Sequence[float], moments: Sequence[Moment]) -> str:
-    spreads = [moment.distribution.spread for moment in moments]
-    rows = (
-        Line("most", tuple(spread.most for spread in spreads), COLOURS[1]),
-        Line("mean", tuple(spread.mean for spread in spreads), COLOURS[0]),
-        Line("least", tuple(spread.least for spread in spreads), COLOURS[2]),
-        Line("without an owner", tuple(moment.distribution.unowned for moment in moments), BAD),
-    )
-    return lines(times, rows, "leases")
-
-
-def _churn(times: Sequence[float], changed: Sequence[SnapshotChange]) -> str:
-    rows = (
-        Line("moved", tuple(change.moved for change in changed), COLOURS[1]),
-        Line("claimed", tuple(change.claimed for change in changed), COLOURS[0]),
-        Line("freed", tuple(change.freed for change in changed), BAD),
-    )
-    return lines(times, rows, "leases")

@@ -5,7 +5,7 @@ The progress of a pipeline, as one page of HTML that reloads itself: rows, lag, 
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -149,33 +149,26 @@ class QueryProgress:
 
     @property
     def charts(self) -> dict[str, Markup]:
-        """The charts, by their headings."""
-        seconds = [(told, told.seconds) for told in self.batches]
-        drawn = {
-            "Rows a second": self._chart(self._rates(), "rows a second", COLOURS[0]),
-            "How long batches took": self._chart(seconds, "seconds", COLOURS[3]),
-            "Lag: age of the newest record landed": self._chart(
-                [(told, told.lag_seconds) for told in self.batches if told.lag_seconds is not None],
-                "seconds",
-                COLOURS[1],
-            ),
-            "Late: after the watermark, and in no window": self._chart(
-                [(told, told.late or 0) for told in self.batches if self.late], "rows", BAD
-            ),
-        }
-        return {heading: chart for heading, chart in drawn.items() if chart}
-
-    def _rates(self) -> list[tuple[BatchProgress, float]]:
-        """From the end of each batch's predecessor to its own end; the first has none."""
+        """The charts, by their headings; without those of which nothing was told."""
+        # A rate is from the end of the batch before to its own end, so that the first batch has none.
         pairs = pairwise(self.batches)
-        return [(after, after.rows / max(after.at - before.at, 0.001)) for before, after in pairs]
-
-    def _chart(self, values: Sequence[tuple[BatchProgress, float]], unit: str, colour: str) -> Markup:
-        if not values:
-            return Markup()
-        times = [told.at - self.batches[0].at for told, _ in values]
-        line = Line("", tuple(value for _, value in values), colour)
-        return Markup(lines(times, [line], unit, since="the first batch shown"))  # noqa: S704  names in it are escaped
+        rates = [(after, after.rows / max(after.at - before.at, 0.001)) for before, after in pairs]
+        lags = [(told, told.lag_seconds) for told in self.batches if told.lag_seconds is not None]
+        late = [(told, float(told.late or 0)) for told in self.batches if self.late]
+        drawn: tuple[tuple[str, list[tuple[BatchProgress, float]], str, str], ...] = (
+            ("Rows a second", rates, "rows a second", COLOURS[0]),
+            ("How long batches took", [(told, told.seconds) for told in self.batches], "seconds", COLOURS[3]),
+            ("Lag: age of the newest record landed", lags, "seconds", COLOURS[1]),
+            ("Late: after the watermark, and in no window", late, "rows", BAD),
+        )
+        since = "the first batch shown"
+        charts = {}
+        for heading, values, unit, colour in drawn:
+            if values:
+                times = [told.at - self.batches[0].at for told, _ in values]
+                curve = lines(times, [Line("", tuple(value for _, value in values), colour)], unit, since=since)
+                charts[heading] = Markup(curve)  # noqa: S704  names in it are escaped
+        return charts
 
 
 def progress_page(name: str, queries: Mapping[str, QueryProgress], *, running: bool) -> str:

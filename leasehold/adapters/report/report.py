@@ -18,22 +18,14 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from leasehold.adapters.json_form import BadJsonField, lease_of, parse
+from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.reading.status import lags_of
 from leasehold.adapters.report.distribution import Distribution, distribution, tallies
-from leasehold.balancer.model import Lease, Position
+from leasehold.adapters.report.watching import WatchedTable
+from leasehold.balancer.model import Position
 from leasehold.balancer.rules.shares import Groups, least_moves
 from leasehold.stores.fields import kilobytes
-from leasehold.stores.protocol import Store
-
-
-@frozen
-class Snapshot:
-    """The leases as they were at one time, in seconds since 1970; `malformed` rows could not be read."""
-
-    at: float
-    leases: tuple[Lease, ...]
-    malformed: int = 0
+from leasehold.stores.protocol import Malformed, Store
 
 
 @frozen
@@ -87,52 +79,49 @@ class CheckpointLag:
     most: float
 
 
-def changes(snapshots: Sequence[Snapshot]) -> tuple[SnapshotChange, ...]:
+def changes(snapshots: Sequence[WatchedTable]) -> tuple[SnapshotChange, ...]:
     """The changes between neighbouring snapshots, which are in the order of time."""
-    return tuple(_change(before, after) for before, after in pairwise(snapshots))
+    found = []
+    for before, after in pairwise(snapshots):
+        old, new = ({lease.key: lease for lease in each.leases} for each in (before, after))
+        was, now = ({lease.owner for lease in each.unended} - {None} for each in (before, after))
+        kept = [(old[key], lease) for key, lease in new.items() if key in old]
+        owners = [(first.owner, then.owner) for first, then in kept if not then.ended]
+        found.append(
+            SnapshotChange(
+                at=after.at,
+                seconds=after.at - before.at,
+                moved=sum(None not in (first, then) and first != then for first, then in owners),
+                claimed=sum(first is None and then is not None for first, then in owners),
+                freed=sum(first is not None and then is None for first, then in owners),
+                ended=sum(then.ended and not first.ended for first, then in kept),
+                created=len(new.keys() - old.keys()),
+                deleted=len(old.keys() - new.keys()),
+                joined=len(now - was),
+                left=len(was - now),
+                advanced=sum(first.checkpoint != then.checkpoint and not then.ended for first, then in kept),
+            )
+        )
+    return tuple(found)
 
 
-def _change(before: Snapshot, after: Snapshot) -> SnapshotChange:
-    old, new = ({lease.key: lease for lease in each.leases} for each in (before, after))
-    kept = [(old[key], lease) for key, lease in new.items() if key in old]
-    owners = [(was.owner, now.owner) for was, now in kept if not now.ended]
-    return SnapshotChange(
-        at=after.at,
-        seconds=after.at - before.at,
-        moved=sum(None not in (was, now) and was != now for was, now in owners),
-        claimed=sum(was is None and now is not None for was, now in owners),
-        freed=sum(was is not None and now is None for was, now in owners),
-        ended=sum(now.ended and not was.ended for was, now in kept),
-        created=len(new.keys() - old.keys()),
-        deleted=len(old.keys() - new.keys()),
-        joined=len(_workers(after) - _workers(before)),
-        left=len(_workers(before) - _workers(after)),
-        advanced=sum(was.checkpoint != now.checkpoint and not now.ended for was, now in kept),
-    )
-
-
-def _workers(snapshot: Snapshot) -> set[str]:
-    return {lease.owner for lease in snapshot.leases if lease.owner is not None and not lease.ended}
-
-
-def standstill(snapshots: Sequence[Snapshot]) -> tuple[StalledLease, ...]:
+def standstill(snapshots: Sequence[WatchedTable]) -> tuple[StalledLease, ...]:
     """The unfinished leases at the last snapshot, those that have stood still longest first."""
     *_, last = _stills(snapshots)
     return tuple(sorted(last, key=lambda still: (-still.seconds, still.key)))
 
 
-def lags(snapshots: Sequence[Snapshot]) -> tuple[CheckpointLag, ...]:
+def lags(snapshots: Sequence[WatchedTable]) -> tuple[CheckpointLag, ...]:
     """How far behind the leases of each snapshot were, as the rows tell; nothing of one whose rows tell nothing."""
-    told = ((snapshot.at, _told(snapshot)) for snapshot in snapshots)
-    return tuple(CheckpointLag(at, median(seconds), max(seconds)) for at, seconds in told if seconds)
+    told = []
+    for snapshot in snapshots:
+        found = lags_of(snapshot.leases, snapshot.at, math.inf).values()
+        if known := [lag.seconds for lag in found if lag.seconds is not None]:
+            told.append(CheckpointLag(snapshot.at, median(known), max(known)))
+    return tuple(told)
 
 
-def _told(snapshot: Snapshot) -> list[float]:
-    found = lags_of(snapshot.leases, snapshot.at, math.inf).values()
-    return [lag.seconds for lag in found if lag.seconds is not None]
-
-
-def standstills(snapshots: Sequence[Snapshot]) -> tuple[CheckpointLag, ...]:
+def standstills(snapshots: Sequence[WatchedTable]) -> tuple[CheckpointLag, ...]:
     """How long checkpoints had stood still at each snapshot but the first, which has none before it."""
     followed = list(zip(snapshots, _stills(snapshots), strict=True))[1:]
     return tuple(
@@ -142,23 +131,16 @@ def standstills(snapshots: Sequence[Snapshot]) -> tuple[CheckpointLag, ...]:
     )
 
 
-def _stills(snapshots: Sequence[Snapshot]) -> Iterator[list[StalledLease]]:
+def _stills(snapshots: Sequence[WatchedTable]) -> Iterator[list[StalledLease]]:
+    """For each snapshot, its unfinished leases, and since when the checkpoint of each is where it is."""
     since: dict[str, tuple[Position, float]] = {}
     for snapshot in snapshots:
         since = {
-            lease.key: _since(since.get(lease.key), lease.checkpoint, snapshot.at)
-            for lease in snapshot.leases
-            if not lease.ended
+            lease.key: known if known is not None and known[0] == lease.checkpoint else (lease.checkpoint, snapshot.at)
+            for lease in snapshot.unended
+            for known in [since.get(lease.key)]
         }
-        yield [
-            StalledLease(lease.key, lease.owner, snapshot.at - since[lease.key][1])
-            for lease in snapshot.leases
-            if lease.key in since
-        ]
-
-
-def _since(before: tuple[Position, float] | None, checkpoint: Position, at: float) -> tuple[Position, float]:
-    return before if before is not None and before[0] == checkpoint else (checkpoint, at)
+        yield [StalledLease(row.key, row.owner, snapshot.at - since[row.key][1]) for row in snapshot.unended]
 
 
 STILL_MAX = 10
@@ -217,43 +199,36 @@ class Report:
         return self.moments[-1].distribution
 
 
-def report(store: str, snapshots: Sequence[Snapshot], groups: Groups) -> Report:
+def report(store: str, snapshots: Sequence[WatchedTable], groups: Groups) -> Report:
     """Make the report of these snapshots of one store; at least one, in any order."""
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.at)
-    return Report(
-        store=store,
-        moments=tuple(Moment(each.at, distribution(tallies(each.leases), groups)) for each in ordered),
-        malformed=ordered[-1].malformed,
-        changes=changes(ordered),
-        lags=lags(ordered),
-        still=standstill(ordered)[:STILL_MAX] if len(ordered) > 1 else (),
-        stood=standstills(ordered),
-        leases=_lines(ordered[-1]),
-        least=_least(ordered[-1].leases, groups),
-    )
-
-
-def _lines(last: Snapshot) -> tuple[LeaseLine, ...]:
-    lags = lags_of(last.leases, last.at, math.inf)
-    known = [lease.weight for lease in last.leases if lease.weight is not None and not lease.ended]
+    last = ordered[-1]
+    behind = lags_of(last.leases, last.at, math.inf)
+    known = [lease.weight for lease in last.unended if lease.weight is not None]
     hot = HOT * fmean(known) if known else math.inf
-    lines = [
+    leases = [
         LeaseLine(
             lease.key,
             lease.owner,
             lease.ended,
-            lags[lease.key].seconds if lease.key in lags else None,
+            behind[lease.key].seconds if lease.key in behind else None,
             None if lease.weight is None else kilobytes(lease.weight),
             not lease.ended and lease.weight is not None and lease.weight > hot,
         )
         for lease in last.leases
     ]
-    return tuple(sorted(lines, key=lambda line: (line.ended, -(line.lag or 0.0), line.key)))
-
-
-def _least(leases: Sequence[Lease], groups: Groups) -> int:
-    owners = {lease.key: lease.owner for lease in leases if not lease.ended}
-    return least_moves(owners, {owner for owner in owners.values() if owner is not None}, groups)
+    owners = {lease.key: lease.owner for lease in last.unended}
+    return Report(
+        store=store,
+        moments=tuple(Moment(each.at, distribution(tallies(each.leases), groups)) for each in ordered),
+        malformed=len(last.malformed),
+        changes=changes(ordered),
+        lags=lags(ordered),
+        still=standstill(ordered)[:STILL_MAX] if len(ordered) > 1 else (),
+        stood=standstills(ordered),
+        leases=tuple(sorted(leases, key=lambda line: (line.ended, -(line.lag or 0.0), line.key))),
+        least=least_moves(owners, {owner for owner in owners.values() if owner is not None}, groups),
+    )
 
 
 def report_json(said: Report) -> dict[str, Any]:
@@ -263,7 +238,16 @@ def report_json(said: Report) -> dict[str, Any]:
         "at": said.moments[-1].at,
         "malformed": said.malformed,
         "distribution": asdict(said.last),
-        "over_time": [_moment(moment) for moment in said.moments],
+        "over_time": [
+            {
+                "at": moment.at,
+                "working": moment.distribution.working,
+                "unowned": moment.distribution.unowned,
+                "workers": len(moment.distribution.workers),
+                "spread": asdict(moment.distribution.spread),
+            }
+            for moment in said.moments
+        ],
         "changes": [asdict(change) for change in said.changes],
         "lag": [asdict(lag) for lag in said.lags],
         "still": [asdict(still) for still in said.still],
@@ -273,55 +257,41 @@ def report_json(said: Report) -> dict[str, Any]:
     }
 
 
-def _moment(moment: Moment) -> dict[str, Any]:
-    shared = moment.distribution
-    return {
-        "at": moment.at,
-        "working": shared.working,
-        "unowned": shared.unowned,
-        "workers": len(shared.workers),
-        "spread": asdict(shared.spread),
-    }
-
-
 LAST_SECOND = 253_402_300_799
 """Of the year 9999: no calendar has later times."""
 
 
 def looked(
     store: Store, times: int, seconds: float, wait: Callable[[float], object] = time.sleep
-) -> Iterator[Snapshot]:
+) -> Iterator[WatchedTable]:
     """Take this many snapshots of a store, so many seconds apart. Raises OutcomeUnknown if one fails."""
     for look in range(times):
         if look:
             wait(seconds)
         listing = store.list()
-        yield Snapshot(time.time(), listing.leases, len(listing.malformed))
+        yield WatchedTable(listing.leases, at=time.time(), malformed=listing.malformed)
 
 
-def saved(name: str, lines: Iterable[bytes]) -> Iterator[Snapshot]:
+def saved(name: str, lines: Iterable[bytes]) -> Iterator[WatchedTable]:
     """The snapshots in these lines of JSON; `name` says whose they are.
 
     Lines that repeat an earlier look, because a later one failed, are left out.
     Raises BadJsonField, naming the line and the field.
     """
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                snapshot = _snapshot(line)
-            except BadJsonField as bad:
-                raise BadJsonField(f"{name}, line {number}: {bad}") from None
-            if snapshot is not None:
-                yield snapshot
-
-
-def _snapshot(line: bytes) -> Snapshot | None:
-    fields = parse(line).fields()
-    at = fields.need("at").number(most=LAST_SECOND)
-    leases = tuple(lease_of(value) for value in fields.need("leases").items())
-    malformed = fields.read("malformed", lambda value: len(value.items()), 0)
-    trouble = fields.read("trouble", lambda value: value.text(), "")
-    for name in ("lags", "status", "says", "statuses"):
-        fields.read(name, lambda _: None, None)  # the leases' own notes say the same
-    fields.done()
-    return None if trouble else Snapshot(at, leases, malformed)
+        if not line.strip():
+            continue
+        try:
+            fields = parse(line).fields()
+            at = fields.need("at").number(most=LAST_SECOND)
+            leases = tuple(lease_of(value) for value in fields.need("leases").items())
+            malformed = fields.read("malformed", lambda value: len(value.items()), 0)
+            trouble = fields.read("trouble", JsonValue.text, "")
+            for noted in ("lags", "status", "says", "statuses"):
+                fields.read(noted, lambda _: None, None)  # the leases' own notes say the same
+            fields.done()
+        except BadJsonField as bad:
+            raise BadJsonField(f"{name}, line {number}: {bad}") from None
+        if not trouble:
+            # Only how many there were is reported; which ones, the line itself tells.
+            yield WatchedTable(leases, at=at, malformed=(Malformed("", "", ""),) * malformed)

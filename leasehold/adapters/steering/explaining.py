@@ -8,35 +8,102 @@ Newcomers take one lease, wait for others to join, and then take their shares; w
 show that, their plan is asked for with the first lease theirs for long.
 
 Every rule in a sentence, for people who ask why a worker acts.
-
-The share of each worker: how many leases it should hold, as the default rules divide them.
-
-Watches a table for a while, so that the living are told from the dead where rows keep no time.
 """
 
 import math
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import Factory, evolve, frozen
+from attrs import evolve, frozen
 
 from leasehold.adapters.json_form import action_json, lease_json
-from leasehold.adapters.reading.status import GroupWatch, Status, lags_of, statuses_of
+from leasehold.adapters.reading.status import Status
+from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
 from leasehold.adapters.worker.holding import reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
-from leasehold.balancer.model import History, Lease, Me
+from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import slack
-from leasehold.balancer.rules.shares import Groups, favoured
 from leasehold.balancer.shards.contradictions import noted
-from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
-from leasehold.stores.protocol import Malformed, Store
+
+FREED = "C6"
+GIVEN = "H2"
+
+
+def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
+    """The rule of each move, by the key of its lease; "" where no plan explains it, as where an owner let it go."""
+    moves = moved(before, after)
+    if not moves:
+        return {}
+    # A lease may have stood still for so much longer, when it was taken, than the earlier reading says: its version may
+    # be nearly as old as the reading before showed it, and it was taken before the later one.
+    unseen_seconds = 2 * (after.seconds - before.seconds)
+
+    def late(owner: str | None) -> bool:
+        idle = max((lease.idle for lease in before.leases if lease.owner == owner), default=0.0)
+        return not math.isinf(idle) and idle + unseen_seconds > expires_above(config)
+
+    def takings(leases: tuple[Lease, ...], worker: str) -> tuple[Taking, ...]:
+        found = plan(leases, None, Me(worker, 0, before.history), config)
+        return tuple(action for action in found if isinstance(action, Taking))
+
+    # Dead are the owners that renewed nothing in between, and lost a lease that they were not asked for, or are late.
+    now = {lease.key: (lease.owner, lease.version) for lease in after.leases}
+    silent = {lease.owner for lease in before.leases if lease.owner is not None}
+    silent -= {
+        lease.owner
+        for lease in before.leases
+        if (then := now.get(lease.key)) is not None and then[0] == lease.owner and then[1] != lease.version
+    }
+    lost = {old.owner for old, new in moves if old.heir is None or old.heir != new.owner}
+    dead = frozenset(owner for owner in silent if owner in lost or late(owner))
+
+    freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    movers = {new.owner for _, new in moves if new.owner is not None}
+    seen = {worker: takings(before.leases, worker) for worker in movers}
+    unseen = {worker: takings(freed, worker) for worker in movers} if dead else seen
+    joined = _joined(freed, moves)
+    later = {worker: takings(joined, worker) for worker in movers if not unseen[worker]}
+    rules = {}
+    for old, new in moves:
+        if new.owner is None:
+            # An owner that lives has renewed by `renew_seconds`: one that was not late there may as well have left.
+            overdue = old.idle > config.renew_seconds and old.owner in dead and late(old.owner)
+            rules[new.key] = FREED if overdue and config.rules.frees_expired else ""
+        elif old.heir == new.owner:
+            rules[new.key] = GIVEN
+        else:
+            rules[new.key] = _rule(old, seen[new.owner], unseen[new.owner] or later[new.owner])
+    return rules
+
+
+def _joined(leases: tuple[Lease, ...], moves: tuple[tuple[Lease, Lease], ...]) -> tuple[Lease, ...]:
+    """The leases once every new owner has one, and has had what it holds for long."""
+    movers = {new.owner for _, new in moves if new.owner is not None}
+    firsts = {new.owner: new.key for _, new in reversed(moves)}
+    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in leases}}
+    return tuple(
+        evolve(lease, owner=owner, idle=0.0, held=math.inf, heir=None) if owner in movers else lease
+        for lease in leases
+        for owner in [given.get(lease.key, lease.owner)]
+    )
+
+
+def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
+    """The rule that names the lease; else one that robs its owner; else whichever its new owner acts by."""
+    for action in (*seen, *unseen):
+        if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
+            return action.rule
+    # Where the rules leave a choice to chance, the worker may have chosen another lease of the same owner.
+    robbing = [
+        action.rule for action in seen if isinstance(action, Steal | RequestHandoff) and action.victim == old.owner
+    ]
+    return next(iter([*robbing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")
+
 
 SENTENCES = {
     "C2": "a worker renews its own leases, so that nobody takes it for dead",
@@ -77,79 +144,6 @@ SENTENCES = {
     "R3": "a worker renews its own leases",
 }
 """By number; the numbers are those of specs/."""
-
-
-def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
-    """The target share by worker: everybody the floor, and one more for those whom rule M2 favours.
-
-    more  workers that hold nothing, and count nevertheless
-    An heir counts as the owner already (H1). Whether owners live is for the caller to say: leave out the leases of the
-    dead only to see what the living will hold of the rest, else give them without an owner.
-    """
-    working = [lease for lease in leases if not lease.ended]
-    counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
-    counts.update(lease.heir or lease.owner for lease in working if lease.owner is not None)
-    if not counts:
-        return {}
-    floor, extras = divmod(len(working), len(counts))
-    lucky = favoured(counts, floor, extras, groups)
-    return {worker: floor + (worker in lucky) for worker in sorted(counts)}
-
-
-LOOK_SECONDS = 1.0
-"""Between two looks: often enough to see each renewal of a lease of ten seconds."""
-
-
-@frozen
-class WatchedTable:
-    """A table as it is after some watching.
-
-    leases    with how long each stood still, sorted by key
-    history   what the watching taught
-    seconds   for how long the table was watched
-    at        when it was last read, seconds since 1970
-    statuses  of the leases then, by key
-    """
-
-    leases: tuple[Lease, ...]
-    history: History
-    seconds: float
-    malformed: tuple[Malformed, ...] = ()
-    at: float = 0.0
-    statuses: Mapping[str, Status] = Factory(dict)
-
-    @property
-    def unended(self) -> tuple[Lease, ...]:
-        """The leases whose shards are not finished."""
-        return tuple(lease for lease in self.leases if not lease.ended)
-
-
-def watched(
-    store: Store,
-    seconds: float,
-    lease_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], object] = time.sleep,
-) -> WatchedTable:
-    """The table, read again and again for so many seconds, at least once. Raises OutcomeUnknown.
-
-    lease_seconds  the fleet's, for rows that do not say it
-    """
-    watch, window, first = Watch(), GroupWatch(), clock()
-    while True:
-        began = clock()
-        listing = store.list()
-        watch, leases = watch.look(listing.leases, began, clock())
-        now = time.time()
-        lags = lags_of(leases, now, lease_seconds)
-        window = window.after(began, leases, lags)
-        left = first + seconds - clock()
-        if left <= 0:
-            break
-        wait(min(left, LOOK_SECONDS))
-    rows = tuple(sorted(leases, key=lambda lease: lease.key))
-    statuses = statuses_of(rows, lags, now, lease_seconds, window)
-    return WatchedTable(rows, watch.history, clock() - first, listing.malformed, now, statuses)
 
 
 @frozen
@@ -200,8 +194,10 @@ def said(action: Action) -> str:
     """An action as a worker's own sentence would end: 'would ...'."""
     key, by = action.lease.key, f"({action.rule})"
     match action:
-        case Claim():
-            return f"would claim {key}, {_state(action.lease)} {by}"
+        case Claim(lease=Lease(owner=None)):
+            return f"would claim {key}, which is free {by}"
+        case Claim(lease=lease):
+            return f"would claim {key}, which {lease.owner} has not renewed for {lease.idle:.1f} s {by}"
         case Steal(victim=victim):
             return f"would steal {key} from {victim} {by}"
         case RequestHandoff(victim=victim):
@@ -214,10 +210,6 @@ def said(action: Action) -> str:
             return f"would {type(action).__name__.lower()} {key} {by}"
 
 
-def _state(lease: Lease) -> str:
-    return "which is free" if lease.owner is None else f"which {lease.owner} has not renewed for {lease.idle:.1f} s"
-
-
 def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
     """The plan of every worker that the table names, and of `more`; in order of name.
 
@@ -226,39 +218,29 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     living = alive(table.leases, config)
     named = {worker for lease in living for worker in (lease.owner, lease.heir) if worker} | set(more)
     ours, wanted = signers(table.leases), shares(living, config.rules.groups, more)
-    loads = _loads(living, wanted, config)
-    return tuple(
-        WorkerPlan(
-            worker,
-            worker in ours or worker in more,
-            sum(lease.owner == worker and not lease.ended for lease in living),
-            wanted.get(worker, 0),
-            _actions(table, config, worker),
-            loads.get(worker),
-        )
-        for worker in sorted(named)
-    )
-
-
-def _loads(living: Sequence[Lease], wanted: Mapping[str, int], config: Config) -> Mapping[str, tuple[int, int]]:
-    """The load of each worker and of the mean one, where M13 lets counts differ for the sake of loads; else nothing."""
     working = [lease for lease in living if not lease.ended]
-    held = [lease for lease in working if lease.owner is not None]
-    if not (config.rules.weighs_loads and wanted and slack(working, len(working) // len(wanted))):
-        return {}
-    mean = sum(lease.weight or 0 for lease in held) // len(wanted)
-    return {worker: (sum(lease.weight or 0 for lease in held if lease.owner == worker), mean) for worker in wanted}
-
-
-def _actions(table: WatchedTable, config: Config, worker: str) -> tuple[Action, ...]:
-    found = plan(table.leases, None, Me(worker, 0, table.history), config)
-    return tuple(action for action in found if not isinstance(action, Renew))
-
-
-def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """The leases, without the owners that have not renewed for too long."""
-    limit = expires_above(config)
-    return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
+    # The load of each worker and of the mean one, where M13 lets counts differ for the sake of loads; else none.
+    loads: dict[str | None, int] = {}
+    if config.rules.weighs_loads and wanted and slack(working, len(working) // len(wanted)):
+        loads = dict.fromkeys(wanted, 0)
+        for lease in working:
+            if lease.owner is not None:
+                loads[lease.owner] += lease.weight or 0
+    mean = sum(loads.values()) // len(loads) if loads else 0
+    found = []
+    for worker in sorted(named):
+        actions = plan(table.leases, None, Me(worker, 0, table.history), config)
+        found.append(
+            WorkerPlan(
+                worker,
+                worker in ours or worker in more,
+                sum(lease.owner == worker for lease in working),
+                wanted.get(worker, 0),
+                tuple(action for action in actions if not isinstance(action, Renew)),
+                (loads[worker], mean) if worker in loads else None,
+            )
+        )
+    return tuple(found)
 
 
 def explained(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
@@ -346,8 +328,12 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
         lines.append("nobody owns it" if not lease.ended else "nobody needs to own it")
     elif lease.idle > expires_above(config):
         lines.append(f"{lease.owner} owns it and has not renewed it for {lease.idle:.1f} s: it counts as dead")
+    elif lease.idle > 0:
+        lines.append(f"{lease.owner} owns it and renewed it {lease.idle:.1f} s ago")
+    elif table.seconds > 1:
+        lines.append(f"{lease.owner} owns it and renewed it lately")
     else:
-        lines.append(f"{lease.owner} owns it{_renewed(table, lease)}")
+        lines.append(f"{lease.owner} owns it; one look does not tell when it was renewed")
     if not math.isinf(lease.held) and lease.owner is not None:
         lines.append(f"it came to {lease.owner} {lease.held:.0f} s ago, while this was watching")
     if lease.heir is not None:
@@ -355,12 +341,6 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
-
-
-def _renewed(table: WatchedTable, lease: Lease) -> str:
-    if lease.idle > 0:
-        return f" and renewed it {lease.idle:.1f} s ago"
-    return " and renewed it lately" if table.seconds > 1 else "; one look does not tell when it was renewed"
 
 
 def _should(lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[WorkerPlan, Action]]) -> str:
@@ -393,108 +373,3 @@ def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Acti
     if lease.owner is None or left < 0:
         return "when a worker that lacks one looks, or one comes"
     return f"when workers come or go; or if {lease.owner} stands still for {left:.1f} s more"
-
-
-FREED = "C6"
-GIVEN = "H2"
-
-
-def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
-    """The unfinished leases that changed hands, each as it was and as it is."""
-    old = {lease.key: lease for lease in before.leases}
-    return tuple(
-        (old[lease.key], lease)
-        for lease in after.leases
-        if lease.key in old and old[lease.key].owner != lease.owner and not lease.ended
-    )
-
-
-def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
-    """The rule of each move, by the key of its lease; "" where no plan explains it, as where an owner let it go."""
-    moves = moved(before, after)
-    if not moves:
-        return {}
-    readings = _TwoReadings(before, after, config)
-    dead = readings.dead()
-    freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
-    movers = {new.owner for _, new in moves if new.owner is not None}
-    seen = {worker: _takings(before.leases, worker, before, config) for worker in movers}
-    unseen = {worker: _takings(freed, worker, before, config) for worker in movers} if dead else seen
-    joined = _joined(freed, moves)
-    later = {worker: _takings(joined, worker, before, config) for worker in movers if not unseen[worker]}
-    return {
-        new.key: readings.freed(old, dead)
-        if new.owner is None
-        else GIVEN
-        if old.heir == new.owner
-        else _rule(old, seen[new.owner], unseen[new.owner] or later[new.owner])
-        for old, new in moves
-    }
-
-
-@frozen
-class _TwoReadings:
-    """Two readings, one after the other, and what they tell of owners."""
-
-    before: WatchedTable
-    after: WatchedTable
-    config: Config
-
-    @property
-    def _unseen_seconds(self) -> float:
-        """A lease may have stood still for so much longer, when it was taken, than the earlier reading says.
-
-        Its version may be nearly as old as the reading before showed it, and it was taken before the later one.
-        """
-        return 2 * (self.after.seconds - self.before.seconds)
-
-    def dead(self) -> frozenset[str | None]:
-        """The owners that renewed nothing in between, and lost a lease that they were not asked for, or are late."""
-        now = {lease.key: lease for lease in self.after.leases}
-        silent = {lease.owner for lease in self.before.leases if lease.owner is not None}
-        silent -= {
-            old.owner
-            for old in self.before.leases
-            if old.key in now and now[old.key].owner == old.owner and now[old.key].version != old.version
-        }
-        lost = {old.owner for old, new in moved(self.before, self.after) if old.heir is None or old.heir != new.owner}
-        return frozenset(owner for owner in silent if owner in lost or self._late(owner))
-
-    def freed(self, old: Lease, dead: frozenset[str | None]) -> str:
-        """The rule by which the lookout freed a lease; "" where its owner let it go."""
-        # An owner that lives has renewed by `renew_seconds`: one that was not late there may as well have left.
-        overdue = old.idle > self.config.renew_seconds and old.owner in dead and self._late(old.owner)
-        return FREED if overdue and self.config.rules.frees_expired else ""
-
-    def _late(self, owner: str | None) -> bool:
-        idle = max((lease.idle for lease in self.before.leases if lease.owner == owner), default=0.0)
-        return not math.isinf(idle) and idle + self._unseen_seconds > expires_above(self.config)
-
-
-def _joined(leases: tuple[Lease, ...], moves: tuple[tuple[Lease, Lease], ...]) -> tuple[Lease, ...]:
-    """The leases once every new owner has one, and has had what it holds for long."""
-    movers = {new.owner for _, new in moves if new.owner is not None}
-    firsts = {new.owner: new.key for _, new in reversed(moves)}
-    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in leases}}
-    return tuple(
-        evolve(lease, owner=owner, idle=0.0, held=math.inf, heir=None) if owner in movers else lease
-        for lease in leases
-        for owner in [given.get(lease.key, lease.owner)]
-    )
-
-
-def _takings(leases: tuple[Lease, ...], worker: str, table: WatchedTable, config: Config) -> tuple[Taking, ...]:
-    found = plan(leases, None, Me(worker, 0, table.history), config)
-    return tuple(action for action in found if isinstance(action, Taking))
-
-
-def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
-    """The rule that names the lease; else one that robs its owner; else whichever its new owner acts by."""
-    for action in (*seen, *unseen):
-        if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
-            return action.rule
-    # Where the rules leave a choice to chance, the worker may have chosen another lease of the same owner.
-    robbing = [
-        action.rule for action in seen if isinstance(action, Steal | RequestHandoff) and action.victim == old.owner
-    ]
-    return next(iter([*robbing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.proving.simulator.question import Forecast, forecast_of
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.steering.explaining import WatchedTable, alive
+from leasehold.adapters.report.watching import WatchedTable, alive
 from leasehold.balancer.census import signers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
@@ -74,23 +74,6 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
     if not set(present) | set(change.add):
         raise ValueError("--add: nobody holds a lease; say how many workers come")
     since = SETTLE_CYCLES * config.cycle_seconds
-    scenario = Scenario(
-        change.seed,
-        tuple(row.owner for row in rows),
-        _members(table, config, change, present, since),
-        since + change.cycles * config.cycle_seconds,
-        calm=since + change.cycles * config.cycle_seconds,
-        network=Network(stall=0.0, unanswered=0.0),
-        weights=tuple(row.weight for row in rows) if any(row.weight is not None for row in rows) else (),
-        names=tuple(row.key for row in rows),
-        dated=dated,
-    )
-    return forecast_of(scenario, config, since)
-
-
-def _members(
-    table: WatchedTable, config: Config, change: FleetChange, present: tuple[str, ...], since: float
-) -> tuple[Member, ...]:
     draw, ours = random.Random(change.seed), signers(table.leases)  # noqa: S311  a seed is the point
     members = [
         Member(
@@ -104,5 +87,16 @@ def _members(
     ]
     members = [evolve(one, ends=since, ending=change.ending) if one.worker in change.remove else one for one in members]
     foreign = not config.rules.keeps_lookout
-    coming = [Member(name, config, since + draw.uniform(0.0, 1.0), foreign=foreign) for name in change.add]
-    return (*members, *coming)
+    members += [Member(name, config, since + draw.uniform(0.0, 1.0), foreign=foreign) for name in change.add]
+    scenario = Scenario(
+        change.seed,
+        tuple(row.owner for row in rows),
+        tuple(members),
+        since + change.cycles * config.cycle_seconds,
+        calm=since + change.cycles * config.cycle_seconds,
+        network=Network(stall=0.0, unanswered=0.0),
+        weights=tuple(row.weight for row in rows) if any(row.weight is not None for row in rows) else (),
+        names=tuple(row.key for row in rows),
+        dated=dated,
+    )
+    return forecast_of(scenario, config, since)

@@ -16,9 +16,10 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from leasehold.adapters.cli.lease_tables import TableView
+from leasehold.adapters.cli.lease_tables import said_move
 from leasehold.adapters.cli.live import HELP, LiveView, drawn_view
 from leasehold.adapters.reading.status import LeaseLag
+from leasehold.adapters.report.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.sqlite import SqliteStore
@@ -28,14 +29,14 @@ FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LEASES = tuple(
     Lease(f"s-{number:02}", owner=f"w-{number % 3}", checkpoint=FAR, notes=(("host", "[b]vm"),)) for number in range(40)
 )
-READING = TableView(
+READING = WatchedTable(
     LEASES,
     lags={"s-07": LeaseLag(12.5, end=False, host="vm-7")},
-    moves=("12:00:01 s-07: w-0 -> w-1", "12:00:00 s-1: x"),
+    moves=(SeenMove(1.0, "s-07", "w-0", "w-1"), SeenMove(0.0, "s-1", None, "x")),
 )
 
 
-def shown(view: LiveView, reading: TableView = READING, width: int = 100, height: int = 20) -> list[str]:
+def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, height: int = 20) -> list[str]:
     """The lines of a screen, without what draws the frame."""
     console = Console(width=width, record=True, force_terminal=False)
     console.print(drawn_view(reading, view, width, height))
@@ -48,7 +49,7 @@ def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
         lines = shown(LiveView(chosen=chosen))
         assert len(lines) <= 20
         assert sum(chosen in line for line in lines) == 1
-        assert [line.strip() for line in lines[-2:]] == list(READING.moves)
+        assert [line.strip() for line in lines[-2:]] == [said_move(move) for move in READING.moves]
         assert "40 rows by lease, rising; ? shows the keys, q leaves" in lines[-4]
 
 
@@ -65,7 +66,7 @@ def test_a_lease_in_full_says_all_that_is_known() -> None:
     text = "\n".join(shown(LiveView(page="lease", chosen="s-07")))
     for said in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
         assert said in text
-    assert "s-1: x" not in text
+    assert "-> x" not in text
     gone = "\n".join(shown(LiveView(page="lease", chosen="s-99")))
     assert "there is no lease s-99 any more" in gone
 

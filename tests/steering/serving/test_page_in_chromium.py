@@ -1,5 +1,6 @@
 """The page as a browser draws it: its content, wide and narrow, and the explanation of a lease."""
 
+import base64
 import json
 import os
 import shutil
@@ -55,13 +56,6 @@ def url() -> Iterator[str]:
     listening.close()
 
 
-def browsed(chromium: str, folder: Path, url: str, *options: str) -> str:
-    """What the browser prints."""
-    asked = ("--headless=new", "--no-sandbox", "--disable-gpu", "--timeout=8000", f"--user-data-dir={folder}/profile")
-    done = subprocess.run((chromium, *asked, *options, url), capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
-
-
 class Page:
     """A page that a browser has open, spoken to by the browser's own protocol over two pipes."""
 
@@ -88,6 +82,15 @@ class Page:
         while not (found := self.evaluate(script)):
             pass  # the page is told by the server; each question waits for the browser
         return found
+
+    def drawn(self, width: int, height: int, *, dark: bool) -> bytes:
+        """The picture of the page on a screen of this size, as PNG."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._ask("Emulation.setEmulatedMedia", session=self._session, features=[scheme])
+        self._ask("Emulation.setDeviceMetricsOverride", session=self._session, **size)
+        picture: str = self._ask("Page.captureScreenshot", session=self._session)["data"]
+        return base64.b64decode(picture)
 
     def close(self) -> None:
         """End the browser."""
@@ -127,10 +130,16 @@ def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str
 def test_the_page_can_be_drawn_wide_narrow_and_dark(
     chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool
 ) -> None:
-    """A style that fails would leave a blank screen, or text on its own colour."""
-    shot = tmp_path / "shot.png"
-    colours = ("--force-dark-mode",) if dark else ()
-    browsed(chromium, tmp_path, url, f"--window-size={width},1000", f"--screenshot={shot}", *colours)
-    picture = shot.read_bytes()
+    """A style that fails would leave a blank screen, or text on its own colour; or the curve would not be drawn."""
+    with closing(Page(chromium, tmp_path, url)) as page:
+        page.until(
+            "document.querySelectorAll('#leases tr').length > 1 && document.querySelector('#lag polyline') !== null"
+        )
+        picture = page.drawn(width, 1000, dark=dark)
+        colours = "getComputedStyle(document.body).color, getComputedStyle(document.querySelector('polyline')).stroke"
+        ink, curve = page.evaluate(f"[{colours}]")
     assert struct.unpack(">II", picture[16:24]) == (width, 1000)
-    assert len(picture) > 20_000  # an empty page is a tenth of that
+    assert (ink, curve) == (
+        ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
+    )
+    assert len(picture) > 40_000  # without a reading it is half of that

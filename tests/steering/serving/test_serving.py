@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -22,8 +23,9 @@ from attrs import evolve
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
+from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.steering.serving.app import BoundedConnection, exposition, server
-from leasehold.adapters.steering.serving.watcher import FleetRecord, LagPoint, SeenMove, TableWatcher
+from leasehold.adapters.steering.serving.watcher import FleetRecord, LagPoint, TableWatcher
 from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
@@ -128,6 +130,18 @@ def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port:
     assert (told["total"]["unowned"], told["total"]["not_ok"], told["total"]["moves"]) == (1, 0, 2)
 
 
+def test_the_curve_of_lag_has_a_point_for_each_reading_that_told_of_it(watcher: TableWatcher, port: int) -> None:
+    """The page would show a curve of another table, or none."""
+    assert "polyline" not in got(port, "/lag.svg")[2], "one point is no curve"
+    watcher.look()
+    watcher.look()
+    status, headers, text = got(port, "/lag.svg?table=0")
+    assert (status, headers["content-type"]) == (200, "image/svg+xml")
+    (points,) = re.findall(r'<polyline points="([^"]*)"', text)
+    assert len(points.split()) == len(watcher.state()["lag"]) == 3
+    assert [got(port, f"/lag.svg?table={number}")[0] for number in ("7", "x")] == [404, 404]
+
+
 def test_explanations_are_those_of_the_command(port: int) -> None:
     """The page would say something else than `leasehold explain`."""
     lease = json.loads(got(port, "/explain?lease=s-3")[2])
@@ -181,7 +195,9 @@ def test_another_hosts_name_is_refused(port: int) -> None:
     assert got(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/leases.json", "/explain?lease=s-3", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/page.css", "/page.js", "/leases.json", "/lag.svg", "/explain?lease=s-3", "/metrics"]
+)
 def test_nothing_is_written_nor_fetched_from_elsewhere(port: int, path: str) -> None:
     """A page for looking could be made to act, or tell somebody else who looks."""
     status, headers, text = got(port, path)

@@ -6,7 +6,7 @@ How `copy-leases` and `reset` tell what they did: a table for people, or JSON.
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import typer
 from attrs import frozen
@@ -54,43 +54,33 @@ class Cells:
 
 def plain(cells: Cells) -> str:
     """The table as lines of fields, two spaces apart, none of them empty; only a last one in words holds a space."""
-    head = tuple(column.name.upper().replace(" ", "-") for column in cells.columns)
-    rows = [head, *(tuple(map(_field, row, cells.columns)) for row in cells.rows)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
-    return "\n".join(_line(row, widths, cells.columns) for row in rows)
-
-
-def _field(cell: str, column: Column) -> str:
-    shown = printable(cell)
-    return (shown if column.words else shown.replace(" ", "\\x20")) or NOTHING
-
-
-def _line(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
-    placed = [
-        cell.rjust(width) if column.right else cell.ljust(width)
-        for cell, width, column in zip(row, widths, columns, strict=True)
-    ]
-    return "  ".join(placed).rstrip()
+    rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
+    for row in cells.rows:
+        shown = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
+        rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in shown])
+    placed = []
+    for at, column in enumerate(cells.columns):
+        width = max(len(row[at]) for row in rows)
+        placed.append([row[at].rjust(width) if column.right else row[at].ljust(width) for row in rows])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*placed, strict=True))
 
 
 def drawn(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     """The table for a screen so wide, and the names of the columns for which it has no room."""
-    shown = list(range(len(cells.columns)))
-    while _width(cells, shown) > width and any(cells.columns[at].spare for at in shown):
-        shown.remove(max(shown, key=lambda at: cells.columns[at].spare))
+    shown = dict(enumerate(cells.columns))
+    wide = {
+        at: max(len(column.name), *(len(row[at]) for row in cells.rows), 0) + 3
+        for at, column in enumerate(cells.columns)
+    }
+    while sum(wide[at] for at in shown) + 1 > width and any(column.spare for column in shown.values()):
+        del shown[max(shown, key=lambda at: cells.columns[at].spare)]
     styles = dict(cells.styles)
     table = Table(title=cells.title or None)
-    for at in shown:
-        justify: Literal["left", "right"] = "right" if cells.columns[at].right else "left"
-        table.add_column(cells.columns[at].name, overflow="fold", justify=justify)
+    for column in shown.values():
+        table.add_column(column.name, overflow="fold", justify="right" if column.right else "left")
     for number, row in enumerate(cells.rows):
         table.add_row(*(Text(printable(row[at]), style=styles.get((number, at), "")) for at in shown))
     return table, tuple(column.name for at, column in enumerate(cells.columns) if at not in shown)
-
-
-def _width(cells: Cells, shown: Sequence[int]) -> int:
-    longest = (max(len(cells.columns[at].name), *(len(row[at]) for row in cells.rows), 0) for at in shown)
-    return sum(each + 3 for each in longest) + 1
 
 
 def for_eyes(*, wide: bool) -> bool:
@@ -138,27 +128,33 @@ def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
     moves = tuple(moves)
     refused = sum(move.do == "refuse" for move in moves)
     if as_json:
-        print(json.dumps({"dry_run": dry_run, "refused": refused, "leases": [_json(move) for move in moves]}))
+        leases = [
+            {
+                "key": move.lease.key,
+                "do": move.do,
+                **({"why": move.why} if move.why else {}),
+                **({"was": _position(move.stored.checkpoint)} if move.stored else {}),
+                "wanted": _position(move.lease.checkpoint),
+            }
+            for move in moves
+        ]
+        print(json.dumps({"dry_run": dry_run, "refused": refused, "leases": leases}))
     elif moves:
-        _print(moves, dry_run=dry_run)
+        words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
+        rows = tuple(
+            (
+                move.lease.key,
+                said(move.stored.checkpoint) if move.stored else "",
+                said(move.lease.checkpoint),
+                words[move.do] + (f": {move.why}" if move.why else ""),
+            )
+            for move in moves
+        )
+        columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
+        show(Cells(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")
     return typer.Exit(1 if refused else 0)
-
-
-def _print(moves: tuple[Move, ...], *, dry_run: bool) -> None:
-    words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
-    rows = tuple(
-        (
-            move.lease.key,
-            said(move.stored.checkpoint) if move.stored else "",
-            said(move.lease.checkpoint),
-            words[move.do] + (f": {move.why}" if move.why else ""),
-        )
-        for move in moves
-    )
-    columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
-    show(Cells(columns, rows, title="Dry run" if dry_run else ""))
 
 
 def said(position: Position) -> str:
@@ -168,19 +164,6 @@ def said(position: Position) -> str:
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 
-def _json(move: Move) -> dict[str, Any]:
-    return {
-        "key": move.lease.key,
-        "do": move.do,
-        **({"why": move.why} if move.why else {}),
-        **({"was": _position(move.stored.checkpoint)} if move.stored else {}),
-        "wanted": _position(move.lease.checkpoint),
-    }
-
-
 def _position(position: Position) -> dict[str, Any]:
-    return {
-        "checkpoint": position.sequence,
-        **({"sub": position.sub} if position.sub else {}),
-        **({"token": position.token} if position.token else {}),
-    }
+    more = {"sub": position.sub, "token": position.token}
+    return {"checkpoint": position.sequence} | {name: value for name, value in more.items() if value}

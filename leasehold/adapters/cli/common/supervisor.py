@@ -20,7 +20,7 @@ from typing import IO
 
 from attrs import define, field
 
-from leasehold.adapters.reading.events import NotTaken, WholeLines
+from leasehold.adapters.reading.events import WholeLines
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.threads import ThreadQueue, spawn
 from leasehold.stores.printable import escaped, said
@@ -92,9 +92,29 @@ class Supervisor:
             signal.signal(each, lambda number, _frame: self._news.put(number))
         children = self.made()
         try:
-            return self._drained(children, self._kept(children))
+            worst = self._kept(children)
+            # All are asked to end, and waited for.
+            left = [child for child in children if child.process is not None]
+            for child in left:
+                _ask(child)
+            until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
+            while left:
+                match self._news.get(until):
+                    case _SupervisedEnded(child, status):
+                        left.remove(child)
+                        worst = worst or _shell_status(status)
+                    case int(number):
+                        self._say("a second signal: %d processes are killed, and their leases expire", len(left))
+                        return 128 + number
+                    case None:
+                        names = ", ".join(child.name for child in left)
+                        self._say("not ended within %g s, killed: %s", self.drain_seconds, names)
+                        return worst or 1
+            return worst
         finally:
-            _kill(children)
+            for child in children:
+                if child.process is not None and child.process.poll() is None:
+                    child.process.kill()
 
     def made(self) -> list[_SupervisedProcess]:
         """Each process, not started yet."""
@@ -108,35 +128,24 @@ class Supervisor:
                 if child.process is None and child.due <= now:
                     self.attempt(child)
             match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
-                case _SupervisedEnded(child, status) if status in self.final:
-                    self._say("%s ended with status %d: all end", child.name, status)
-                    _forget(child)
-                    return status
                 case _SupervisedEnded(child, status):
-                    self._put_off(child, status)
+                    # A process that has ended needs no standard input, which takes a file of this process.
+                    _ask(child)
+                    child.process = None
+                    if status in self.final:
+                        self._say("%s ended with status %d: all end", child.name, status)
+                        return status
+                    now = time.monotonic()
+                    if now - child.started >= STEADY_SECONDS:
+                        child.pause = LEAST_PAUSE_SECONDS
+                    shown = _shell_status(status)
+                    self._say("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
+                    child.due = now + child.pause
+                    child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
                 case int():
                     return 0
                 case None:
                     pass
-
-    def _drained(self, children: list[_SupervisedProcess], worst: int) -> int:
-        """Ask all to end, and wait for them."""
-        left = [child for child in children if child.process is not None]
-        for child in left:
-            _ask(child)
-        until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
-        while left:
-            match self._news.get(until):
-                case _SupervisedEnded(child, status):
-                    left.remove(child)
-                    worst = worst or _shell_status(status)
-                case int(number):
-                    self._say("a second signal: %d processes are killed, and their leases expire", len(left))
-                    return 128 + number
-                case None:
-                    self._say("not ended within %g s, killed: %s", self.drain_seconds, ", ".join(c.name for c in left))
-                    return worst or 1
-        return worst
 
     def attempt(self, child: _SupervisedProcess) -> None:
         """Start it; where the system refuses that for want of something, later: the others go on meanwhile."""
@@ -161,12 +170,27 @@ class Supervisor:
         )
         ways = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
         relays: list[Thread] = []
+
+        def unheard(fault: BaseException) -> None:
+            """Its output is closed by now, at which it ends."""
+            self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
+
+        def watch() -> None:
+            status = process.wait()
+            for relay in relays:
+                relay.join(SLACK_SECONDS)  # a process that it has left behind may keep them open
+            self._news.put(_SupervisedEnded(child, status))
+
+        def unseen(fault: BaseException) -> None:
+            """Nobody would notice the end of this process, so it ends now, and starts again."""
+            self._say("%s is killed: its end could not be waited for: %s", child.name, said(fault))
+            process.kill()
+            self._news.put(_SupervisedEnded(child, process.wait()))
+
         try:
             for source, sink in ways:
                 assert source is not None  # noqa: S101  it is a pipe
-                relay = partial(self._relay, process, source, sink)
-                relays.append(spawn(f"relay-{child.name}", relay, partial(self._unheard, child)))
-            watch, unseen = partial(self._watch, child, process, relays), partial(self._unseen, child, process)
+                relays.append(spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), unheard))
             spawn(f"watch-{child.name}", watch, unseen)
         except RuntimeError:  # no thread: nobody would hear it, nor notice its end
             process.kill()
@@ -175,22 +199,6 @@ class Supervisor:
                 if pipe is not None:
                     pipe.close()
             raise
-
-    def _unheard(self, child: _SupervisedProcess, fault: BaseException) -> None:
-        """Its output is closed by now, at which it ends."""
-        self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
-
-    def _unseen(self, child: _SupervisedProcess, process: "Popen[bytes]", fault: BaseException) -> None:
-        """Nobody would notice the end of this process, so it ends now, and starts again."""
-        self._say("%s is killed: its end could not be waited for: %s", child.name, said(fault))
-        process.kill()
-        self._news.put(_SupervisedEnded(child, process.wait()))
-
-    def _watch(self, child: _SupervisedProcess, process: "Popen[bytes]", relays: list[Thread]) -> None:
-        status = process.wait()
-        for relay in relays:
-            relay.join(SLACK_SECONDS)  # a process that it has left behind may keep them open
-        self._news.put(_SupervisedEnded(child, status))
 
     def _relay(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
         """Pass whole lines on, until there are no more or nobody reads them; then the process finds its own out closed.
@@ -208,26 +216,17 @@ class Supervisor:
 
     def _write(self, sink: WholeLines, data: bytes) -> None:
         pause = Backoff(*REFUSED_SECONDS)
-        while (refused := self._written(sink, data)) is not None:
+        while True:
+            with self._out:
+                refused = sink.write(data)
+            if refused is None:
+                return
             if refused.why.errno not in PASSING:
                 raise refused.why
             if not pause.faults:
                 self._say("output is refused, and tried again until it is taken: %s", said(refused.why))
             data = refused.left
             time.sleep(pause.next())
-
-    def _written(self, sink: WholeLines, data: bytes) -> NotTaken | None:
-        with self._out:
-            return sink.write(data)
-
-    def _put_off(self, child: _SupervisedProcess, status: int) -> None:
-        now = time.monotonic()
-        if now - child.started >= STEADY_SECONDS:
-            child.pause = LEAST_PAUSE_SECONDS
-        self._say("%s ended with status %d: it starts again in %g s", child.name, _shell_status(status), child.pause)
-        _forget(child)
-        child.due = now + child.pause
-        child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
 
     def _say(self, text: str, *values: object) -> None:
         with self._out:
@@ -239,30 +238,18 @@ def _ask(child: _SupervisedProcess) -> None:
         child.process.stdin.close()
 
 
-def _forget(child: _SupervisedProcess) -> None:
-    """A process that has ended needs no standard input, which takes a file of this process."""
-    _ask(child)
-    child.process = None
-
-
-def _kill(children: list[_SupervisedProcess]) -> None:
-    for child in children:
-        if child.process is not None and child.process.poll() is None:
-            child.process.kill()
-
-
 def _shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
 def at_end_of_supervisor(stop: Callable[[], None]) -> None:
     """Call this once the supervisor of this process asks for it, or has died; nothing happens if there is none."""
+
+    def wait() -> None:
+        while os.read(0, CHUNK_BYTES):
+            pass
+        stop()
+
     if os.environ.pop(SUPERVISED, None) is not None:
         # Where it cannot be heard any more, its end would not be noticed either.
-        spawn("leasehold-supervised", lambda: _wait_for_end(stop), lambda _fault: stop())
-
-
-def _wait_for_end(stop: Callable[[], None]) -> None:
-    while os.read(0, CHUNK_BYTES):
-        pass
-    stop()
+        spawn("leasehold-supervised", wait, lambda _fault: stop())

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from leasehold.adapters.cli.common.times import configuration, seconds, settings
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.steering.explaining import WatchedTable, watched
+from leasehold.adapters.report.watching import WatchedTable, watched
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store

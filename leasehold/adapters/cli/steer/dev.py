@@ -53,24 +53,31 @@ def command(
             raise ValueError("STREAM: a stream is named twice")
         isolate()
         with unwinding(), dev_services(chosen, folder, rate) as running:
-            _tell(running, as_json=as_json)
+            print(_json(running) if as_json else _text(running), flush=True)
             wait_for_the_end()
 
 
-def _tell(running: DevServices, *, as_json: bool) -> None:
-    if as_json:
-        sources = {name: each.source for name, each in running.streams.items()}
-        tables = {name: each.table for name, each in running.streams.items()}
-        print(json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)}), flush=True)
-        return
+def _json(running: DevServices) -> str:
+    sources = {name: each.source for name, each in running.streams.items()}
+    tables = {name: each.table for name, each in running.streams.items()}
+    return json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)})
+
+
+def _text(running: DevServices) -> str:
     *others, last = running.services
-    print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
-    for name, each in running.streams.items():
-        print(f"stream {name}\n  source  {each.source}\n  store   {each.table}")
-    print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
-    print(f"{running.exports}\n")
-    print("A worker, and who holds what:\n")
     first = next(iter(running.streams.values()))
     table = shlex.quote(first.pasted_table)
-    print(f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon")
-    print(f"leasehold leases {table} --watch", flush=True)
+    streams = [
+        f"stream {name}\n  source  {each.source}\n  store   {each.table}" for name, each in running.streams.items()
+    ]
+    return "\n".join(
+        (
+            f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n",
+            *streams,
+            "\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n",
+            f"{running.exports}\n",
+            "A worker, and who holds what:\n",
+            f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon",
+            f"leasehold leases {table} --watch",
+        )
+    )

@@ -9,8 +9,8 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import configuration_for, seconds, settings
 from leasehold.adapters.cli.steer.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
-from leasehold.adapters.steering.doctor.attempts import Finding, well
-from leasehold.adapters.steering.doctor.examination import Examination, ExaminedFleet, examined
+from leasehold.adapters.steering.doctor.attempts import well
+from leasehold.adapters.steering.doctor.examination import ExaminedFleet, examined
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -54,20 +54,13 @@ def command(  # noqa: PLR0917  one for each option
         found = examined(source, store, fleet)
     if as_json:
         print(json.dumps(found.as_json()))
-    else:
-        print(*_lines(found), sep="\n")
-    raise typer.Exit(0 if well(found.findings) else 1)
-
-
-def _lines(found: Examination) -> list[str]:
+        raise typer.Exit(0 if well(found.findings) else 1)
     wide = max(len(finding.what) for finding in found.findings)
-    lines = [line for finding in found.findings for line in _told(finding, wide)]
-    wrong = sum(finding.state == "wrong" for finding in found.findings)
-    unknown = sum(finding.state == "unknown" for finding in found.findings)
-    return [*lines, f"{len(found.findings)} findings: {wrong} wrong, {unknown} unknown"]
-
-
-def _told(finding: Finding, wide: int) -> list[str]:
-    state = "WRONG" if finding.state == "wrong" else finding.state
-    lines = [f"{state:7}  {finding.what:{wide}}  {printable(finding.says)}"]
-    return [*lines, f"{'':7}  {'':{wide}}  -> {printable(finding.todo)}"] if finding.todo else lines
+    for finding in found.findings:
+        state = "WRONG" if finding.state == "wrong" else finding.state
+        print(f"{state:7}  {finding.what:{wide}}  {printable(finding.says)}")
+        if finding.todo:
+            print(f"{'':7}  {'':{wide}}  -> {printable(finding.todo)}")
+    wrong, unknown = (sum(each.state == state for each in found.findings) for state in ("wrong", "unknown"))
+    print(f"{len(found.findings)} findings: {wrong} wrong, {unknown} unknown")
+    raise typer.Exit(0 if well(found.findings) else 1)

@@ -3,7 +3,7 @@
 import json
 import time
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,8 +19,7 @@ from leasehold.adapters.cli.steer.asking import (
     opened,
     table_of,
 )
-from leasehold.adapters.steering.explaining import LeaseStory, WatchedTable, WorkerPlan, plans, rules_of, story
-from leasehold.balancer.config import Config
+from leasehold.adapters.steering.explaining import plans, rules_of, story
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import StoreError
@@ -62,59 +61,33 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(rules, lease_seconds, set_)
         with closing(opened(store)) as table_store:
             table = table_of(table_store, config, span)
-        _tell(table, config, worker, lease, as_json=as_json)
-
-
-def _tell(table: WatchedTable, config: Config, worker: str | None, key: str | None, *, as_json: bool) -> None:
-    found = plans(table, config, () if worker is None else (worker,))
-    chosen = tuple(each for each in found if worker in {None, each.worker})
-    tale = None if key is None else _story(table, config, key, found)
+        found = plans(table, config, () if worker is None else (worker,))
+        chosen = tuple(each for each in found if worker in {None, each.worker})
+        row = next((row for row in table.leases if row.key == lease), None)
+        if lease is not None and row is None:
+            raise ValueError(f"--lease: there is no lease {lease!r}")
+    tale = None if row is None else story(table, config, row, found)
+    wrong = noted(table.leases)
     if as_json:
-        print(json.dumps(_json(table, config, chosen, tale)))
-    elif tale is None:
-        print(*map(printable, _workers(table, config, chosen)), sep="\n")
-    else:
-        print(*map(printable, _lease(tale)), sep="\n")
-
-
-def _story(table: WatchedTable, config: Config, key: str, found: tuple[WorkerPlan, ...]) -> LeaseStory:
-    row = next((row for row in table.leases if row.key == key), None)
-    if row is None:
-        raise ValueError(f"--lease: there is no lease {key!r}")
-    return story(table, config, row, found)
-
-
-def _json(
-    table: WatchedTable, config: Config, chosen: tuple[WorkerPlan, ...], tale: LeaseStory | None
-) -> dict[str, Any]:
-    about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
-    about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
-    about |= {"contradictions": list(wrong)} if (wrong := noted(table.leases)) else {}
+        about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
+        about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
+        about |= {"contradictions": list(wrong)} if wrong else {}
+        whole = {"workers": [each.as_json() for each in chosen], "says": dict(rules_of(chosen))}
+        print(json.dumps(about | (whole if tale is None else tale.as_json())))
+        return
     if tale is not None:
-        return about | tale.as_json()
-    return about | {"workers": [each.as_json() for each in chosen], "says": dict(rules_of(chosen))}
-
-
-def _workers(table: WatchedTable, config: Config, chosen: tuple[WorkerPlan, ...]) -> list[str]:
-    free = sum(row.owner is None for row in table.unended)
-    head = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
-    lines = [f"{head}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s"]
-    lines += noted(table.leases)
-    if not chosen:
-        lines.append("no worker holds a lease; --worker NAME says what one would do")
-    for each in chosen:
-        stranger = "" if each.ours else "  (another library's: its own rules may differ)"
-        lines.append(f"{each.worker}  holds {each.held}, share {each.share}{stranger}")
-        lines += [f"  {line}" for line in each.lines]
-    return lines + [f"{rule}: {says}" for rule, says in rules_of(chosen).items()]
-
-
-def _lease(tale: LeaseStory) -> list[str]:
-    past = [f"  {line}" for line in (*tale.past, *tale.reading)]
-    return [
-        tale.lease.key,
-        f"{tale.status.word}: {tale.status.says}",
-        *past,
-        f"should have it: {tale.should}",
-        f"would move: {tale.moves}",
-    ]
+        past = [f"  {line}" for line in (*tale.past, *tale.reading)]
+        lines = [tale.lease.key, f"{tale.status.word}: {tale.status.says}", *past]
+        lines += [f"should have it: {tale.should}", f"would move: {tale.moves}"]
+    else:
+        free = sum(row.owner is None for row in table.unended)
+        head = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
+        lines = [f"{head}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *wrong]
+        if not chosen:
+            lines.append("no worker holds a lease; --worker NAME says what one would do")
+        for each in chosen:
+            stranger = "" if each.ours else "  (another library's: its own rules may differ)"
+            lines.append(f"{each.worker}  holds {each.held}, share {each.share}{stranger}")
+            lines += [f"  {line}" for line in each.lines]
+        lines += [f"{rule}: {says}" for rule, says in rules_of(chosen).items()]
+    print(*map(printable, lines), sep="\n")

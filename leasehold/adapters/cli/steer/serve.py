@@ -1,8 +1,8 @@
 """`leasehold serve`: lease tables as a live, read-only page, with what monitoring reads."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from typing import Annotated
 
 import typer
@@ -16,7 +16,6 @@ from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.serving.app import BoundedConnection, server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
-from leasehold.balancer.config import Config
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import store_address
@@ -60,32 +59,18 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(rules, lease_seconds, set_)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
-        with unwinding(), _watching(stores, source or (), config, every, history) as watchers:
+        with unwinding(), ExitStack() as stack:
+            record = stack.enter_context(closing(FleetRecord(history)))
+            watchers = []
+            for place, url in enumerate(stores):
+                store = stack.enter_context(closing(opened(url)))
+                asked = stack.enter_context(closing(stream_of(source[place]))) if source else None
+                scheme, where, _ = store_address(url)  # the URL's options may hold a secret
+                watcher = TableWatcher(f"{scheme}://{where}", store, config, record, every=every, source=asked)
+                watchers.append(stack.enter_context(closing(watcher)))
+            for watcher in watchers:
+                watcher.start()
             _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
-
-
-@contextmanager
-def _watching(
-    stores: Sequence[str], sources: Sequence[str], config: Config, every: float, history: str | None
-) -> Iterator[list[TableWatcher]]:
-    with ExitStack() as stack:
-        record = stack.enter_context(closing(FleetRecord(history)))
-        watchers = []
-        for place, url in enumerate(stores):
-            store = stack.enter_context(closing(opened(url)))
-            asked = stack.enter_context(closing(stream_of(sources[place]))) if sources else None
-            watcher = TableWatcher(_name(url), store, config, record, every=every, source=asked)
-            stack.enter_context(closing(watcher))
-            watchers.append(watcher)
-        for watcher in watchers:
-            watcher.start()
-        yield watchers
-
-
-def _name(url: str) -> str:
-    """The URL without its options, which may hold a secret."""
-    scheme, place, _ = store_address(url)
-    return f"{scheme}://{place}"
 
 
 def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections import Counter
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -21,8 +21,7 @@ from leasehold.adapters.cli.steer.asking import (
     opened,
     table_of,
 )
-from leasehold.adapters.proving.simulator.question import Forecast
-from leasehold.adapters.steering.explaining import alive
+from leasehold.adapters.report.watching import alive
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
 from leasehold.stores.protocol import StoreError
 
@@ -69,38 +68,27 @@ def command(  # noqa: PLR0917  one for each option
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
         coming = names_of(add or (), present)
         change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
-        with _silence():
+        # The logs of simulated workers are no news of the fleet.
+        log = logging.getLogger("leasehold")
+        level = log.level
+        log.setLevel(logging.CRITICAL)
+        try:
             told = forecast(table, config, change, dated=dated)
+        finally:
+            log.setLevel(level)
     if as_json:
         print(json.dumps(told.as_json()))
-    else:
-        _show(told, config.cycle_seconds, wide=wide)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Silence the logs of simulated workers, which are no news of the fleet."""
-    log = logging.getLogger("leasehold")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-def _show(told: Forecast, cycle_seconds: float, *, wide: bool) -> None:
+        return
     figures = told.figures
     moves = f"{figures.moves} moves of least possible {figures.moves_minimum}, {figures.claims} claims"
     print(f"{moves}, over after {figures.seconds:.1f} s; {len(told.before)} would come without the change.")
-    unowned = figures.unowned_lease_cycles_max * cycle_seconds
+    unowned = figures.unowned_lease_cycles_max * config.cycle_seconds
     print(
         f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned:.1f} s.\n"
     )
-    before = {key: sum(one.before == key for one in told.moves) for key in told.held}
-    after = {key: sum(one.after == key for one in told.moves) for key in told.held}
+    given, gained = Counter(one.before for one in told.moves), Counter(one.after for one in told.moves)
     rows = tuple(
-        (name, str(held), str(after[name]), str(before[name]), f"{told.loads[name]:.1f}")
+        (name, str(held), str(gained[name]), str(given[name]), f"{told.loads[name]:.1f}")
         for name, held in told.held.items()
     )
     numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))

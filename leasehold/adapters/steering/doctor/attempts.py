@@ -10,7 +10,7 @@ Whether the rows of a table are leases of this stream, purely.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import asdict, frozen
@@ -18,7 +18,7 @@ from attrs import asdict, frozen
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.objects.store import SKEW_SECONDS, SkewWarning
-from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]
@@ -112,7 +112,7 @@ class RightsTrial:
     name: str
     attempts: tuple[RightAttempt, ...]
     clock: "ServiceClock | None" = None
-    prove: Callable[[], None] | None = None
+    prove: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
 
 
@@ -135,48 +135,38 @@ class ServiceClock(SkewWarning):
 
 
 def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
-    """Try one right after the other (rule 2)."""
+    """Try one right after the other, until the attempts that are left would fail alike (rule 2)."""
     for attempt in trial.attempts:
+        right, name = attempt.right, trial.name
         if attempt.writes and read_only:
-            yield Finding(attempt.right, "unknown", f"{trial.name}: not tried, as it is a right to write (--read-only)")
+            yield Finding(right, "unknown", f"{name}: not tried, as it is a right to write (--read-only)")
             continue
-        finding, last = _tried(attempt, trial.name)
-        yield finding
-        if last:
+        try:
+            said = attempt.ask()
+            yield Finding(right, "ok", f"{name}: {said if isinstance(said, str) else 'allowed'}")
+        except NotThere as error:
+            yield Finding(right, "unknown", str(error), "let the first worker make it, and ask again")
             return
-
-
-def _tried(attempt: RightAttempt, name: str) -> tuple[Finding, bool]:
-    """The finding of an attempt, and whether the attempts after it would fail alike."""
-    right = attempt.right
-    try:
-        said = attempt.ask()
-        return Finding(right, "ok", f"{name}: {said if isinstance(said, str) else 'allowed'}"), False
-    except NotThere as error:
-        return Finding(right, "unknown", str(error), "let the first worker make it, and ask again"), True
-    except NotTried as error:
-        return Finding(right, "unknown", f"{name}: {error}"), False
-    except NotOurs as error:
-        return Finding("table", "wrong", str(error)), True
-    except (StoreError, SourceError) as error:
-        return _failed(right, error)
-
-
-def _failed(right: str, error: Exception) -> tuple[Finding, bool]:
-    if isinstance(error, OutcomeUnknown | SourceUnavailable):
-        if _answered(error):
-            return Finding(right, "unknown", f"no usable answer: {error}", "ask again later"), False
-        return Finding(right, "wrong", f"not reached: {error}", "check the name, the region, the network"), True
-    denied = _denied(error)
-    return Finding(right, "wrong", str(error), f"allow {right}" if denied else ""), not denied
-
-
-def _answered(error: Exception) -> bool:
-    """Whether the service said something at all."""
-    return getattr(error.__cause__, "response", None) is not None
+        except NotTried as error:
+            yield Finding(right, "unknown", f"{name}: {error}")
+        except NotOurs as error:
+            yield Finding("table", "wrong", str(error))
+            return
+        except (OutcomeUnknown, SourceUnavailable) as error:
+            # A service that said something at all is reached, whatever it said.
+            if getattr(error.__cause__, "response", None) is None:
+                yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region, the network")
+                return
+            yield Finding(right, "unknown", f"no usable answer: {error}", "ask again later")
+        except (StoreError, SourceError) as error:
+            denied = _denied(error)
+            yield Finding(right, "wrong", str(error), f"allow {right}" if denied else "")
+            if not denied:
+                return
 
 
 def _denied(error: Exception) -> bool:
+    """Whether it is a refusal by name (rule 1), in the words of botocore or of Azure's clients."""
     cause: Any = error.__cause__
     answer = getattr(cause, "response", None)
     if isinstance(answer, dict):
@@ -193,26 +183,22 @@ NAMED = 3
 
 def recognised(listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lease], bool]) -> tuple[Finding, ...]:
     """Tell whose rows these are. `reads` says whether a source reads a lease's stream, and may raise SourceError."""
-    if listing.malformed:
-        return (_unreadable(listing.malformed, len(listing.leases)),)
-    if not listing.leases:
+    bad, leases = listing.malformed, listing.leases
+    if bad:
+        one = min(bad, key=lambda row: row.key)
+        why = f"for one {one.key!r}: {one.field}: {one.why}"
+        if leases:
+            said = f"{len(bad)} of {len(leases) + len(bad)} rows cannot be read as leases, {why}"
+            return (Finding(WHAT, "wrong", said, "mend or remove these rows: their shards are read by nobody"),)
+        said = f"none of its {len(bad)} rows is a lease, {why}: it is another application's"
+        return (Finding(WHAT, "wrong", said, _OTHER),)
+    if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
     try:
-        ours = tuple(lease for lease in listing.leases if reads(lease))
+        ours = tuple(lease for lease in leases if reads(lease))
     except SourceError as error:
         return (Finding(WHAT, "wrong", str(error), _OTHER),)
-    return (_of_shards(ours, len(listing.leases) - len(ours), {shard.id: shard for shard in shards}),)
-
-
-def _unreadable(rows: tuple[Malformed, ...], leases: int) -> Finding:
-    one = min(rows, key=lambda row: row.key)
-    why = f"for one {one.key!r}: {one.field}: {one.why}"
-    if leases:
-        said = f"{len(rows)} of {leases + len(rows)} rows cannot be read as leases, {why}"
-        return Finding(WHAT, "wrong", said, "mend or remove these rows: their shards are read by nobody")
-    return Finding(
-        WHAT, "wrong", f"none of its {len(rows)} rows is a lease, {why}: it is another application's", _OTHER
-    )
+    return (_of_shards(ours, len(leases) - len(ours), {shard.id: shard for shard in shards}),)
 
 
 def _of_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
@@ -221,7 +207,8 @@ def _of_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shar
     if leases and not known:
         said = f"the stream has the shards of none of its {len(leases)} leases ({_names(leases)}): it is another's"
         return Finding(WHAT, "wrong", said + beside, _OTHER)
-    if strange := [lease for lease in known if _elsewhere(lease, listed[lease.key])]:
+    ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in known]
+    if strange := [lease for lease, ours, theirs in ranges if ours and theirs and ours != theirs]:
         said = f"{len(strange)} leases ({_names(strange)}) have other hash ranges than the stream's shards"
         return Finding(WHAT, "wrong", f"{said}: it is another stream's, or the stream was made anew{beside}", _OTHER)
     if gone := [lease for lease in leases if lease.key not in listed and not lease.ended]:
@@ -231,10 +218,6 @@ def _of_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shar
     return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{beside}")
 
 
-def _elsewhere(lease: Lease, shard: Shard) -> bool:
-    return None not in {lease.hash_range, shard.hash_range} and lease.hash_range != shard.hash_range
-
-
-def _names(leases: "tuple[Lease, ...] | list[Lease]") -> str:
+def _names(leases: Sequence[Lease]) -> str:
     named = ", ".join(lease.key for lease in leases[:NAMED])
     return f"{named} …" if len(leases) > NAMED else named

@@ -29,14 +29,26 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
         client.meta.events.register("after-call.dynamodb", clock.heard)
-    tries = probes(clients.writes, table)
+
+    def scanned() -> None:
+        with translated(table):
+            clients.reads.scan(TableName=table, Limit=1)
+
+    def read() -> None:
+        absent: Any = {KEY: text(f"leasehold-probe-{uuid4().hex}")}
+        with translated(table):
+            clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
+
     return RightsTrial(
         f"DynamoDB table {table}",
         (
             RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table)),
-            RightAttempt("dynamodb:Scan", partial(_scanned, clients, table)),
-            RightAttempt("dynamodb:BatchGetItem", partial(_read, clients, table)),
-            *(RightAttempt(f"dynamodb:{action}", ask, writes=True) for action, ask in tries.items()),
+            RightAttempt("dynamodb:Scan", scanned),
+            RightAttempt("dynamodb:BatchGetItem", read),
+            *(
+                RightAttempt(f"dynamodb:{action}", ask, writes=True)
+                for action, ask in probes(clients.writes, table).items()
+            ),
         ),
         clock,
         partial(prove, clients.writes, table),
@@ -59,14 +71,3 @@ def _described(clients: Clients, table: str) -> str:
     except StoreError as error:
         raise NotOurs(str(error)) from error
     return f"it answers, and is {found['TableStatus']}"
-
-
-def _scanned(clients: Clients, table: str) -> None:
-    with translated(table):
-        clients.reads.scan(TableName=table, Limit=1)
-
-
-def _read(clients: Clients, table: str) -> None:
-    absent: Any = {KEY: text(f"leasehold-probe-{uuid4().hex}")}
-    with translated(table):
-        clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})

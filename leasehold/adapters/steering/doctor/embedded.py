@@ -1,7 +1,6 @@
 """The rights of a worker on a SQLite file, and on a table in memory."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +14,11 @@ from leasehold.stores.writes import RenewLease
 def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """The rights on this file. Raises ValueError, StoreError."""
     if place and not Path(place).exists():
-        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", partial(_absent, place)),))
+
+        def absent() -> str:
+            raise NotThere(f"there is no file {place}; a worker makes it, in a folder that it may write to")
+
+        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", absent),))
     store = sqlite.open_url(place, options, create=False, request_seconds=None)
     return _trial(f"SQLite file {place}", store, "it can be read")
 
@@ -27,29 +30,16 @@ def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def _trial(name: str, store: Store, said: str) -> RightsTrial:
-    attempts = (
-        RightAttempt("read", partial(_read, store, said)),
-        RightAttempt("write", partial(_written, store), writes=True),
-    )
-    return RightsTrial(name, attempts, None, partial(_refused, store), store.close)
+    def read() -> str:
+        store.list()
+        return said
 
+    def refused() -> str:
+        """A renewal of a lease that is not there needs the right, and changes nothing."""
+        probe = f"leasehold-probe-{uuid4().hex}"
+        if not isinstance(store.write(RenewLease(Lease(probe, owner=probe))), Lost):
+            raise StoreError("a write was applied under a condition that did not hold")
+        return "a transaction that writes can be begun"
 
-def _absent(place: str) -> str:
-    raise NotThere(f"there is no file {place}; a worker makes it, in a folder that it may write to")
-
-
-def _read(store: Store, said: str) -> str:
-    store.list()
-    return said
-
-
-def _written(store: Store) -> str:
-    _refused(store)
-    return "a transaction that writes can be begun"
-
-
-def _refused(store: Store) -> None:
-    """A renewal of a lease that is not there: it needs the right, and changes nothing."""
-    name = f"leasehold-probe-{uuid4().hex}"
-    if not isinstance(store.write(RenewLease(Lease(name, owner=name))), Lost):
-        raise StoreError("a write was applied under a condition that did not hold")
+    attempts = (RightAttempt("read", read), RightAttempt("write", refused, writes=True))
+    return RightsTrial(name, attempts, None, refused, store.close)

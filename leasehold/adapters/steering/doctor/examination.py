@@ -17,7 +17,7 @@ from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
-from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.model import Shard
 from leasehold.balancer.shards.contradictions import contradictions
 from leasehold.stores.protocol import Listing, OutcomeUnknown, Promises, Store, StoreError
 from leasehold.stores.urls import Scheme, open_store, store_address
@@ -95,27 +95,23 @@ def gap_of(config: Config) -> Finding:
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     """While nothing comes, and while records come to every shard all the time."""
-    idle = fleet.leases / config.renew_seconds
-    pause = fleet.checkpoint_seconds or 0.2
-    busy = max(idle, fleet.leases * (2 if _objects(fleet) else 1) / pause)
-    return _load(fleet, config, idle), _load(fleet, config, busy)
-
-
-def _load(fleet: Fleet, config: Config, writes: float) -> Load:
+    objects = fleet.scheme in {"s3", "azblob"}
     alone = config.rules.keeps_lookout and fleet.shared
     looks = 1 / scaled(LOOK_SECONDS, config) if alone else fleet.workers / config.cycle_seconds
     rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if alone else 0.0
-    if not _objects(fleet):
-        scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
-        return Load(writes, looks * scan + rows / 2)
-    page = 1000 if fleet.scheme == "s3" else 5000
-    # A listing of S3 names what has changed, and each of these objects is read.
-    fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
-    return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
 
+    def load(writes: float) -> Load:
+        if not objects:
+            scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
+            return Load(writes, looks * scan + rows / 2)
+        page = 1000 if fleet.scheme == "s3" else 5000
+        # A listing of S3 names what has changed, and each of these objects is read.
+        fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
+        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
 
-def _objects(fleet: Fleet) -> bool:
-    return fleet.scheme in {"s3", "azblob"}
+    idle = fleet.leases / config.renew_seconds
+    pause = fleet.checkpoint_seconds or 0.2
+    return load(idle), load(max(idle, fleet.leases * (2 if objects else 1) / pause))
 
 
 def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
@@ -197,11 +193,33 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
         if _rights(seen, trial, fleet):
-            _listed(seen, store)
+            # The rows, as a worker reads them; a table of another shape is refused here.
+            with _told(seen, "table"):
+                table: Store = open_store(store, create=False, write=False)
+                with closing(table):
+                    seen.promises, seen.listing = table.promises, table.list()
     if seen.listing is not None:
         _recognise(seen, source, seen.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
-    return _expected(seen, store_scheme, fleet, price, parts)
+    # The gap is known in any case; the costs, once the shards are, where a store bills its requests.
+    findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": round(gap_seconds(fleet.config), 3)}
+    if seen.shards is None or store_scheme not in BILLED:
+        return Examination(tuple(findings), expected)
+    rows = () if seen.listing is None else seen.listing.leases
+    owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
+    shards = sum(shard.open for shard in seen.shards)
+    workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
+    asked = Fleet(store_scheme, shards, workers, pause, seen.promises.free_notes, parts)
+    costs = {
+        name: {
+            "writes": round(load.writes, 3),
+            "reads": round(load.reads, 3),
+            "us_dollars_a_month": None if price is None else round(load.month(price), 2),
+        }
+        for name, load in zip(("at_rest", "under_records"), loads(asked, fleet.config), strict=True)
+    }
+    findings.append(cost_of(asked, fleet.config, price))
+    return Examination(tuple(findings), {**expected, "shards": shards, "workers": workers, **costs})
 
 
 @contextmanager
@@ -209,6 +227,11 @@ def _told(seen: _Gathered, what: str) -> Iterator[None]:
     """Take a fault that stops this part of the examination for a finding."""
     try:
         yield
+    except OutcomeUnknown as error:
+        if what != "table":
+            seen.findings.append(Finding(what, "wrong", str(error)))
+        else:
+            seen.findings.append(Finding(what, "unknown", f"no usable answer: {error}", "ask again later"))
     except (StoreError, SourceError) as error:
         seen.findings.append(Finding(what, "wrong", str(error)))
 
@@ -225,7 +248,7 @@ def _rights(seen: _Gathered, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
     return found[0].state == "ok"
 
 
-def _conditions(prove: Callable[[], None], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
+def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
     states = {finding.what: finding.state for finding in found}
     if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
         return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
@@ -238,24 +261,13 @@ def _conditions(prove: Callable[[], None], trial: RightsTrial, found: Iterable[F
     return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
 
 
-def _listed(seen: _Gathered, url: str) -> None:
-    """The rows, as a worker reads them; a table of another shape is refused here."""
-    try:
-        store: Store = open_store(url, create=False, write=False)
-        with closing(store):
-            seen.promises, seen.listing = store.promises, store.list()
-    except OutcomeUnknown as error:
-        seen.findings.append(Finding("table", "unknown", f"no usable answer: {error}", "ask again later"))
-    except StoreError as error:
-        seen.findings.append(Finding("table", "wrong", str(error)))
-
-
 def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
     try:
         source: Source = open_source(url)
         with closing(source):
             seen.shards = source.shards()
-            seen.findings += recognised(listing, seen.shards, lambda lease: _read_by(source, lease))
+            reads = source.reads if isinstance(source, Selective) else lambda _lease: True
+            seen.findings += recognised(listing, seen.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
             # Listed after the table was read: what ended in between contradicts nothing.
             found = contradictions(seen.shards, listing.leases, incarnation)
@@ -269,41 +281,13 @@ def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
         seen.findings.append(Finding("table", "unknown", said))
 
 
-def _read_by(source: Source, lease: Lease) -> bool:
-    return source.reads(lease) if isinstance(source, Selective) else True
-
-
-def _expected(seen: _Gathered, scheme: str, fleet: ExaminedFleet, price: Price | None, parts: int) -> Examination:
-    """The gap is known in any case; the costs, once the shards are, where a store bills its requests."""
-    gap = round(gap_seconds(fleet.config), 3)
-    findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": gap}
-    if seen.shards is None or scheme not in BILLED:
-        return Examination(tuple(findings), expected)
-    rows = () if seen.listing is None else seen.listing.leases
-    owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
-    shards = sum(shard.open for shard in seen.shards)
-    workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
-    asked = Fleet(scheme, shards, workers, pause, seen.promises.free_notes, parts)
-    loaded = loads(asked, fleet.config)
-    costs = {name: _cost(load, price) for name, load in zip(("at_rest", "under_records"), loaded, strict=True)}
-    findings.append(cost_of(asked, fleet.config, price))
-    return Examination(tuple(findings), {**expected, "shards": shards, "workers": workers, **costs})
-
-
-def _cost(load: Load, price: Price | None) -> Mapping[str, float | None]:
-    month = None if price is None else round(load.month(price), 2)
-    return {"writes": round(load.writes, 3), "reads": round(load.reads, 3), "us_dollars_a_month": month}
-
-
 def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
+    """The list price, or what the user has said of it; each of the two prices may be said alone."""
     listed = LIST_PRICES.get(scheme)
-    given = (fleet.write_price, fleet.read_price)
-    if given == (None, None):
+    if fleet.write_price is None and fleet.read_price is None:
         return listed
-    write, read = (
-        price if price is not None else usual
-        for price, usual in zip(given, (listed.write, listed.read) if listed else (None, None), strict=True)
-    )
+    write = fleet.write_price if fleet.write_price is not None else listed.write if listed else None
+    read = fleet.read_price if fleet.read_price is not None else listed.read if listed else None
     if write is None or read is None:
         raise ValueError("--write-price and --read-price: no list price is known for this store; give both")
     return Price(write, read, "prices as given")

@@ -55,26 +55,25 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 def _trial(name: str, objects: Objects, above: str, rights: tuple[str, ...], clock: ServiceClock) -> RightsTrial:
     listing, reading, writing, deleting = rights
     probe = f"{above}{FOLDER}{uuid4().hex}"
+
+    def listed() -> str:
+        try:
+            objects.list(probe)
+        except StoreError as error:
+            if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
+                raise NotThere(f"there is no {name}; a worker makes it if it may, which was not tried") from error
+            raise
+        return "it answers"
+
+    def written() -> None:
+        """Under a condition that nothing fulfils; a service that ignores it has an object to remove."""
+        if (etag := objects.put_over(probe, {"probe": "0"}, _UNKNOWN_ETAG)) is not None:
+            objects.delete(probe, etag)
+
     attempts = (
-        RightAttempt(listing, partial(_listed, objects, probe, name)),
+        RightAttempt(listing, listed),
         RightAttempt(reading, partial(objects.get, probe)),
-        RightAttempt(writing, partial(_written, objects, probe), writes=True),
+        RightAttempt(writing, written, writes=True),
         RightAttempt(deleting, partial(objects.delete, probe, _UNKNOWN_ETAG), writes=True),
     )
     return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)
-
-
-def _listed(objects: Objects, prefix: str, name: str) -> str:
-    try:
-        objects.list(prefix)
-    except StoreError as error:
-        if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
-            raise NotThere(f"there is no {name}; a worker makes it if it may, which was not tried") from error
-        raise
-    return "it answers"
-
-
-def _written(objects: Objects, probe: str) -> None:
-    """Under a condition that nothing fulfils; a service that ignores it has an object to remove."""
-    if (etag := objects.put_over(probe, {"probe": "0"}, _UNKNOWN_ETAG)) is not None:
-        objects.delete(probe, etag)

@@ -1,4 +1,4 @@
-"""The read-only server: the page, its events, explanations, and what monitoring asks for.
+"""The read-only server: the page, its events, its curve, explanations, and what monitoring asks for.
 
 The metrics of the watched tables, in the text format of Prometheus.
 """
@@ -6,16 +6,16 @@ The metrics of the watched tables, in the text format of Prometheus.
 import asyncio
 import json
 from asyncio import TimerHandle, Transport
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from h11 import CLOSED, DONE, ERROR, IDLE, MUST_CLOSE
+from h11 import CLOSED, DONE, ERROR, MUST_CLOSE
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -42,67 +42,54 @@ HELP = {
     "leasehold_lease_switches_total": "How often a lease passed between workers, as far as ours saw.",
 }
 
-Sample = tuple[str, dict[str, str], float]
-
 
 def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
     """The metrics of these tables: the state of each, and whether it is fresh; of a stale one nothing but that."""
-    samples = [sample for state, fresh in states for sample in _samples(state, fresh=fresh)]
-    lines = []
-    for name, meaning in HELP.items():
-        of_name = [sample for sample in samples if sample[0] == name]
-        if of_name:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{{{_labels(labels)}}} {value:g}" for _, labels, value in of_name]
-    return "\n".join(lines) + "\n"
+    found: dict[str, list[str]] = {name: [] for name in HELP}
 
+    def tell(values: Mapping[str, float | None], **labels: str) -> None:
+        """Add what is known; a figure that nobody measured is left out, so that no alarm takes a zero for it."""
+        for name, value in values.items():
+            if value is not None:
+                marks = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels.items())
+                found[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
 
-def _samples(state: dict[str, Any], *, fresh: bool) -> Iterator[Sample]:
-    of = {"store": state["store"]}
-    yield "leasehold_up", of, float(fresh)
-    yield "leasehold_status", of, float(state["number"])
-    if not fresh:
-        return
-    total = state["total"]
-    whole = {
-        "leasehold_leases": total["leases"],
-        "leasehold_unowned_leases": total["unowned"],
-        "leasehold_workers": total["workers"],
-        "leasehold_malformed_rows": len(state["malformed"]),
-        "leasehold_contradictions": len(state["contradictions"]),
-        "leasehold_lag_max_seconds": total["lag_max"],
-        "leasehold_lag_sum_seconds": total["lag_sum"],
-        "leasehold_owner_changes_total": total["moves"],
-    }
-    yield from _known(whole, of)
-    for worker in state["workers"]:
-        told = {"leasehold_worker_leases": worker["leases"], "leasehold_worker_target": worker["target"]}
-        yield from _known(told, of | {"worker": worker["worker"]})
-    yield from _of_leases((lease for lease in state["leases"] if not lease["ended"]), of)
-
-
-def _of_leases(leases: Iterable[dict[str, Any]], of: dict[str, str]) -> Iterator[Sample]:
-    for lease in leases:
-        lag = lease["lag"]
-        told = {
-            "leasehold_lease_lag_seconds": lag.get("seconds"),
-            "leasehold_lease_status": lease["number"],
-            "leasehold_lease_idle_seconds": lease["idle"],
-            "leasehold_lease_kilobytes_per_second": lease["kbps"],
-            "leasehold_lease_switches_total": lag.get("moves"),
+    for state, fresh in states:
+        store = state["store"]
+        tell({"up": fresh, "status": state["number"]}, store=store)
+        if not fresh:
+            continue
+        total = state["total"]
+        whole = {
+            "leases": total["leases"],
+            "unowned_leases": total["unowned"],
+            "workers": total["workers"],
+            "malformed_rows": len(state["malformed"]),
+            "contradictions": len(state["contradictions"]),
+            "lag_max_seconds": total["lag_max"],
+            "lag_sum_seconds": total["lag_sum"],
+            "owner_changes_total": total["moves"],
         }
-        yield from _known(told, of | {"lease": lease["key"]})
-
-
-def _known(told: dict[str, float | None], labels: dict[str, str]) -> Iterator[Sample]:
-    for name, value in told.items():
-        if value is not None:
-            yield name, labels, float(value)
-
-
-def _labels(labels: dict[str, str]) -> str:
-    return ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items())
+        tell(whole, store=store)
+        for worker in state["workers"]:
+            shares = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
+            tell(shares, store=store, worker=worker["worker"])
+        for lease in state["leases"]:
+            if not lease["ended"]:
+                figures = {
+                    "lease_lag_seconds": lease["lag"].get("seconds"),
+                    "lease_status": lease["number"],
+                    "lease_idle_seconds": lease["idle"],
+                    "lease_kilobytes_per_second": lease["kbps"],
+                    "lease_switches_total": lease["lag"].get("moves"),
+                }
+                tell(figures, store=store, lease=lease["key"])
+    lines = []
+    for name, samples in found.items():
+        if samples:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}", *samples]
+    return "\n".join(lines) + "\n"
 
 
 def _quoted(value: str) -> str:
@@ -127,12 +114,15 @@ HEADERS = {
 }
 
 UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
+NO_TABLE = {"error": "table: there is none of this number"}
+EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 PAGES = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/": ("steering.serving", "page.html", "text/html"),
+    "/page.css": ("report", "page.css", "text/css"),
+    "/page.js": ("steering.serving", "page.js", "text/javascript"),
 }
+"""By URL: the folder, the file and its kind. All pages have one look, so that the style is the reports'."""
 
 
 def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
@@ -147,18 +137,26 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
 
+    def asked_of(request: Request) -> TableWatcher | None:
+        place = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
+        return None if place is None else watchers[place]
+
+    async def lag(request: Request) -> Response:
+        if (watcher := asked_of(request)) is None:
+            return _json(NO_TABLE, 404)
+        # Written by ourselves, of numbers alone: no name of a table, a lease or a worker is in it.
+        return Response(watcher.lag_chart() or EMPTY, media_type="image/svg+xml", headers=HEADERS)
+
     async def explain(request: Request) -> Response:
-        asked = request.query_params
-        place = decimal(asked.get("table", "0"), len(watchers) - 1)
-        if place is None:
-            return _json({"error": "table: there is none of this number"}, 404)
-        worker, key = asked.get("worker"), asked.get("lease")
-        told = await asyncio.to_thread(watchers[place].explain, worker, key)
+        if (watcher := asked_of(request)) is None:
+            return _json(NO_TABLE, 404)
+        worker, key = (request.query_params.get(name) for name in ("worker", "lease"))
+        told = await asyncio.to_thread(watcher.explain, worker, key)
         return _json(UNKNOWN, 404) if told is None else _json(told)
 
     async def metrics(_request: Request) -> Response:
         text = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
-        return PlainTextResponse(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
         told = [(watcher.name, watcher.status) for watcher in watchers]
@@ -174,6 +172,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     routes += [
         Route("/events", events),
         Route("/leases.json", leases),
+        Route("/lag.svg", lag),
         Route("/explain", explain),
         Route("/metrics", metrics),
         Route("/healthz", healthz),
@@ -202,7 +201,8 @@ class BoundedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read on; once a request is whole its answer may take as long as it likes."""
         super().data_received(data)
-        if self._deadline is not None and self.conn.their_state is not IDLE and self._is_whole():
+        whole = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+        if self._deadline is not None and whole:
             self._deadline.cancel()
             self._deadline = None
 
@@ -219,21 +219,18 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._late)
+        def late() -> None:
+            self._deadline = None
+            self.transport.abort()
 
-    def _late(self) -> None:
-        self._deadline = None
-        self.transport.abort()
-
-    def _is_whole(self) -> bool:
-        return self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, late)
 
 
-def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    body = files("leasehold.adapters.steering.serving").joinpath(name).read_bytes()
+def _page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    body = files(f"leasehold.adapters.{folder}").joinpath(name).read_bytes()
 
     async def page(_request: Request) -> Response:
-        return Response(body, media_type=kind, headers=HEADERS)
+        return Response(body, media_type=f"{kind}; charset=utf-8", headers=HEADERS)
 
     return page
 
@@ -243,6 +240,7 @@ def _json(told: object, status: int = 200) -> Response:
 
 
 async def _events(request: Request, watchers: Sequence[TableWatcher]) -> AsyncIterator[str]:
+    """The state of all tables, at once and after each reading, until the page is closed."""
     told: list[tuple[float, str]] = []
     while not await request.is_disconnected():
         seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]

@@ -46,21 +46,17 @@ function facts(state) {
     ["not OK", total.not_ok, total.not_ok], ["lag, most", seconds(total.lag_max)], ["lag, sum", seconds(total.lag_sum)],
     ["moves seen", total.moves], ["finished", total.finished]];
   at("facts").replaceChildren(...told.map(([name, value, bad]) => {
-    const box = document.createElement("div");
-    box.append(cell("dt", name), cell("dd", value ?? "–", bad ? "bad" : ""));
+    const box = cell("div", "", bad ? "bad" : "");
+    box.append(cell("dt", name), cell("dd", value ?? "–"));
     return box;
   }));
 }
 
-function lag(points) {
-  const known = points.filter(point => point[1] !== null);
-  at("most").textContent = known.length ? `; the highest here is ${seconds(Math.max(...known.map(point => point[1])))}` : "; no row tells";
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  if (known.length > 1) {
-    const first = known[0][0], span = known[known.length - 1][0] - first || 1, most = Math.max(1, ...known.map(point => point[1]));
-    line.setAttribute("points", known.map(([time, value]) => `${600 * (time - first) / span},${86 - 80 * value / most}`).join(" "));
-  }
-  at("lag").replaceChildren(line);
+async function lag(points) {
+  const known = points.map(point => point[1]).filter(most => most !== null);
+  at("most").textContent = known.length ? `; the highest here is ${seconds(Math.max(...known))}` : "; no row tells";
+  const drawn = await (await fetch(`lag.svg?table=${Number(at("table").value) || 0}`)).text();
+  at("lag").replaceChildren(document.importNode(new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement, true));
 }
 
 const value = (lease, key) => ({ key: lease.key, owner: lease.owner ?? "", lag: lease.lag.seconds ?? -1, kbps: lease.kbps ?? -1,
@@ -97,7 +93,6 @@ function draw() {
   at("status").textContent = `${state.status}: ${state.says}`;
   at("status").className = state.status === "OK" ? "good" : "bad";
   facts(state);
-  lag(state.lag);
   rows("workers", [["worker", "", "name"], ["leases"], ["target"], ["lag"], ["KB/s"]], state.workers.map(worker => row([
     link(worker.worker, `worker=${encodeURIComponent(worker.worker)}`), cell("td", worker.leases), cell("td", worker.target),
     cell("td", seconds(worker.lag)), cell("td", worker.kbps.toFixed(1))], false)));
@@ -105,6 +100,11 @@ function draw() {
     ([time, key, before, after, rule]) => row([cell("td", clock(time), "name"), link(key, `lease=${encodeURIComponent(key)}`),
       cell("td", before ?? "nobody", "name"), cell("td", after ?? "nobody", "name"), cell("td", rule)], after === null)));
   leases(state);
+}
+
+function turn() {
+  draw();
+  if (chosen()) lag(chosen().lag);
 }
 
 async function explain(query) {
@@ -135,12 +135,12 @@ function take(told) {
   const table = at("table"), before = table.value;
   table.replaceChildren(...states.map((state, place) => { const made = cell("option", state.store); made.value = place; return made; }));
   table.value = before || "0";
-  draw();
+  turn();
   if (!asked && location.hash.length > 1 && chosen().at) { asked = true; explain(location.hash.slice(1)); }
 }
 
 at("filter").addEventListener("input", draw);
-at("table").addEventListener("change", draw);
+at("table").addEventListener("change", turn);
 at("close").addEventListener("click", () => at("explain").close());
 at("explain").addEventListener("close", () => history.replaceState(null, "", "."));
 addEventListener("hashchange", () => { if (location.hash.length > 1) explain(location.hash.slice(1)); });

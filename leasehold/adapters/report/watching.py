@@ -1,0 +1,227 @@
+"""The picture of a lease table: what looks at it show, as one value, and as the JSON that pages and monitoring read.
+
+`leases`, `serve`, `explain`, `what-if` and `report` all draw a `WatchedTable`. A `TableWatch` makes one with each look;
+what one look leaves to the next (how long rows have stood still, whether positions move) stays in it.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, evolve, frozen
+
+from leasehold.adapters.reading.status import (
+    GroupWatch,
+    LeaseLag,
+    Status,
+    asked,
+    fleet_lag,
+    group_status,
+    lags_of,
+    statuses_of,
+)
+from leasehold.adapters.sources.protocol import Source
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import expires_above
+from leasehold.balancer.model import History, Lease
+from leasehold.balancer.rules.shares import Groups, favoured
+from leasehold.balancer.shards.contradictions import noted
+from leasehold.balancer.watch import Watch
+from leasehold.stores.fields import kilobytes
+from leasehold.stores.protocol import Malformed, Store
+
+LOOK_SECONDS = 1.0
+"""Between two looks: often enough to see each renewal of a lease of ten seconds."""
+
+UNTOLD, NOTHING_LEARNT = LeaseLag(), History()
+
+
+@frozen
+class SeenMove:
+    """A change of owner as two looks at a table show it; None is nobody.
+
+    at    seconds since 1970
+    rule  by which the new owner took it, or the lookout freed it; "" where the owner before let it go
+    """
+
+    at: float
+    key: str
+    before: str | None
+    after: str | None
+    rule: str = ""
+
+
+@frozen
+class WatchedTable:
+    """A table as it is after some watching.
+
+    leases    with how long each stood still, sorted by key
+    history   what the watching taught
+    seconds   for how long the table was watched
+    at        when it was last read, seconds since 1970
+    statuses  of the leases then, by key
+    lags      how far behind the unfinished ones are, by key
+    moves     the latest changes of owner that were seen, the last one first
+    trouble   why the latest look showed nothing new; "" where it did
+    """
+
+    leases: tuple[Lease, ...]
+    history: History = NOTHING_LEARNT
+    seconds: float = 0.0
+    malformed: tuple[Malformed, ...] = ()
+    at: float = 0.0
+    statuses: Mapping[str, Status] = Factory(dict)
+    lags: Mapping[str, LeaseLag] = Factory(dict)
+    moves: tuple[SeenMove, ...] = ()
+    trouble: str = ""
+
+    @property
+    def unended(self) -> tuple[Lease, ...]:
+        """The leases whose shards are not finished."""
+        return tuple(lease for lease in self.leases if not lease.ended)
+
+    @property
+    def status(self) -> Status:
+        """Of the whole group."""
+        return group_status(self.statuses, self.trouble)
+
+    def lag(self, lease: Lease) -> LeaseLag:
+        """How far behind this lease is."""
+        return self.lags.get(lease.key, UNTOLD)
+
+
+def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
+    """The unfinished leases that changed hands, each as it was and as it is."""
+    old = {lease.key: lease for lease in before.leases}
+    return tuple(
+        (old[lease.key], lease)
+        for lease in after.leases
+        if lease.key in old and old[lease.key].owner != lease.owner and not lease.ended
+    )
+
+
+class TableWatch:
+    """Looks at one table again and again.
+
+    lease_seconds  the fleet's, for rows that do not say it
+    limit          an owner whose lease stands still for more seconds counts as dead
+    source         asked how far behind leases are of which no row tells
+    wall           seconds since 1970; `clock` never goes back
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lease_seconds: float,
+        limit: float,
+        source: Source | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._lease_seconds, self._limit, self._source = store, lease_seconds, limit, source
+        self._clock, self._wall = clock, wall
+        self._watch, self._window, self._first = Watch(), GroupWatch(), math.inf
+
+    def look(self) -> WatchedTable:
+        """Read the table once. Raises StoreError or SourceError, after which one may look again."""
+        began = self._clock()
+        listing = self._store.list()
+        ended, now = self._clock(), self._wall()
+        self._watch, leases = self._watch.look(listing.leases, began, ended)
+        self._first = min(self._first, began)
+        rows = tuple(sorted(leases, key=lambda lease: lease.key))
+        lags = lags_of(rows, now, self._limit)
+        if self._source is not None:
+            lags = asked(self._source, rows, lags)
+        self._window = self._window.after(began, rows, lags)
+        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window)
+        return WatchedTable(
+            rows, self._watch.history, ended - self._first, listing.malformed, now, statuses=statuses, lags=lags
+        )
+
+
+def watched(
+    store: Store,
+    seconds: float,
+    lease_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] = time.sleep,
+) -> WatchedTable:
+    """The table, read again and again for so many seconds, at least once. Raises OutcomeUnknown."""
+    watch, first = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
+    while True:
+        table = watch.look()
+        left = first + seconds - clock()
+        if left <= 0:
+            return table
+        wait(min(left, LOOK_SECONDS))
+
+
+def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
+    """The leases, without the owners that have not renewed for too long."""
+    limit = expires_above(config)
+    return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
+
+
+def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
+    """The target share by worker: everybody the floor, and one more for those whom rule M2 favours.
+
+    more  workers that hold nothing, and count nevertheless
+    An heir counts as the owner already (H1). Whether owners live is for the caller to say: leave out the leases of the
+    dead only to see what the living will hold of the rest, else give them without an owner.
+    """
+    working = [lease for lease in leases if not lease.ended]
+    counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
+    counts.update(lease.heir or lease.owner for lease in working if lease.owner is not None)
+    if not counts:
+        return {}
+    floor, extras = divmod(len(working), len(counts))
+    lucky = favoured(counts, floor, extras, groups)
+    return {worker: floor + (worker in lucky) for worker in sorted(counts)}
+
+
+def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
+    """Everything that is shown of a table, as JSON values: the whole, its workers, its leases, and what is wrong."""
+    working, whole = table.unended, fleet_lag(table.lags)
+    living = alive(working, config)
+    workers = []
+    for worker, target in shares(living, config.rules.groups).items():
+        held = [lease for lease in living if lease.owner == worker]
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in held}).most
+        weight = kilobytes(sum(lease.weight or 0 for lease in held))
+        workers.append({"worker": worker, "leases": len(held), "target": target, "lag": lag, "kbps": weight})
+    leases = []
+    for lease in table.leases:
+        status = table.statuses[lease.key]
+        leases.append(
+            {
+                "key": lease.key,
+                "owner": lease.owner,
+                "ended": lease.ended,
+                "heir": lease.heir,
+                "idle": None if math.isinf(lease.idle) else round(lease.idle, 1),
+                "checkpoint": lease.checkpoint.sequence,
+                "kbps": None if lease.weight is None else round(kilobytes(lease.weight), 1),
+                "lag": table.lag(lease).as_json(),
+                **status.as_json(),
+                "number": status.number,
+            }
+        )
+    return {
+        "total": {
+            "leases": len(working),
+            "finished": len(table.leases) - len(working),
+            "unowned": sum(lease.owner is None for lease in working),
+            "workers": len({lease.owner for lease in living} - {None}),
+            "lag_max": whole.most,
+            "lag_sum": whole.total if whole.most is not None else None,
+            "not_ok": sum(not status.ok for status in table.statuses.values()),
+        },
+        "workers": workers,
+        "leases": leases,
+        "contradictions": list(noted(table.leases)),
+        "malformed": [[row.key, row.field, row.why] for row in table.malformed],
+    }
