@@ -8,7 +8,7 @@ from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, 
 
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
 from leasehold.adapters.worker.holding import LATEST_MS
-from leasehold.adapters.worker.holdings import RENEWALS_RETRY_SECONDS, Bench, WorkerError
+from leasehold.adapters.worker.holdings import RETRY_SECONDS, Bench, WorkerError
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config
@@ -182,7 +182,7 @@ def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
     one.run(KCL.renew_seconds)
     shelf.records += records(4, 3)
     assert store.list().leases == ()
-    one.run(RENEWALS_RETRY_SECONDS)
+    one.run(RETRY_SECONDS)
     (row,) = store.list().leases
     noted = tuple(note for note in row.notes if note[0] == LATEST_MS)
     assert (row.checkpoint, noted) == begins
@@ -193,7 +193,7 @@ def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() 
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
     one = member(store, source, clock, config=config)
-    one.run(KCL.renew_seconds + RENEWALS_RETRY_SECONDS + 1.0)
+    one.run(KCL.renew_seconds + RETRY_SECONDS + 1.0)
     assert one.held == ALL
     for held in one.worker.holdings:
         assert held.checkpoint(Position("17"))
@@ -215,7 +215,7 @@ def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
     one.turn_due = clock.now
     one.run(KCL.renew_seconds)
     assert store.list().leases == ()
-    one.run(RENEWALS_RETRY_SECONDS)
+    one.run(RETRY_SECONDS)
     assert [row.key for row in store.list().leases] == ALL
 
 
