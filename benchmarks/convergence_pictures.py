@@ -15,8 +15,8 @@ from attrs import evolve, frozen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from leasehold.adapters.history.records import alive_at, lives
 from leasehold.adapters.history.rights import changes, owners_at, settled
+from leasehold.adapters.history.run import alive_at, lives
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, everybody, fleet_of
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.balancer.rules.shares import least_moves

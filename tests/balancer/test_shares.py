@@ -13,7 +13,7 @@ from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.balancer.rules.shares import Groups, favoured, least_moves, path_of
+from leasehold.balancer.rules.shares import Groups, favoured, least_moves, path_of, uneven
 
 GROUPINGS: dict[str, tuple[Groups, tuple[str, ...]]] = {
     "none": (None, ("a", "b", "c", "d", "e")),
@@ -173,3 +173,16 @@ def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str)
                 owners = dict(enumerate(lease.owner for lease in held_by(held, names)))
                 table = {f"s-{place}": owners.get(place) for place in range(leases)}
                 assert least_moves(table, counts, groups) == min(moves_to(counts, each) for each in even)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_a_division_is_uneven_unless_it_is_one_of_the_even_ones(grouping: str) -> None:
+    """S8: what checker and judge hold a fleet at rest to; one off, and a fleet that is never shared out would pass."""
+    groups, names = GROUPINGS[grouping]
+    assert uneven({"a": 9}, (), 9, groups) == ""
+    for size in range(1, 6):
+        for leases in range(8):
+            even = even_shares(names[:size], leases, groups)
+            for held in divisions(leases, size):
+                counts = dict(zip(names, held, strict=False))
+                assert (uneven(counts, counts, leases, groups) == "") == (counts in even), counts

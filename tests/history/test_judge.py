@@ -16,7 +16,7 @@ from leasehold.adapters.history.events import (
     event_of,
 )
 from leasehold.adapters.history.explanations import UNLIMITED, RunVerdict, judge, verdict_on
-from leasehold.adapters.history.records import ReaderChange
+from leasehold.adapters.history.run import ReaderChange
 from leasehold.balancer.model import SHARD_END, Lease, Position
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, WriteEvent
-from leasehold.adapters.history.rights import UNREAD_SECONDS, OwnerChange, refused, settled, unowned, write_breaches
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.history.rights import UNREAD_SECONDS, OwnerChange, refused, settled, unowned
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.shares import least_moves
 
@@ -112,5 +113,5 @@ def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before
         events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in reads],
         end=reads[-1] + 1.0,
     )
-    assert [breach.what for breach in write_breaches(history, Limits())] == told
+    assert [breach.what for breach in judge(history, Limits())] == told
     assert UNREAD_SECONDS == 75.0

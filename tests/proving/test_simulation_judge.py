@@ -2,14 +2,15 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Breach, Limits
-from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEvent, WriteVerb
-from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.history.breach import Breach, BreachKind, Limits
+from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteAnswer, WriteEvent, WriteVerb
+from leasehold.adapters.history.explanations import LAWS, judge
+from leasehold.adapters.history.run import JudgedRun
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Nap, Network, cold, group_of
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
@@ -120,6 +121,18 @@ def out_of_order() -> RunHistory:
     return evolve(good(), parents={**good().parents, "s-1": ("s-0",)})
 
 
+def overtaken() -> RunHistory:
+    """Two records of one key in the wrong order."""
+    swapped = {105: 106, 106: 105}
+    events = [
+        evolve(event, place=(number, 0), digest=str(number))
+        if (event.event, event.shard) == ("record", "s-0") and (number := swapped.get(event.place[0]))
+        else event
+        for event in good().events
+    ]
+    return evolve(good(), events=events)
+
+
 def handed_over_again() -> RunHistory:
     """A record at or before the checkpoint its reader started from."""
     theft = taken("steal", 50.0)
@@ -149,19 +162,68 @@ def record(taking: WriteEvent, number: int) -> ReadingEvent:
     return ReadingEvent(taking.t + 0.1, taking.process, "record", taking.key, (number, 0), taking.key, str(number))
 
 
-PLANTED: dict[str, Callable[[], RunHistory]] = {
-    "two holders": two_holders,
-    "counter": counter,
-    "checkpoint went back": checkpoint_went_back,
-    "held by nobody": held_by_nobody,
-    "action at balance": action_at_balance,
-    "needless move": needless_move,
-    "uneven": uneven,
-    "lost": lost,
-    "out of order": out_of_order,
-    "handed over again": handed_over_again,
-    "handed over unheld": handed_over_unheld,
-    "token": token,
+def unfinished() -> RunHistory:
+    """A checkpoint that passes records which no handler has finished with."""
+    row = last("s-0", 50.0).after
+    assert row is not None
+    end = max(event.place[0] for event in good().events if (event.event, event.shard) == ("record", "s-0"))
+    return planted(wrote(row, evolve(row, checkpoint=Position(str(end))), 50.0, row.owner or "", "checkpoint"))
+
+
+def stranger() -> RunHistory:
+    """A record that the stream never took."""
+    return evolve(good(), sent=[each for each in good().sent if (each.key, each.digest) != ("s-0", "105")])
+
+
+def repeated() -> RunHistory:
+    """A record handed over once more by a process that a handler of its own had finished it for."""
+    first = next(event for event in good().events if (event.event, event.place[0]) == ("record", 105))
+    return planted(told=(evolve(first, t=first.t + 5.0),))
+
+
+def held_unread() -> RunHistory:
+    """A shard that its owner renews and asks for nothing."""
+    events = [event for event in good().events if event.shard != "s-0" or event.t < 10.0]
+    return evolve(good(), events=events)
+
+
+def unforeseen() -> RunHistory:
+    """An exception that nothing provides for."""
+    return evolve(good(), faults=["a-000#0: KeyError"])
+
+
+def checkpoint_of_another() -> RunHistory:
+    """A worker is told that its checkpoint was made after another had taken the lease, by what processes saw alone."""
+    row = last("s-0", 50.0)
+    thief, owner = f"{other(row)}#9", row.process
+    answers = [
+        WriteAnswer(1.0, 0.9, owner, "claim", "s-0", "done", row.worker, "1", 1),
+        WriteAnswer(4.0, 3.9, thief, "steal", "s-0", "done", other(row), "2", 2),
+        WriteAnswer(5.0, 4.9, owner, "checkpoint", "s-0", "done", row.worker, "3", 3),
+    ]
+    return evolve(good(), writes=[], answers=answers)
+
+
+PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
+    two_holders: "two holders",
+    counter: "counter",
+    checkpoint_went_back: "checkpoint went back",
+    held_by_nobody: "held by nobody",
+    action_at_balance: "action at balance",
+    needless_move: "needless move",
+    uneven: "uneven",
+    lost: "lost",
+    out_of_order: "out of order",
+    overtaken: "out of order",
+    handed_over_again: "handed over again",
+    handed_over_unheld: "handed over unheld",
+    token: "token",
+    unfinished: "unfinished",
+    stranger: "stranger",
+    repeated: "repeated",
+    held_unread: "held unread",
+    unforeseen: "unforeseen",
+    checkpoint_of_another: "checkpoint of another",
 }
 
 
@@ -170,14 +232,21 @@ def test_a_good_run_has_no_breach() -> None:
     assert judge(good(), LIMITS) == ()
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_breach_is_named(what: str) -> None:
+@pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
     """Without it the judge could be silent because it is blind."""
-    named = [breach for breach in judge(PLANTED[what](), LIMITS) if breach.what == what]
+    named = [breach for breach in judge(history(), LIMITS) if breach.what == what]
     assert named
     for breach in named:  # what and when, and of which lease or worker
         assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
         assert re.search(r"\b(s-\d|a-00\d)", breach.why)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_each_law_is_broken_by_a_planted_fault_and_by_no_good_run(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
+    """Without it a law could be left out of the verdict, or be blind to whatever it speaks of."""
+    assert list(law(JudgedRun(good(), LIMITS))) == []
+    assert any(list(law(JudgedRun(history(), LIMITS))) for history in PLANTED)
 
 
 def test_records_nobody_reads_at_the_end_are_lost() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from leasehold.adapters.local import guard
-from leasehold.adapters.local.node import tail
+from leasehold.adapters.local.node import guarded, tail
 
 DRAIN_SECONDS = 20.0
 
@@ -46,14 +46,8 @@ class Child:
         self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
         environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
         with self.out.open("wb") as out, self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603  the commands are this package's own
-                [sys.executable, "-I", "-S", guard.__file__, program, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=log,
-                env={**environment, **ENVIRONMENT, guard.GRACE: str(DRAIN_SECONDS)},
-                start_new_session=True,
-            )
+            grace = {guard.GRACE: str(DRAIN_SECONDS)}
+            self._process = guarded((program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace})
 
     @property
     def pid(self) -> int:

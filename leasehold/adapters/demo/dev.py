@@ -26,7 +26,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.demo.stage import Stream, StreamError, client, put
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.local.hubs.event_hubs import event_hubs
 from leasehold.adapters.local.services import (
     AZURITE_ACCOUNT,
     azurite,
@@ -165,31 +165,29 @@ def hub_services(hubs: Sequence[WantedStream], rate: int) -> Iterator[DevService
     with ExitStack() as stack:
         running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
         blobs = stack.enter_context(azurite())
+
+        def put(hub: WantedStream, rows: KeyedRows) -> None:
+            # The events of one key go into one partition, in order.
+            by_partition: dict[int, list[str]] = defaultdict(list)
+            for key, row in rows:
+                by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
+            for partition, bodies in by_partition.items():
+                running.put(hub.name, str(partition), bodies)
+
+        streams = {}
         for hub in hubs:
-            stack.enter_context(sampled(hub.name, rate, partial(_put, running, hub)))
+            stack.enter_context(sampled(hub.name, rate, partial(put, hub)))
+            source = f"eventhubs://{running.namespace}/{hub.name}"
+            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub.name}"
+            streams[hub.name] = DevStream(source, table, source, table)
         yield DevServices(
             ("Event Hubs", "Azure Blob"),
-            {hub.name: _told(running, hub.name) for hub in hubs},
+            streams,
             {
                 "EVENTHUBS_CONNECTION_STRING": running.connection_string(),
                 "AZURE_STORAGE_CONNECTION_STRING": azurite_connection_string(blobs),
             },
         )
-
-
-def _told(running: LocalHubs, hub: str) -> DevStream:
-    source = f"eventhubs://{running.namespace}/{hub}"
-    table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub}"
-    return DevStream(source, table, source, table)
-
-
-def _put(running: LocalHubs, hub: WantedStream, rows: KeyedRows) -> None:
-    """Put the events of one key into one partition, in order."""
-    by_partition: dict[int, list[str]] = defaultdict(list)
-    for key, row in rows:
-        by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
-    for partition, bodies in by_partition.items():
-        running.put(hub.name, str(partition), bodies)
 
 
 REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
@@ -215,18 +213,36 @@ def dev_services(streams: Sequence[WantedStream], folder: Path | None, rate: int
 
 @contextmanager
 def _kinesis_services(streams: Sequence[WantedStream], folder: Path | None, rate: int) -> Iterator[DevServices]:
-    places = _places(folder)
+    places: dict[str, Path] = {}
+    if folder is not None:
+        places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
+        for place in places.values():
+            place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
         dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
         for each in streams:
-            _made(kinesis.url, each)
+            try:
+                with closing(Stream(kinesis.url, each.name, each.shards)):
+                    pass
+            except ClientError as error:
+                # A stream that the folder has already is taken as it is.
+                if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
+                    raise StreamError(f"stream {each.name} could not be made: {error}") from error
+        told = {}
         for each in streams:
             to = stack.enter_context(closing(client(kinesis.url)))
             stack.enter_context(sampled(each.name, rate, partial(put, to, each.name)))
+            source, table = f"kinesis://{each.name}", f"dynamodb://{each.name}-app"
+            told[each.name] = DevStream(
+                f"{source}?region={REGION}&endpoint={kinesis.url}",
+                f"{table}?region={REGION}&endpoint={dynamodb.url}",
+                source,
+                table,
+            )
         yield DevServices(
             ("Kinesis", "DynamoDB"),
-            {each.name: _dev_told(each.name, kinesis.url, dynamodb.url) for each in streams},
+            told,
             {
                 **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
                 "AWS_DEFAULT_REGION": REGION,
@@ -234,30 +250,3 @@ def _kinesis_services(streams: Sequence[WantedStream], folder: Path | None, rate
                 "AWS_ENDPOINT_URL_DYNAMODB": dynamodb.url,
             },
         )
-
-
-def _dev_told(name: str, kinesis: str, dynamodb: str) -> DevStream:
-    return DevStream(
-        f"kinesis://{name}?region={REGION}&endpoint={kinesis}",
-        f"dynamodb://{name}-app?region={REGION}&endpoint={dynamodb}",
-        f"kinesis://{name}",
-        f"dynamodb://{name}-app",
-    )
-
-
-def _places(folder: Path | None) -> dict[str, Path]:
-    if folder is None:
-        return {}
-    places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
-    for place in places.values():
-        place.mkdir(parents=True, exist_ok=True)
-    return places
-
-
-def _made(endpoint: str, stream: WantedStream) -> None:
-    try:
-        with closing(Stream(endpoint, stream.name, stream.shards)):
-            pass
-    except ClientError as error:
-        if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
-            raise StreamError(f"stream {stream.name} could not be made: {error}") from error

@@ -66,62 +66,59 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """All rows of the screen, from the top."""
-        yield from self._parts(narrow=options.max_width < NARROW)
-
-    def _parts(self, *, narrow: bool) -> Iterator[RenderableType]:
-        seconds, chapter = f"  {self._story.seconds:3.0f} s   ", f" {self._story.chapter} "
+        stage, story = self._stage, self._story
+        seconds, chapter = f"  {story.seconds:3.0f} s   ", f" {story.chapter} "
         yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
         yield Text()
         # The newest sentence is on top, because a low window cuts the bottom off.
-        yield from self._lines(self._story.said[-1:], "bold")
-        yield self._table(narrow=narrow)
+        yield from self._lines(story.said[-1:], "bold")
+        yield self._table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
-        yield self._totals()
+        produced, delivered = len(story.sent), len(stage.distinct)
+        again = sum(stage.handed.values()) - delivered
+        way = max(produced - delivered, 0)
+        yield Text.assemble(
+            (f"{produced:,}", "bold"), " produced   ",
+            (f"{delivered:,}", "bold"), " delivered   ",
+            (f"{way:,}", "bold"), " on their way   ",
+            (f"{again:,}", "bold"), " again",
+            justify="center",
+        )  # fmt: skip
         yield Text()
-        yield from self._lines(self._story.said[-1 - EARLIER : -1], "dim")
+        yield from self._lines(story.said[-1 - EARLIER : -1], "dim")
 
     def _table(self, *, narrow: bool) -> Table:
+        stage, living = self._stage, self._stage.living()
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
         table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
-        for number, worker in enumerate(self._workers()):
-            name = worker if not narrow else worker.replace("worker-", "w")
-            footer = self._footer(worker)
+        workers = sorted({"worker-1", "worker-2", "worker-3", "worker-4", *stage.workers})
+        (first, before), (last, after) = self._counts[0], self._counts[-1]
+        for number, worker in enumerate(workers):
+            state = stage.workers.get(worker, "")
+            held = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
+            going = worker in living and last > first
+            rate = (after[worker] - before[worker]) / (last - first) if going else 0.0
+            style = "bold red" if state == "killed" else "dim" if worker not in living else "bold"
             table.add_column(
-                name,
-                footer=footer,
+                worker.replace("worker-", "w") if narrow else worker,
+                footer=Text(f"{held}\n{rate:,.0f}\n{state}", style),
                 justify="center",
                 min_width=7,
                 style=COLOURS[number % 4],
                 header_style=f"bold {COLOURS[number % 4]}",
             )
         table.add_column(
-            "records" if narrow else "handed over", justify="right", footer=f"{sum(self._stage.handed.values()):,}"
+            "records" if narrow else "handed over", justify="right", footer=f"{sum(stage.handed.values()):,}"
         )
-        for lease in self._stage.leases:
-            table.add_row(*self._row(lease), style="dim" if lease.ended else "")
+        for lease in stage.leases:
+            name = short(lease.shard)
+            if lease.parents:
+                name += f" (of {' and '.join(short(parent) for parent in lease.parents)})"
+            records = sum(len(tenure.records) for tenure in stage.reading.tenures if tenure.shard == lease.shard)
+            cells = ["" if lease.ended else self._cell(lease, worker) for worker in workers]
+            style = "dim" if lease.ended else ""
+            table.add_row(f"{name} finished" if lease.ended else name, *cells, f"{records:,}", style=style)
         return table
-
-    def _workers(self) -> list[str]:
-        return sorted({"worker-1", "worker-2", "worker-3", "worker-4", *self._stage.workers})
-
-    def _footer(self, worker: str) -> Text:
-        state = self._stage.workers.get(worker, "")
-        held = sum(lease.owner == worker and not lease.ended for lease in self._stage.leases)
-        style = "bold red" if state == "killed" else "dim" if worker not in self._stage.living() else "bold"
-        return Text(f"{held}\n{self._rate(worker):,.0f}\n{state}", style)
-
-    def _rate(self, worker: str) -> float:
-        (first, before), (last, after) = self._counts[0], self._counts[-1]
-        going = worker in self._stage.living() and last > first
-        return (after[worker] - before[worker]) / (last - first) if going else 0.0
-
-    def _row(self, lease: Lease) -> list[RenderableType]:
-        name = short(lease.shard)
-        if lease.parents:
-            name += f" (of {' and '.join(short(parent) for parent in lease.parents)})"
-        records = sum(len(tenure.records) for tenure in self._stage.reading.tenures if tenure.shard == lease.shard)
-        cells = ["" if lease.ended else self._cell(lease, worker) for worker in self._workers()]
-        return [f"{name} finished" if lease.ended else name, *cells, f"{records:,}"]
 
     def _cell(self, lease: Lease, worker: str) -> str:
         if lease.heir == worker:
@@ -132,18 +129,6 @@ class Screen:
             return self._marks.dead
         return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
 
-    def _totals(self) -> Text:
-        produced, delivered = len(self._story.sent), len(self._stage.distinct)
-        again = sum(self._stage.handed.values()) - delivered
-        way = max(produced - delivered, 0)
-        return Text.assemble(
-            (f"{produced:,}", "bold"), " produced   ",
-            (f"{delivered:,}", "bold"), " delivered   ",
-            (f"{way:,}", "bold"), " on their way   ",
-            (f"{again:,}", "bold"), " again",
-            justify="center",
-        )  # fmt: skip
-
     def _lines(self, said: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
         for seconds, what in said:
             line = Table.grid(padding=(0, 1))
@@ -153,6 +138,7 @@ class Screen:
 
 def told(verdict: RunVerdict) -> list[tuple[str, str]]:
     """Names and values, in the order they are read."""
+    disordered = any(fault.what == "out of order" for fault in verdict.faults)
     allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
     return [
         ("records produced", f"{verdict.produced:,}"),
@@ -161,7 +147,7 @@ def told(verdict: RunVerdict) -> list[tuple[str, str]]:
         ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
         ("longest time unread", f"{verdict.unowned_seconds_max:.1f} s (shard {short(verdict.unowned_shard)})"),
         ("leases moved between the living", f"{verdict.moves} (least possible {verdict.moves_least})"),
-        ("order within each key", "kept" if not _disordered(verdict) else "broken"),
+        ("order within each key", "broken" if disordered else "kept"),
     ]
 
 
@@ -178,7 +164,3 @@ def concluded(verdict: RunVerdict) -> RenderableType:
     for name, value in told(verdict):
         table.add_row(name, value)
     return Group("", table, "", Text(summary(verdict), style="bold green" if verdict.ok else "bold red"))
-
-
-def _disordered(verdict: RunVerdict) -> bool:
-    return any(fault.what == "out of order" for fault in verdict.faults)

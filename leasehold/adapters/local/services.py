@@ -48,6 +48,8 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
     verbs = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
     consumers = ("REGISTER_STREAM_CONSUMER", "DEREGISTER_STREAM_CONSUMER")
 
+    kept = {"SHOULD_PERSIST_DATA": "true", "PERSIST_FILE_NAME": KINESIS_FILE, "PERSIST_INTERVAL": "1s"}
+
     def command(port: int) -> Command:
         env = {
             "KINESIS_MOCK_PLAIN_PORT": str(port),
@@ -57,22 +59,13 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
             "SHARD_LIMIT": "4000",
             "LOG_LEVEL": "ERROR",
             **{f"{verb}_DURATION": "20ms" for verb in (*verbs, *consumers)},
-            **({} if folder is None else _kept(folder)),
+            **({} if folder is None else {**kept, "PERSIST_PATH": str(folder)}),
         }
         # By default it listens on every interface of the machine.
         return Command((*find_node().node, "--require", str(LOCKS / "loopback.cjs"), str(package / "main.js")), env)
 
     with serving("kinesis-local", command) as service:
         yield service
-
-
-def _kept(folder: Path) -> dict[str, str]:
-    return {
-        "SHOULD_PERSIST_DATA": "true",
-        "PERSIST_PATH": str(folder),
-        "PERSIST_FILE_NAME": KINESIS_FILE,
-        "PERSIST_INTERVAL": "1s",
-    }
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from heapq import nsmallest
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -171,7 +171,7 @@ class _Tree:
         ]
 
 
-def least_moves(owners: Mapping[str, str | None], workers: Iterable[str], groups: Groups = None) -> int:
+def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups: Groups = None) -> int:
     """The fewest leases that must leave living workers until all is even, groups of one level included.
 
     `owners` by lease; whatever belongs to none of the workers is free for the taking (L1).
@@ -191,6 +191,31 @@ def least_moves(owners: Mapping[str, str | None], workers: Iterable[str], groups
         spare += least
         wanting += fraction > 0 and above[group] > least
     return surplus - kept - min(extras - spare, wanting)
+
+
+def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
+    """The reason why a division is not even (S8), or "" if it is: a judge's words, for no rule asks this.
+
+    counts  leases by worker; takers: those of them that could take one more, without whom nothing can be asked
+    leases  all of them, those that belong to nobody included
+    """
+    least = min(takers, key=lambda worker: (counts[worker], worker), default=None)
+    if least is None:
+        return ""
+    most = max(counts, key=lambda worker: (counts[worker], worker))
+    if counts[most] - counts[least] > 1:
+        return f"{most} holds {counts[most]} leases, and {least} {counts[least]}"
+    # A worker counts for the groups of every level that it belongs to.
+    held: dict[tuple[str, ...], list[int]] = {}
+    for worker, count in counts.items():
+        path = path_of(worker, groups)
+        for depth in range(1, len(path) + 1):
+            held.setdefault(path[:depth], []).append(count)
+    for group, of in held.items():
+        if abs(sum(of) - leases * len(of) / len(counts)) >= 1:
+            share = f"{sum(of)} of {leases} leases, with {len(of)} of {len(counts)} workers"
+            return f"group {'/'.join(group)} holds {share}"
+    return ""
 
 
 donation_order = order_under("minimal")

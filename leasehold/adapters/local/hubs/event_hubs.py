@@ -135,22 +135,17 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
 
 def main(arguments: list[str]) -> int:
     """Serve until ended."""
-    options = _options(arguments)
-    try:
-        asyncio.run(_serve(options))
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="leasehold.adapters.local.hubs.event_hubs", description="Event hubs on this machine."
     )
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
     parser.add_argument("--address", default="", help=f"serve port {AMQP_PORT} of this one too")
-    return parser.parse_args(arguments)
+    try:
+        asyncio.run(_serve(parser.parse_args(arguments)))
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 async def _serve(options: argparse.Namespace) -> None:

@@ -37,20 +37,17 @@ def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
     """Each section as (descriptor, where it begins, where it ends)."""
     at = 0
     while at < len(message):
-        end = _end(message, at + 3)
+        value = at + 3
+        half = message[value] >> 4
+        if half in _FIXED:
+            end = value + 1 + _FIXED[half]
+        elif half in _SIZED:
+            begin = value + 1 + _SIZED[half]
+            end = begin + int.from_bytes(message[value + 1 : begin])
+        else:
+            end = len(message)  # a described value: only the last section, amqp-value, may hold one
         yield message[at + 2], at, end
         at = end
-
-
-def _end(message: bytes, at: int) -> int:
-    """Where the value whose type code stands at `at` ends."""
-    half = message[at] >> 4
-    if half in _FIXED:
-        return at + 1 + _FIXED[half]
-    if half in _SIZED:
-        begin = at + 1 + _SIZED[half]
-        return begin + int.from_bytes(message[at + 1 : begin])
-    return len(message)  # a described value: only the last section, amqp-value, may hold one
 
 
 def events(message: bytes) -> tuple[bytes, ...]:
@@ -59,20 +56,17 @@ def events(message: bytes) -> tuple[bytes, ...]:
     The engine does not tell the message format that marks a batch, so a message whose data
     sections all begin like a message is taken for one.
     """
-    found = tuple(sections(message))
-    parts = tuple(_data(message, begin, end) for code, begin, end in found if code == DATA)
-    batch = all(code in (*ENVELOPE, DATA) for code, _, _ in found) and parts and all(map(_begins_a_message, parts))
-    return parts if batch else (message,)
-
-
-def _data(message: bytes, begin: int, end: int) -> bytes:
-    width = _SIZED[message[begin + 3] >> 4]
-    return message[begin + 4 + width : end]
-
-
-def _begins_a_message(part: bytes) -> bool:
-    # Its descriptor is a small number, and something follows it.
-    return part.startswith(DESCRIBED) and len(part) > len(DESCRIBED) + 1 and part[len(DESCRIBED)] in SECTIONS
+    parts = []
+    for code, begin, end in sections(message):
+        if code == DATA:
+            part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
+            # A message's descriptor is a small number, and something follows it.
+            if not (part.startswith(DESCRIBED) and len(part) > len(DESCRIBED) + 1 and part[len(DESCRIBED)] in SECTIONS):
+                return (message,)
+            parts.append(part)
+        elif code not in ENVELOPE:
+            return (message,)
+    return tuple(parts) or (message,)
 
 
 def partition_key(message: bytes) -> str | None:
@@ -93,38 +87,23 @@ def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int)
         if code == HEADER:
             header = event[begin:end]
         elif code == ANNOTATIONS:
-            count, kept = _pairs(event[begin + 3 : end])
+            # An encoded map: its size, how many keys and values it holds, and they themselves.
+            width = _SIZED[event[begin + 3] >> 4]
+            pairs = begin + 4 + 2 * width
+            count, kept = int.from_bytes(event[pairs - width : pairs]), event[pairs:end]
         elif code != DELIVERY_ANNOTATIONS:
             rest.append(event[begin:end])
-    pairs = kept + _place(sequence_number, offset, enqueued_ms)
-    annotations = b"\x00\x53\x72\xd1" + (len(pairs) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs
+    number = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
+    place = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
+    time = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
+    kept += number + place + time
+    annotations = b"\x00\x53\x72\xd1" + (len(kept) + 4).to_bytes(4) + (count + 6).to_bytes(4) + kept
     return header + annotations + b"".join(rest)
 
 
 def plain(body: bytes) -> bytes:
     """An event of nothing but these bytes."""
     return b"\x00\x53\x75\xb0" + len(body).to_bytes(4) + body
-
-
-def _pairs(encoded: bytes) -> tuple[int, bytes]:
-    """How many keys and values an encoded map holds, and they themselves."""
-    width = _SIZED[encoded[0] >> 4]
-    begin = 1 + 2 * width
-    return int.from_bytes(encoded[1 + width : begin]), encoded[begin:]
-
-
-def _place(sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
-    text = offset.encode()
-    return b"".join(
-        (
-            _symbol("x-opt-sequence-number"),
-            b"\x81" + sequence_number.to_bytes(8),
-            _symbol("x-opt-offset"),
-            b"\xa1" + bytes((len(text),)) + text,
-            _symbol("x-opt-enqueued-time"),
-            b"\x83" + enqueued_ms.to_bytes(8),
-        )
-    )
 
 
 def _symbol(text: str) -> bytes:
@@ -191,23 +170,16 @@ class Partition:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRefusal("com.microsoft:argument-error", f"filter value is no number: {selector}")
-        return self._from(what, int(value), inclusive=operator == ">=")
-
-    def _from(self, what: str, value: int, *, inclusive: bool) -> int:
-        number, offset, _ = self.last
+        place, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
+        last = {"sequence-number": number, "offset": int(offset)}.get(what)
+        if last is not None and place > last:
+            name = what.replace("-", " ")
+            text = f"The supplied {name} '{place}' is invalid. The last {name} in the system is '{last}'"
+            raise HubRefusal("com.microsoft:argument-error", text)
         if what == "sequence-number":
-            _insist("sequence number", value, number)
-            return max(self.first, value if inclusive else value + 1)
-        if what == "offset":
-            _insist("offset", value, int(offset))
+            return max(self.first, place if inclusive else place + 1)
         places = self.offsets if what == "offset" else self.times
-        return self.first + (bisect_left(places, value) if inclusive else bisect_right(places, value))
-
-
-def _insist(what: str, value: int, last: int) -> None:
-    if value > last:
-        text = f"The supplied {what} '{value}' is invalid. The last {what} in the system is '{last}'"
-        raise HubRefusal("com.microsoft:argument-error", text)
+        return self.first + (bisect_left(places, place) if inclusive else bisect_right(places, place))
 
 
 @define
@@ -244,16 +216,15 @@ class Hub:
 
     def enqueue(self, message: bytes, number: str | None) -> Partition:
         """Store a message or a batch in the partition named, or the key's, or the next in turn."""
-        partition = self.partition(number) if number is not None else self._choose(message)
+        if number is not None:
+            partition = self.partition(number)
+        elif (key := partition_key(message)) is not None:
+            # The service's own hash is not published; all that users may count on is one key, one partition.
+            partition = self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
+        else:
+            partition = self.partitions[self._turn % len(self.partitions)]
+            self._turn += 1
         now_ms = int(time.time() * 1000)
         for event in events(message):
             partition.append(event, now_ms)
         return partition
-
-    def _choose(self, message: bytes) -> Partition:
-        key = partition_key(message)
-        if key is None:
-            self._turn += 1
-            return self.partitions[(self._turn - 1) % len(self.partitions)]
-        # The service's own hash is not published; all that users may count on is one key, one partition.
-        return self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]

@@ -112,23 +112,15 @@ class Reading:
 
 
 def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]) -> Reading:
-    """Begin to hand a partition out; a reader with an epoch ends those with none or no higher one."""
+    """Begin to hand a partition out; a reader with an epoch ends those with none or no higher one.
+
+    Raises HubRefusal for a reader with a lower epoch than one that reads, with none beside one, or one too many.
+    """
     group = (where.group or "").lower()
     hub.check_group(group)
     partition = hub.partition(where.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
     rivals = [other for other in partition.readers if other.group == group]
-    _admit(epoch, rivals)
-    start = partition.start(_selector(link))
-    for rival in rivals if epoch is not None else ():
-        rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
-    reading = Reading(link, partition, group, epoch, start, flush, drop)
-    partition.readers.append(reading)
-    return reading
-
-
-def _admit(epoch: int | None, rivals: list[Reading]) -> None:
-    """Raises HubRefusal for a reader with a lower epoch than one that reads, with none beside one, or one too many."""
     highest = max((other.epoch for other in rivals if other.epoch is not None), default=None)
     if highest is not None and epoch is None:
         text = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
@@ -139,18 +131,19 @@ def _admit(epoch: int | None, rivals: list[Reading]) -> None:
     if epoch is None and len(rivals) >= READERS_MAX:
         most = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
         raise HubRefusal("amqp:resource-limit-exceeded", f"Exceeded {most}.")
-
-
-def _selector(link: Sender) -> str | None:
-    """The text of the filter on the link's source, described or plain."""
-    filters = link.remote_source.filter
+    # The filter on the link's source tells where to start: described or plain.
+    filters, selector = link.remote_source.filter, None
     filters.rewind()
-    if not filters.next():
-        return None
-    found: dict[Any, Any] = filters.get_object() or {}
-    value = found.get(symbol(SELECTOR))
-    text = getattr(value, "value", value)
-    return None if text is None else str(text)
+    if filters.next():
+        value: Any = cast("dict[Any, Any]", filters.get_object() or {}).get(symbol(SELECTOR))
+        selector = getattr(value, "value", value)
+    # The start is checked before a rival is ended: a reader that is refused ends nobody.
+    start = partition.start(None if selector is None else str(selector))
+    for rival in rivals if epoch is not None else ():
+        rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
+    reading = Reading(link, partition, group, epoch, start, flush, drop)
+    partition.readers.append(reading)
+    return reading
 
 
 @frozen
@@ -214,36 +207,28 @@ PARTITION = "com.microsoft:partition"
 
 def authorised(request: Message, key: str | None) -> Message:
     """The answer to a put-token: 202, or 401 if a key is asked for and the token was not signed with it."""
-    if key is None or _signed(str(request.body), key):
-        return _answer(request, 202, "Accepted")
-    text = "InvalidSignature: The token has an invalid signature."
-    return _answer(request, 401, text)
-
-
-def _signed(token: str, key: str) -> bool:
-    fields = dict(part.partition("=")[::2] for part in token.partition(" ")[2].split("&"))
-    if not {"sr", "se", "sig"} <= fields.keys():
-        return False
-    # The resource as it stands: the SDKs do not agree on the case of what they escape in it.
-    signed = f"{fields['sr']}\n{fields['se']}".encode()
-    wanted = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
-    return hmac.compare_digest(wanted, unquote(fields["sig"]))
+    if key is not None:
+        fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
+        # The resource as it stands: the SDKs do not agree on the case of what they escape in it.
+        signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
+        wanted = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
+        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(wanted, unquote(fields["sig"])):
+            return _answer(request, 401, "InvalidSignature: The token has an invalid signature.")
+    return _answer(request, 202, "Accepted")
 
 
 def managed(request: Message, hubs: dict[str, Hub]) -> Message:
     """The answer to a READ of a hub or a partition."""
     asked = cast("dict[str, Any] | None", request.properties) or {}
-    try:
-        return _answer(request, 200, "OK", _properties(hubs, str(asked.get("type")), asked))
-    except HubRefusal as error:
-        return _answer(request, 404, error.description)
-
-
-def _properties(hubs: dict[str, Hub], kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     hub = hubs.get(str(asked.get("name")).lower())
     if hub is None:
-        raise HubRefusal("amqp:not-found", f"The messaging entity '{asked.get('name')}' could not be found.")
-    return of_partition(hub, str(asked.get("partition"))) if kind == PARTITION else of_hub(hub)
+        return _answer(request, 404, f"The messaging entity '{asked.get('name')}' could not be found.")
+    try:
+        partition = str(asked.get("type")) == PARTITION
+        body = of_partition(hub, str(asked.get("partition"))) if partition else of_hub(hub)
+    except HubRefusal as error:
+        return _answer(request, 404, error.description)
+    return _answer(request, 200, "OK", body)
 
 
 def of_hub(hub: Hub) -> dict[str, Any]:
@@ -282,7 +267,7 @@ def obey(line: bytes, hubs: dict[str, Hub]) -> bytes:
     """Carry a control line out: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
     try:
         asked = json.loads(line)
-        answer = _create(hubs, asked) if asked["do"] == "create" else _on(hubs[asked["hub"].lower()], asked)
+        answer = _create(hubs, asked) if asked["do"] == "create" else _done(hubs[asked["hub"].lower()], asked)
     except (ValueError, KeyError, HubRefusal) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     return json.dumps(answer).encode()
@@ -298,55 +283,36 @@ def _create(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
     return {"partitions": len(hub.partitions)}
 
 
-def _on(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
-    return DEEDS[asked["do"]](hub, asked)
+def _done(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
+    match asked["do"]:
+        case "add-partitions":
+            hub.add(int(asked["count"]))
+            return {"partitions": len(hub.partitions)}
+        case "put":
+            for body in asked["bodies"]:
+                wake(hub.enqueue(plain(body.encode()), asked["partition"]))
+            return {"put": len(asked["bodies"])}
+        case "trim":
+            return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
+        case "detach":
+            readers = tuple(hub.partition(asked["partition"]).readers)  # each leaves the list as it ends
+            for reading in readers:
+                reading.end(asked["condition"], asked.get("description", "asked for by the test"))
+            return {"detached": len(readers)}
+        case "drop":
+            readers = tuple(hub.partition(asked["partition"]).readers)
+            for reading in readers:
+                reading.drop()
+            return {"dropped": len(readers)}
+        case "look":
+            return {"partitions": [_seen(partition) for partition in hub.partitions]}
+        case unknown:
+            raise KeyError(unknown)
 
 
-def _add(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
-    hub.add(int(asked["count"]))
-    return {"partitions": len(hub.partitions)}
-
-
-def _put(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
-    for body in asked["bodies"]:
-        wake(hub.enqueue(plain(body.encode()), asked["partition"]))
-    return {"put": len(asked["bodies"])}
-
-
-def _trim(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
-    return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
-
-
-def _detach(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
-    readers = tuple(hub.partition(asked["partition"]).readers)
-    for reading in readers:
-        reading.end(asked["condition"], asked.get("description", "asked for by the test"))
-    return {"detached": len(readers)}
-
-
-def _drop(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
-    readers = tuple(hub.partition(asked["partition"]).readers)
-    for reading in readers:
-        reading.drop()
-    return {"dropped": len(readers)}
-
-
-def _look(hub: Hub, _asked: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "partitions": [
-            {
-                "events": len(partition.events),
-                "readers": [
-                    {"group": reading.group, "epoch": reading.epoch, "sent": reading.sent}
-                    for reading in partition.readers
-                ],
-            }
-            for partition in hub.partitions
-        ]
-    }
-
-
-DEEDS = {"put": _put, "trim": _trim, "add-partitions": _add, "detach": _detach, "drop": _drop, "look": _look}
+def _seen(partition: Partition) -> dict[str, Any]:
+    readers = [{"group": each.group, "epoch": each.epoch, "sent": each.sent} for each in partition.readers]
+    return {"events": len(partition.events), "readers": readers}
 
 
 FIELDS = {
@@ -378,46 +344,37 @@ class Padding:
     def pad(self, data: bytes) -> bytes:
         """The bytes that may be sent now: every whole frame, completed."""
         buffer, at, whole = self._rest + data, 0, []
-        while len(buffer) - at >= HEADER and len(buffer) - at >= (size := _size(buffer, at)):
+        while len(buffer) - at >= HEADER:
+            # A protocol header ("AMQP" and four bytes) stands where a frame would tell its size.
+            start = buffer[at : at + 4]
+            size = HEADER if start == b"AMQP" else int.from_bytes(start)
+            if len(buffer) - at < size:
+                break
             whole.append(padded(buffer[at : at + size]))
             at += size
         self._rest = buffer[at:]
         return b"".join(whole)
 
 
-def _size(buffer: bytes, at: int) -> int:
-    # A protocol header ("AMQP" and four bytes) stands where a frame would tell its size.
-    start = buffer[at : at + 4]
-    return HEADER if start == b"AMQP" else int.from_bytes(start)
-
-
 def padded(frame: bytes) -> bytes:
     """Write a frame (or protocol header, or heartbeat) whole, with every field of its performative present."""
     if len(frame) == HEADER:
         return frame
-    code, count, values, payload = _performative(frame)
+    code, kind = frame[10], frame[11]
+    # The number of fields, the encoded fields, and what follows them: three forms of a list.
+    if kind == LIST_0:
+        count, values, payload = 0, b"", frame[12:]
+    elif kind == LIST_8:
+        end = 13 + frame[12]
+        count, values, payload = frame[13], frame[14:end], frame[end:]
+    else:
+        end = 16 + int.from_bytes(frame[12:16])
+        count, values, payload = int.from_bytes(frame[16:20]), frame[20:end], frame[end:]
     missing = FIELDS.get(code, count) - count
     values += NULL * missing
-    body = (
-        bytes((0, 0x53, code, LIST_32))
-        + (len(values) + 4).to_bytes(4)
-        + (count + missing).to_bytes(4)
-        + values
-        + payload
-    )
+    sizes = (len(values) + 4).to_bytes(4) + (count + missing).to_bytes(4)
+    body = bytes((0, 0x53, code, LIST_32)) + sizes + values + payload
     return (HEADER + len(body)).to_bytes(4) + frame[4:HEADER] + body
-
-
-def _performative(frame: bytes) -> tuple[int, int, bytes, bytes]:
-    """Descriptor, number of fields, the encoded fields, and what follows them."""
-    code, kind = frame[10], frame[11]
-    if kind == LIST_0:
-        return code, 0, b"", frame[12:]
-    if kind == LIST_8:
-        end = 13 + frame[12]
-        return code, frame[13], frame[14:end], frame[end:]
-    end = 16 + int.from_bytes(frame[12:16])
-    return code, int.from_bytes(frame[16:20]), frame[20:end], frame[end:]
 
 
 NODES = ("$cbs", "$management")
@@ -434,13 +391,12 @@ class HubConnection(asyncio.Protocol):
         self._padding = Padding()
         self._lines: bytes | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._engine, self._connection, self._events = _engine()
-        self._of_link = {
-            Event.LINK_FLOW: self._on_flow,
-            Event.LINK_REMOTE_OPEN: self._on_attach,
-            Event.LINK_REMOTE_CLOSE: self._on_detach,
-            Event.LINK_REMOTE_DETACH: self._on_detach,
-        }
+        self._engine, self._connection, self._events = Transport(Transport.SERVER), Connection(), Collector()
+        self._connection.collect(self._events)
+        sasl = self._engine.sasl()
+        sasl.allowed_mechs("ANONYMOUS PLAIN")
+        sasl.allow_insecure_mechs = True
+        self._engine.bind(self._connection)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember where answers go."""
@@ -456,29 +412,28 @@ class HubConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client: control lines if the first of them says so, else AMQP."""
-        if self._lines is None and data[:1] != b"{":
-            self._amqp(data)
-        else:
-            self._obey((self._lines or b"") + data)
-
-    def _obey(self, data: bytes) -> None:
-        *lines, self._lines = data.split(b"\n")
-        for line in lines:
-            self._socket.write(obey(line, self._hubs) + b"\n")
-
-    def _amqp(self, data: bytes) -> None:
+        if self._lines is not None or data[:1] == b"{":
+            *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
+            for line in lines:
+                self._socket.write(obey(line, self._hubs) + b"\n")
+            return
         while data:
             room = self._engine.capacity()
             if room <= 0:  # the engine has closed its end
                 break
             self._engine.push(data[:room])
             data = data[room:]
-            self._handle_events()
+            while event := self._events.peek():
+                self._handle(event)
+                self._events.pop()
         self.flush()
 
     def flush(self) -> None:
-        """Send what the engine wants sent."""
-        self._beat()
+        """Send what the engine wants sent, and a heartbeat if one is due: clients leave a silent hub."""
+        loop = asyncio.get_running_loop()
+        due = self._engine.tick(loop.time())
+        if due and self._alarm is None and not self._socket.is_closing():
+            self._alarm = loop.call_at(due, self._ring)
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))
@@ -486,40 +441,33 @@ class HubConnection(asyncio.Protocol):
         if self._engine.pending() < 0:
             self._socket.close()
 
-    def _beat(self) -> None:
-        """Have the engine add a heartbeat if one is due, and look again in time: clients leave a silent hub."""
-        loop = asyncio.get_running_loop()
-        due = self._engine.tick(loop.time())
-        if due and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(due, self._ring)
-
     def _ring(self) -> None:
         self._alarm = None
         self.flush()
 
-    def _handle_events(self) -> None:
-        while event := self._events.peek():
-            self._handle(event)
-            self._events.pop()
-
     def _handle(self, event: Event) -> None:
         kind, link, delivery = event.type, event.link, event.delivery
-        if delivery is not None and link is not None and kind is Event.DELIVERY:
-            self._on_delivery(delivery, link)
-        elif link is not None and kind in self._of_link:
-            self._of_link[kind](link)
+        if link is not None and delivery is not None and kind is Event.DELIVERY:
+            if link.is_receiver and not delivery.partial:
+                self._take(delivery, cast("Receiver", link))
+        elif link is not None and kind is Event.LINK_REMOTE_OPEN:
+            address = (link.remote_source if link.is_sender else link.remote_target).address or ""
+            try:
+                accept(link)
+                self._links[link.name] = self._serve(link, address)
+            except HubRefusal as error:
+                refuse(link, error)
+        elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
+            _forget(self._links.pop(link.name, None))
+            link.close()
+        elif link is not None and kind is Event.LINK_FLOW:
+            reading = self._links.get(link.name)
+            if isinstance(reading, Reading):
+                reading.pump()
         elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
             cast("Connection | Session", event.context).open()
         elif kind in (Event.CONNECTION_REMOTE_CLOSE, Event.SESSION_REMOTE_CLOSE):
             cast("Connection | Session", event.context).close()
-
-    def _on_attach(self, link: Link) -> None:
-        address = (link.remote_source if link.is_sender else link.remote_target).address or ""
-        try:
-            accept(link)
-            self._links[link.name] = self._serve(link, address)
-        except HubRefusal as error:
-            refuse(link, error)
 
     def _serve(self, link: Link, address: str) -> Reading | LinkWriting | Asking:
         if address in NODES:
@@ -534,49 +482,23 @@ class HubConnection(asyncio.Protocol):
             hub.partition(where.partition)
         return LinkWriting(hub, where.partition)
 
-    def _on_detach(self, link: Link) -> None:
-        _forget(self._links.pop(link.name, None))
-        link.close()
-
-    def _on_flow(self, link: Link) -> None:
-        reading = self._links.get(link.name)
-        if isinstance(reading, Reading):
-            reading.pump()
-
-    def _on_delivery(self, delivery: Delivery, link: Link) -> None:
-        if not link.is_receiver or delivery.partial:
-            return
-        receiver = cast("Receiver", link)
+    def _take(self, delivery: Delivery, receiver: Receiver) -> None:
+        """A whole message has come: an event or a batch to keep, or a question of a client."""
         message = receiver.recv(delivery.pending) or b""
         receiver.advance()
-        self._take(self._links.get(link.name), delivery, message)
-        delivery.settle()
-        receiver.flow(1)
-
-    def _take(self, link: Reading | LinkWriting | Asking | None, delivery: Delivery, message: bytes) -> None:
+        link = self._links.get(receiver.name)
         if isinstance(link, LinkWriting):
             wake(link.take(delivery, message))
         elif isinstance(link, Asking):
             delivery.update(Delivery.ACCEPTED)
-            self._answer(link, message)
-
-    def _answer(self, asked: Asking, message: bytes) -> None:
-        request = Message()
-        request.decode(message)
-        answer = authorised(request, self._key) if asked.node == "$cbs" else managed(request, self._hubs)
-        for link in self._links.values():
-            if isinstance(link, Asking) and link.answers(asked):
-                cast("Sender", link.link).send(answer)
-
-
-def _engine() -> tuple[Transport, Connection, Collector]:
-    connection, events, engine = Connection(), Collector(), Transport(Transport.SERVER)
-    connection.collect(events)
-    sasl = engine.sasl()
-    sasl.allowed_mechs("ANONYMOUS PLAIN")
-    sasl.allow_insecure_mechs = True
-    engine.bind(connection)
-    return engine, connection, events
+            request = Message()
+            request.decode(message)
+            answer = authorised(request, self._key) if link.node == "$cbs" else managed(request, self._hubs)
+            for other in self._links.values():
+                if isinstance(other, Asking) and other.answers(link):
+                    cast("Sender", other.link).send(answer)
+        delivery.settle()
+        receiver.flow(1)
 
 
 def _forget(link: Reading | LinkWriting | Asking | None) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections import deque
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from leasehold.adapters.proving.checker.cases import bounded, full
-from leasehold.adapters.proving.checker.verdict import Case, CheckVerdict, judge, rows, surprises, written
+from leasehold.adapters.proving.checker.verdict import judge, rows, surprises, written
 from leasehold.adapters.proving.processes import processes
 
 app = typer.Typer(add_completion=False)
@@ -29,7 +29,11 @@ def main(
 ) -> None:
     """Explore every interleaving of small fleets over the real plan; exit 1 if a verdict is not the expected one."""
     cases = full() if everything else bounded()
-    verdicts = _judged(cases, jobs)
+    with processes(jobs) as pool:
+        waiting = [pool.submit(judge, case) for case in cases]
+        told = track(as_completed(waiting), "checking fleets", total=len(cases), console=Console(stderr=True))
+        deque(told, maxlen=0)  # shows each as it is finished
+        verdicts = [future.result() for future in waiting]
     if write is not None:
         write.write_text(
             written(verdicts, "make prove" if everything else "python -m leasehold.adapters.proving.checker"),
@@ -41,20 +45,6 @@ def main(
     else:
         Console().print(rows(verdicts), *wrong)
     raise typer.Exit(1 if wrong else 0)
-
-
-def _judged(cases: tuple[Case, ...], jobs: int) -> tuple[CheckVerdict, ...]:
-    with processes(jobs) as pool:
-        waiting = {pool.submit(judge, case): place for place, case in enumerate(cases)}
-        done: Iterable[int] = track(
-            (waiting[future] for future in as_completed(waiting)),
-            description="checking fleets",
-            total=len(cases),
-            console=Console(stderr=True),
-        )
-        for _ in done:
-            pass
-        return tuple(future.result() for future in waiting)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ LONG = 1e6
 
 T = TypeVar("T")
 
-ModelVerb = Literal["claim", "steal", "ask", "give", "hand"]
+ModelVerb = Literal["claim", "steal", "request", "give", "release"]
+"""The same words as in a history of a run; a release names the heir that it creates."""
 
 
 class ModelWrite(NamedTuple):
@@ -38,7 +39,7 @@ class ModelWrite(NamedTuple):
     heir: int = NOBODY
 
 
-_TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "ask"}
+_TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
 
 Attempt = tuple[ModelWrite, ...]
 """A write and the alternates that follow when it is refused."""
@@ -97,37 +98,34 @@ class FleetModel:
 
     def steps(self, state: State) -> list[Transition]:
         """Everything that may happen next; nothing only where the fleet has come to rest."""
-        steps = [*self._writes(state), *self._gifts(state), *self._scans(state, patient=False)]
+        steps: list[Transition] = []
+        alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
+        # A write arrives, whichever of those under way.
+        for worker in alive:
+            attempts = state.pending[worker]
+            for place, attempt in enumerate(attempts):
+                rest = _replaced(state.pending, worker, attempts[:place] + attempts[place + 1 :])
+                steps.append(self._applied(state._replace(pending=rest), worker, attempt))
+        for worker in sorted(self.led.intersection(alive)):
+            for lease, owner in enumerate(state.owners):
+                if owner == NOBODY:
+                    given = f"s-{lease} is given to {self.workers[worker]}"
+                    steps.append(Transition(_owned(state, lease, worker), 0, given))
+        steps += self._scans(state, alive, patient=False)
         # Patience ends only by waiting: that everybody waits is certain only where nothing else can happen.
         # By then the reports of a dead worker are overdue.
         missed = all(state.health[worker] != SILENT for worker in self.led)
         if self.hasty or (missed and not steps):
-            steps += self._scans(state, patient=True)
-        return [*steps, *self._failures(state)]
-
-    def _scans(self, state: State, *, patient: bool) -> Iterator[Transition]:
-        for worker, config in enumerate(self.rules):
-            if config is None or state.health[worker] != ALIVE or state.pending[worker]:
-                continue
-            plans = dict.fromkeys(self._plan(state, worker, turn, patient) for turn in range(self.turns))
-            for attempts in plans:
-                if attempts:
-                    pending = _replaced(state.pending, worker, attempts)
-                    yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
-
-    def _gifts(self, state: State) -> Iterator[Transition]:
-        for worker in sorted(self.led):
-            for lease, owner in enumerate(state.owners):
-                if owner == NOBODY and state.health[worker] == ALIVE:
-                    yield Transition(_owned(state, lease, worker), 0, f"s-{lease} is given to {self.workers[worker]}")
-
-    def _writes(self, state: State) -> Iterator[Transition]:
-        for worker, attempts in enumerate(state.pending):
-            if state.health[worker] != ALIVE:
-                continue
-            for place, attempt in enumerate(attempts):
-                rest = _replaced(state.pending, worker, attempts[:place] + attempts[place + 1 :])
-                yield self._applied(state._replace(pending=rest), worker, attempt)
+            steps += self._scans(state, alive, patient=True)
+        for worker, health in enumerate(state.health):
+            if health == SILENT:
+                steps.append(Transition(state._replace(health=_replaced(state.health, worker, DEAD)), 0, "expiry"))
+            elif health == ALIVE and len(state.health) - len(alive) < self.crashes:
+                pending = _replaced(state.pending, worker, ())
+                silent = _replaced(state.health, worker, SILENT)
+                crashed = state._replace(pending=pending, health=silent)
+                steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
+        return steps
 
     def _applied(self, state: State, worker: int, attempt: Attempt) -> Transition:
         for write in attempt:
@@ -138,50 +136,47 @@ class FleetModel:
                 return Transition(after, int(lost), f"{self.workers[worker]}: {write}")
         return Transition(state, 0, f"{self.workers[worker]}: {attempt} refused")
 
-    def _failures(self, state: State) -> Iterator[Transition]:
-        crashed = sum(health != ALIVE for health in state.health)
-        for worker, health in enumerate(state.health):
-            if health == SILENT:
-                yield Transition(state._replace(health=_replaced(state.health, worker, DEAD)), 0, "expiry")
-            elif health == ALIVE and crashed < self.crashes:
-                pending = _replaced(state.pending, worker, ())
-                silent = _replaced(state.health, worker, SILENT)
-                yield Transition(state._replace(pending=pending, health=silent), 0, f"{self.workers[worker]} crashes")
-
-    def _plan(self, state: State, worker: int, turn: int, patient: bool) -> tuple[Attempt, ...]:
+    def _scans(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
         reading = (state.owners, state.heirs, state.health)
-        asked = (reading, worker, turn, patient)
-        if asked not in self._plans:
-            self._plans[asked] = self._planned(reading, worker, turn, patient)
-        return self._plans[asked]
+        for worker in alive:
+            config = self.rules[worker]
+            if config is None or state.pending[worker]:
+                continue
+            plans: dict[tuple[Attempt, ...], None] = {}
+            for turn in range(self.turns):
+                # The same question comes again in thousands of states, and a plan is dear.
+                asked = (reading, worker, turn, patient)
+                if asked not in self._plans:
+                    self._plans[asked] = self._planned(config, *asked)
+                plans[self._plans[asked]] = None
+            for attempts in plans:
+                if attempts:
+                    pending = _replaced(state.pending, worker, attempts)
+                    yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
 
-    def _planned(self, reading: ModelReading, worker: int, turn: int, patient: bool) -> tuple[Attempt, ...]:
-        config = self.rules[worker]
-        if config is None:
-            return ()
+    def _planned(
+        self, config: Config, reading: ModelReading, worker: int, turn: int, patient: bool
+    ) -> tuple[Attempt, ...]:
+        owners, heirs, health = reading
         still = LONG if patient else 0.0
-        led = tuple((self.workers[worker], still) for worker in sorted(self.led) if reading[2][worker] != DEAD)
-        me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still, led=led))
-        actions = plan(self._leases(reading, config, still), None, me, config)
-        return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
-
-    def _leases(self, reading: ModelReading, config: Config, still: float) -> Iterator[Lease]:
-        for number, (owner, heir) in enumerate(zip(reading[0], reading[1], strict=True)):
-            dead = owner != NOBODY and reading[2][owner] == DEAD
-            yield Lease(
+        leases = []
+        for number, (owner, heir) in enumerate(zip(owners, heirs, strict=True)):
+            dead = owner != NOBODY and health[owner] == DEAD
+            # A living heir acts on its own before the others give it up: a whole cycle lies between (H1, H4).
+            gone = heir != NOBODY and health[heir] == DEAD
+            lease = Lease(
                 key=f"s-{number}",
                 owner=None if owner == NOBODY else self.workers[owner],
                 idle=still if owner == NOBODY else (2 * config.lease_seconds + still) * dead,
                 heir=None if heir == NOBODY else self.workers[heir],
-                heir_idle=self._heir_idle(heir, reading[2], config, still),
+                heir_idle=still if gone else min(still, config.lease_seconds + STUCK_SECONDS),
                 yields=self.yields and owner != NOBODY,
             )
-
-    @staticmethod
-    def _heir_idle(heir: int, health: tuple[int, ...], config: Config, still: float) -> float:
-        """A living heir acts on its own before the others give it up: a whole cycle lies between (H1, H4)."""
-        gone = heir != NOBODY and health[heir] == DEAD
-        return still if gone else min(still, config.lease_seconds + STUCK_SECONDS)
+            leases.append(lease)
+        led = tuple((self.workers[each], still) for each in sorted(self.led) if health[each] != DEAD)
+        me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still, led=led))
+        actions = plan(leases, None, me, config)
+        return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
 
     def _attempt(self, action: Action) -> Attempt:
         lease = action.lease
@@ -191,7 +186,7 @@ class FleetModel:
                 others = (other for way in action.alternates for other in self._attempt(way))
                 return (ModelWrite(_TAKES[type(action)], *seen), *others)
             case Release(heir=heir) if heir is not None and heir != lease.heir:
-                return (ModelWrite("hand", *seen[:2], self._number(heir)),)
+                return (ModelWrite("release", *seen[:2], self._number(heir)),)
             case Release():
                 return (ModelWrite("give", *seen),)
             case Renew() | Create() | Delete():
@@ -214,13 +209,13 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
         case "steal":
             # Asked for before: the heir must still be the thief.
             return _owned(state, write.lease, worker) if write.heir != worker or heir == worker else None
-        case "ask":
+        case "request":
             return _inherited(state, write.lease, worker) if heir in {NOBODY, worker, write.heir} else None
         case "give":
             # A gift that nobody accepts is taken back.
             lost = write.heir != NOBODY and state.health[write.heir] != ALIVE
             return _owned(state, write.lease, worker if lost else write.heir) if heir == write.heir else None
-        case "hand":
+        case "release":
             return _owned(state, write.lease, write.heir) if heir == NOBODY else None
         case _:
             assert_never(write.verb)
@@ -228,16 +223,13 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
 
 def _owned(state: State, lease: int, owner: int) -> State:
     """Every change of owner drops the heir, and voids all claims under way, which are bound to the version."""
-    pending = tuple(tuple(sorted(_kept(attempts, lease))) for attempts in state.pending)
+    kept = (
+        (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)
+        for attempts in state.pending
+    )
+    pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in kept)
     after = _inherited(state, lease, NOBODY)
     return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
-
-
-def _kept(attempts: tuple[Attempt, ...], lease: int) -> Iterator[Attempt]:
-    for attempt in attempts:
-        kept = tuple(write for write in attempt if write.verb != "claim" or write.lease != lease)
-        if kept:
-            yield kept
 
 
 def _inherited(state: State, lease: int, heir: int) -> State:

@@ -10,7 +10,6 @@ function of the seam's form: leasehold's own, a wrapper of it, or a client of a 
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -33,6 +32,7 @@ from leasehold.balancer.counting import take_census
 from leasehold.balancer.model import Me
 from leasehold.balancer.plan import look_again, renewals
 from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.shares import uneven
 
 Rules = RuleSet | st.SearchStrategy[RuleSet]
 
@@ -97,7 +97,10 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
 
     Stores list in any order; two workers that read the same would otherwise plan differently.
     """
-    shuffled = partial(_shuffled, order=scene.order)
+
+    def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
+
     other = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
     first, second = _asked(plan, scene), _asked(plan, other)
     if first != second:
@@ -105,10 +108,6 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     due = renewals(scene.leases, scene.me, scene.config)
     if due != renewals(other.leases, scene.me, scene.config):
         raise LawBroken("the order of the listing matters to renewals", scene, due)
-
-
-def _shuffled(listed: tuple[Any, ...], order: int) -> tuple[Any, ...]:
-    return tuple(Random(order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
 
 
 @_law(scenes)
@@ -205,9 +204,9 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
         return
     if free := [key for key, owner in end.owners.items() if owner is None]:
         raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), end.story)
-    held = [end.counts[worker] for worker in fleet.workers]
-    if fleet.config.rules.evens_out and max(held) - min(held) > 1:
-        raise LawBroken(f"at rest, and uneven: {brief(tuple(held))}", fleet, (), end.story)
+    held = {worker: end.counts[worker] for worker in fleet.workers}
+    if fleet.config.rules.evens_out and uneven(held, fleet.workers, len(fleet.owners)):
+        raise LawBroken(f"at rest, and uneven: {brief(tuple(held.values()))}", fleet, (), end.story)
 
 
 @_law(weighed_fleets)

@@ -5,7 +5,7 @@ Everything is decided by the seed: the same call gives the same run, to the last
 A small fleet that plans and acts until it is at rest, and the words for what went wrong.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, S
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease, Me, Shard
 from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules import shares as groups
 
 REST_CYCLES = 2.0
 """Cycles at the end in which nothing but renewals may be written."""
@@ -194,50 +195,32 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
             seen = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
             me = Me(worker, fleet.turn + turn, History(owners_still=waited, fleet_still=waited))
             for action in plan(seen, None, me, fleet.config):
-                owner, after = action.lease.owner, _after(action, worker)
+                owner = after = action.lease.owner
+                match action:
+                    case Claim() | Steal() | RequestHandoff():
+                        after = worker
+                    case Release(heir=heir):
+                        after = heir
+                    case _:
+                        pass
                 if after != owner:
                     moves, claims = moves + (owner is not None), claims + (owner is None)
                     table[action.lease.key] = evolve(action.lease, owner=after, idle=fleet.idle)
-                    story.append(_passed(turn, worker, action, after))
+                    change = f"{owner or 'nobody'} -> {after or 'nobody'}"
+                    story.append(f"turn {turn}  {told((action,))} by {worker}: {change}")
+        last = "\n".join(story[-STORY_LINES:])
         if len(story) > passed:
             waited = 0.0
         elif waited:
-            return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, _last(story))
+            return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, last)
         else:
+            # Patience ends only by waiting, and that everybody waits is sure only where nobody has anything to do.
             waited = PATIENCE
-    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), _last(story))
-
-
-def _last(story: list[str]) -> str:
-    return "\n".join(story[-STORY_LINES:])
-
-
-def _passed(turn: int, worker: str, action: Action, after: str | None) -> str:
-    return f"turn {turn}  {told((action,))} by {worker}: {action.lease.owner or 'nobody'} -> {after or 'nobody'}"
-
-
-def _after(action: Action, worker: str) -> str | None:
-    match action:
-        case Claim() | Steal() | RequestHandoff():
-            return worker
-        case Release(heir=heir):
-            return heir
-        case _:
-            return action.lease.owner
+    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
 
 
 def least_moves(counts: Iterable[int]) -> int:
-    """The fewest moves of one lease each after which no two workers differ by more than one, tried breadth first."""
-    start = tuple(counts)
-    seen, todo = {start}, deque([(start, 0)])
-    while todo:
-        held, moves = todo.popleft()
-        if max(held) - min(held) <= 1:
-            return moves
-        for source in range(len(held)):
-            for target in range(len(held)):
-                moved = tuple(n - (i == source) + (i == target) for i, n in enumerate(held))
-                if held[source] and moved not in seen:
-                    seen.add(moved)
-                    todo.append((moved, moves + 1))
-    raise AssertionError("moving single leases reaches every division")
+    """The fewest moves of one lease each after which no two workers differ by more than one."""
+    workers = {str(place): count for place, count in enumerate(counts)}
+    owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
+    return groups.least_moves(owners, workers)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import NOTHING, Attribute, Factory, evolve, fields, frozen, has
+from attrs import NOTHING, Factory, evolve, fields, frozen, has
 from hypothesis import strategies as st
 
 from leasehold.balancer.config import RULE_SETS, Config
@@ -50,21 +50,27 @@ def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many 
         return repr(value)
     shown = []
     for each in fields(type(value)):
-        there, usual = getattr(value, each.name), _default(value, each)
-        if each.init and there != usual:
-            shown.append(brief(there) if usual is NOTHING else f"{each.name}={brief(there)}")
+        default: Any = each.default
+        if isinstance(default, _FACTORY):
+            default = default.factory(value) if default.takes_self else default.factory()
+        there = getattr(value, each.name)
+        if each.init and there != default:
+            shown.append(brief(there) if default is NOTHING else f"{each.name}={brief(there)}")
     return f"{type(value).__name__}({', '.join(shown)})"
 
 
-def _default(value: object, attribute: "Attribute[Any]") -> Any:  # noqa: ANN401  likewise
-    default: Any = attribute.default
-    if not isinstance(default, _FACTORY):
-        return default
-    return default.factory(value) if default.takes_self else default.factory()
+class Pasteable:
+    """A value that is shown as Python that can be pasted."""
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, ARG002  Hypothesis's, and IPython's
+        printer.text(repr(self))
 
 
 @frozen(repr=False)
-class Scene:
+class Scene(Pasteable):
     """A question to `plan`.
 
     leases, shards, me, config  its arguments
@@ -77,15 +83,9 @@ class Scene:
     config: Config
     order: int = 0
 
-    def __repr__(self) -> str:
-        return brief(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, ARG002  Hypothesis's, and IPython's
-        printer.text(repr(self))
-
 
 @frozen(repr=False)
-class SmallFleet:
+class SmallFleet(Pasteable):
     """A fleet that plans and acts in turns, each worker by a reading of its own.
 
     workers  in the order in which they plan
@@ -100,12 +100,6 @@ class SmallFleet:
     config: Config
     idle: float = 0.0
     turn: int = 0
-
-    def __repr__(self) -> str:
-        return brief(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, ARG002  Hypothesis's, and IPython's
-        printer.text(repr(self))
 
     @property
     def leases(self) -> tuple[Lease, ...]:

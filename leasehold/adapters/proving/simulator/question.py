@@ -7,7 +7,7 @@ A forecast: what a change does to a fleet, told from the run of a scenario.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,9 +196,18 @@ def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: in
 
 def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
     """Every seed's answer, in order, by a few long tasks of a Spark cluster; leasehold must be installed there."""
+
+    def answers(batches: Iterable[object]) -> Iterator[object]:
+        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own
+
+        for batch in batches:
+            asked = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
+            outcomes = [json.dumps(_answered(question, seed)[1]) for seed in asked]
+            yield pa.RecordBatch.from_pydict({"seed": asked, "outcome": outcomes})
+
     tasks = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
     told = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(tasks)
-    rows = told.mapInArrow(_in_arrow(question), "seed long, outcome string").collect()
+    rows = told.mapInArrow(answers, "seed long, outcome string").collect()
     found = {row.seed: json.loads(row.outcome) for row in rows}
     return [(seed, found[seed]) for seed in seeds]
 
@@ -212,18 +221,6 @@ def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
 def _answered(question: SimulationQuestion, seed: int) -> Answer:
     logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # the simulated faults would fill the log
     return seed, answer(evolve(question, seed=seed)).as_json()
-
-
-def _in_arrow(question: SimulationQuestion) -> Callable[[Iterable[object]], Iterator[object]]:
-    def answers(batches: Iterable[object]) -> Iterator[object]:
-        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  likewise
-
-        for batch in batches:
-            seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
-            told = [json.dumps(_answered(question, seed)[1]) for seed in seeds]
-            yield pa.RecordBatch.from_pydict({"seed": seeds, "outcome": told})
-
-    return answers
 
 
 @frozen

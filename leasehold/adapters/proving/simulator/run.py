@@ -2,24 +2,22 @@
 
 The outcome of a run, in the figures by which rule sets are compared.
 
-The judgement of a trial, with the smallest fleet in which what is wrong still is.
-
 Makes a failing scenario smaller while it goes on failing in the same way: greedy removal, one thing at a time.
 """
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from leasehold.adapters.history.breach import Breach, BreachKind
+from leasehold.adapters.history.breach import Breach
 from leasehold.adapters.history.events import Incident, Sent, WriteEvent
 from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.history.records import alive_at, lives
 from leasehold.adapters.history.rights import QUIET_VERBS, changes, owners_at, refused, settled, unowned
+from leasehold.adapters.history.run import alive_at, lives
 from leasehold.adapters.proving.simulator.chaos import Trial
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
@@ -34,7 +32,7 @@ from leasehold.adapters.proving.simulator.world.world import (
     records,
     shard,
 )
-from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.writes import counted
 
@@ -47,10 +45,8 @@ def run(scenario: Scenario) -> SimulatedHistory:
     """The history of one run; the same scenario gives the same history, on any machine."""
     tasks = Tasks()
     source = ListSource(even_shards(scenario.keys) if scenario.keys else [])
-    weights = scenario.weights or (None,) * len(scenario.owners)
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
-    rows = zip(source.listed, scenario.owners, weights, strict=True)
-    first = tuple(_row(each, owner, weight, scenario) for each, owner, weight in rows)
+    first = tuple(_first_rows(scenario, source))
     table = SimulatedTable(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
     history = SimulatedHistory(first)
     count = iter(range(1_000_000))
@@ -70,47 +66,36 @@ def run(scenario: Scenario) -> SimulatedHistory:
     for member in scenario.members:
         join(member)
     for reshape in scenario.reshapes:
-        tasks.start(lambda reshape=reshape: _reshape(world, reshape), reshape.at)  # type: ignore[misc]
+        tasks.start(partial(_reshape, world, reshape), reshape.at)
     for emptying in scenario.emptyings:
-        tasks.start(lambda emptying=emptying: _empty(world, emptying), emptying.at)  # type: ignore[misc]
+        tasks.start(partial(_empty, world, emptying), emptying.at)
     if scenario.reading:
-        tasks.start(lambda: _produce(world))
-    try:
-        with _uncollected():
-            tasks.run(scenario.seconds)
-    finally:
-        tasks.close()
-    return _told(world)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect garbage once, before the run: each collection visits every row that hundreds of watchers keep."""
-    before = gc.isenabled()
+        tasks.start(partial(_produce, world))
+    # Garbage is collected once, before the run: each collection visits every row that hundreds of watchers keep.
+    collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        yield
+        tasks.run(scenario.seconds)
     finally:
-        if before:
+        if collecting:
             gc.enable()
-
-
-def _row(each: Shard, owner: str | None, weight: int | None, scenario: Scenario) -> Lease:
-    ours = {member.worker for member in scenario.members if not member.foreign}
-    row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=scenario.start, weight=weight)
-    return counted(evolve(row, yields=owner in ours), int(owner is not None))
-
-
-def _told(world: World) -> SimulatedHistory:
-    history = world.history
-    history.end = world.tasks.now
-    if world.scenario.full:
-        shelves = world.source.shelves.items()
+        tasks.close()
+    history.end = tasks.now
+    if scenario.full:
+        shelves = source.shelves.items()
         numbers = ((shard, record.sequence_number) for shard, shelf in shelves for record in shelf.records)
         history.sent = [Sent(shard, int(number), number) for shard, number in numbers]
-    history.parents = {each.id: each.parents for each in world.source.listed}
+    history.parents = {each.id: each.parents for each in source.listed}
     return history
+
+
+def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
+    ours = {member.worker for member in scenario.members if not member.foreign}
+    weights = scenario.weights or (None,) * len(scenario.owners)
+    for each, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
+        row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=scenario.start, weight=weight)
+        yield counted(evolve(row, yields=owner in ours), int(owner is not None))
 
 
 def _produce(world: World) -> None:
@@ -138,38 +123,27 @@ def _empty(world: World, emptying: Emptying) -> None:
 def _reshape(world: World, reshape: Reshape) -> None:
     """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
     world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
-    ranged = [(each.hash_range, each) for each in world.source.listed if each.open and each.hash_range]
+    source = world.source
+    ranged = [(each.hash_range, each) for each in source.listed if each.open and each.hash_range]
     shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
+    place = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
     match reshape.what:
-        case "double":
-            for each in shards:
-                _split(world.source, each)
-        case "split":
-            _split(world.source, shards[reshape.place % len(shards)])
+        case "double" | "split":
+            for parent in shards if reshape.what == "double" else [shards[place]]:
+                first, last = parent.hash_range or (0, 0)
+                middle = (first + last) // 2
+                low = shard(f"{parent.id}.0", first, middle, parent.id)
+                source.end(parent.id, low, shard(f"{parent.id}.1", middle + 1, last, parent.id))
         case "merge" if len(shards) > 1:
-            place = reshape.place % (len(shards) - 1)
-            _merge(world.source, shards[place], shards[place + 1])
+            left, right = shards[place : place + 2]
+            first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
+            child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
+            source.end(left.id, child)
+            source.end(right.id, child)
         case "anew":
-            world.source.recreate(even_shards(world.scenario.keys))
+            source.recreate(even_shards(world.scenario.keys))
         case "merge":
-            pass
-
-
-def _split(source: ListSource, parent: Shard) -> None:
-    first, last = parent.hash_range or (0, 0)
-    middle = (first + last) // 2
-    source.end(
-        parent.id,
-        shard(f"{parent.id}.0", first, middle, parent.id),
-        shard(f"{parent.id}.1", middle + 1, last, parent.id),
-    )
-
-
-def _merge(source: ListSource, left: Shard, right: Shard) -> None:
-    first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
-    child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
-    source.end(left.id, child)
-    source.end(right.id, child)
+            pass  # there is but one
 
 
 ROW_BYTES = 360
@@ -239,6 +213,15 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
     owners = owners_at(history, history.end)
     counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
     held = [counts[worker] for worker in workers]
+    by_group = Counter[str]()
+    for worker in sorted(workers):
+        by_group["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
+    loads = dict.fromkeys(workers, 0.0)
+    for row in history.first:
+        owner = owners.get(row.key)
+        if owner in loads:
+            loads[owner] += row.weight or 0.0
+    mean = sum(loads.values()) / max(len(loads), 1)
     last = max((change.t for change in passed), default=since)
     busy = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
@@ -254,8 +237,8 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
         claims=len(passed) - moves,
         failed_writes=refused(write for write in history.writes if write.t >= since),
         spread=max(held, default=0) - min(held, default=0),
-        groups=_by_group(counts, workers, groups),
-        load=_load(history, owners, workers),
+        groups=dict(by_group),
+        load=round(max(loads.values()) / mean, 3) if mean else 1.0,
         unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
         quiet_after=round((busy - since) / cycle_seconds, 3),
         traffic=traffic(history),
@@ -264,30 +247,12 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
 
 def traffic(history: SimulatedHistory) -> Traffic:
     """The requests that a run made of the table."""
-    writes = sum(count for verb, count in history.requests.items() if verb not in {"list", "get"})
     return Traffic(
-        requests=sum(history.requests.values()),
+        requests=history.requests.total(),
         rows=history.scanned + history.fetched,
         read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.glimpsed / 2, 1),
-        write_units=writes,
+        write_units=sum(count for verb, count in history.requests.items() if verb not in {"list", "get"}),
     )
-
-
-def _load(history: SimulatedHistory, owners: Mapping[str, str | None], workers: frozenset[str]) -> float:
-    loads = dict.fromkeys(workers, 0.0)
-    for row in history.first:
-        owner = owners.get(row.key)
-        if owner in loads:
-            loads[owner] += row.weight or 0.0
-    mean = sum(loads.values()) / max(len(loads), 1)
-    return round(max(loads.values()) / mean, 3) if mean else 1.0
-
-
-def _by_group(counts: Counter[str], workers: frozenset[str], groups: Groups) -> dict[str, int]:
-    totals: Counter[str] = Counter()
-    for worker in sorted(workers):
-        totals["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
-    return dict(totals)
 
 
 EVENTS = ("reshapes", "emptyings", "misdeeds")
@@ -325,11 +290,9 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield evolve(scenario, **without_one)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
-    if network.outages:
-        yield evolve(scenario, network=evolve(network, outages=()))
-    for fault in FAULTS:
+    for fault, none in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
         if getattr(network, fault):
-            without_it: dict[str, Any] = {fault: 0.0}
+            without_it: dict[str, Any] = {fault: none}
             yield evolve(scenario, network=evolve(network, **without_it))
     for place, member in enumerate(members):
         if member.naps:
@@ -339,17 +302,14 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 def described(scenario: Scenario) -> str:
     """A description of the scenario, one fact a line."""
-    network = [
-        f"{fault} {getattr(scenario.network, fault):.4f}" for fault in FAULTS if getattr(scenario.network, fault)
-    ]
+    network = scenario.network
+    faults = ", ".join(f"{fault} {getattr(network, fault):.4f}" for fault in FAULTS if getattr(network, fault))
     return "\n".join(
         (
             f"seed {scenario.seed}, {len(scenario.owners)} leases owned by {', '.join(map(str, scenario.owners))}",
             *(f"member {member}" for member in scenario.members),
-            *(f"{reshape}" for reshape in scenario.reshapes),
-            *(f"{emptying}" for emptying in scenario.emptyings),
-            *(f"{misdeed}" for misdeed in scenario.misdeeds),
-            f"network: {', '.join(network) or 'no faults'}; outages {scenario.network.outages or 'none'}",
+            *(f"{event}" for what in EVENTS for event in getattr(scenario, what)),
+            f"network: {faults or 'no faults'}; outages {network.outages or 'none'}",
         )
     )
 
@@ -360,12 +320,12 @@ def judged(tested: Trial) -> tuple[Breach, ...]:
 
 
 def explained(tested: Trial) -> str:
-    """A report of the breaches, and the smallest fleet found that still shows them."""
+    """A report of the breaches, and the smallest fleet found that still shows one of them."""
     what = {breach.what for breach in judged(tested)}
-    smallest = shrink(tested.scenario, lambda smaller: _still(tested, smaller, what))
+
+    def still(smaller: Scenario) -> bool:
+        return bool(what & {breach.what for breach in judged(evolve(tested, scenario=smaller))})
+
+    smallest = shrink(tested.scenario, still)
     breaches = judged(evolve(tested, scenario=smallest))
     return "\n".join((*map(str, breaches), "in the smallest fleet found:", described(smallest)))
-
-
-def _still(tested: Trial, smaller: Scenario, what: set[BreachKind]) -> bool:
-    return bool(what & {breach.what for breach in judged(evolve(tested, scenario=smaller))})

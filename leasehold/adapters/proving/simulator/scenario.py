@@ -226,7 +226,7 @@ def scale_out(
     start: StartPattern,
     cycles: float,
 ) -> FleetScenario:
-    """Workers join a fleet that is balanced."""
+    """Workers join a fleet that is balanced; none joining, it is left to itself."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     members = (*_present(present, config, draw), *_starting(joining, config, since, start, draw))
@@ -261,27 +261,25 @@ def rolling(
 
     As whoever restarts a fleet in turn waits until the new process runs before the next is told to go.
     """
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
-    since = SETTLE_CYCLES * config.cycle_seconds
-    old = tuple(
-        evolve(member, ends=since + gap * place, ending="leave")
-        for place, member in enumerate(_present(workers, config, draw))
+    fleet = scale_out(
+        leases,
+        workers,
+        (),
+        config,
+        seed=seed,
+        start="spread",
+        cycles=cycles + gap * len(workers) / config.cycle_seconds,
     )
-    new = tuple(
-        Member(f"{worker}x", config, starts=since + gap * (place + 1) - READY_SECONDS)
-        for place, worker in enumerate(workers)
-    )
-    seconds = cycles * config.cycle_seconds + gap * len(workers)
-    return _fleet(seed, balanced(leases, workers, draw), (*old, *new), since=since, seconds=seconds)
+    ends = [fleet.since + gap * place for place in range(len(workers) + 1)]
+    old = (evolve(each, ends=end, ending="leave") for each, end in zip(fleet.scenario.members, ends, strict=False))
+    new = (Member(f"{each}x", config, starts=end - READY_SECONDS) for each, end in zip(workers, ends[1:], strict=True))
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old, *new)))
 
 
 def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
     """Every shard of a balanced fleet splits: as many parents end, and twice as many children begin."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
-    since = SETTLE_CYCLES * config.cycle_seconds
-    members = _present(workers, config, draw)
-    fleet = _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
-    return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(since, "double"),), reading=True))
+    fleet = scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
+    return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(fleet.since, "double"),), reading=True))
 
 
 def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
@@ -308,10 +306,14 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
 def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     """The fleet with pauses: every worker stands still now and then, for 1 to 3 s."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = tuple(
-        evolve(member, naps=_naps(draw, fleet.scenario.seconds, per_hour)) for member in fleet.scenario.members
-    )
-    return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
+    members = []
+    for member in fleet.scenario.members:
+        naps, t = [], draw.expovariate(per_hour / 3600)
+        while t < fleet.scenario.seconds:
+            naps.append(Nap(t, draw.uniform(1.0, 3.0)))
+            t += draw.expovariate(per_hour / 3600)
+        members.append(evolve(member, naps=tuple(naps)))
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
 def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
@@ -346,12 +348,3 @@ def _fleet(
 ) -> FleetScenario:
     end = since + seconds
     return FleetScenario(Scenario(seed, owners, members, end, calm=end, network=Network()), since)
-
-
-def _naps(draw: random.Random, seconds: float, per_hour: float) -> tuple[Nap, ...]:
-    naps = []
-    t = draw.expovariate(per_hour / 3600)
-    while t < seconds:
-        naps.append(Nap(t, draw.uniform(1.0, 3.0)))
-        t += draw.expovariate(per_hour / 3600)
-    return tuple(naps)

@@ -6,18 +6,17 @@ Rule 2: whatever goes wrong, the process is told only that it does not know.
 The calls of one process: each is counted, and meets the mishap that is planned for it.
 
 The stream as one process sees it: requests take time, and meet mishaps on the way.
-
-A process of a simulated fleet, as its client of the table sees it.
 """
 
 import random
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, Literal
 
 from attrs import evolve
 
-from leasehold.adapters.history.events import VERBS, WriteEvent, WriteVerb
+from leasehold.adapters.history.events import VERBS, WriteEvent
 from leasehold.adapters.proving.simulator.mishaps import (
     DENIED,
     DENIED_SECONDS,
@@ -28,39 +27,13 @@ from leasehold.adapters.proving.simulator.mishaps import (
     CallEvent,
     generated,
 )
-from leasehold.adapters.proving.simulator.world.world import ListSource, World
+from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, World
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises
-
-
-class Caller(Protocol):
-    """The process that calls."""
-
-    @property
-    def worker_id(self) -> str:
-        """The id of the worker that it runs."""
-
-    @property
-    def process_id(self) -> str:
-        """The process, which never comes again."""
-
-    @property
-    def foreign(self) -> bool:
-        """Whether it stands for another library."""
-
-    def wait(self, seconds: float) -> None:
-        """Let virtual time pass; raises Killed if the process died meanwhile."""
-
-    def nap(self, seconds: float) -> None:
-        """Stand still with all its tasks."""
-
-    def die(self, *, again: bool) -> None:
-        """Die, and write nothing more; perhaps be started again."""
-
 
 PAUSE_SECONDS = 1.0
 
@@ -85,21 +58,12 @@ class Exchange:
         calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
         fault = self._planned.get(len(calls) - 1)
         if fault is None:
-            self._ask(what)
-        return work() if fault is None else self._meet(fault, work, lies or {})
-
-    def _ask(self, what: str) -> None:
-        """Raises what the system refuses a call of this name with."""
-        for name, until in self._denied.items():
-            starts, refusal = DENIED[name]
-            if self._tasks.now < until and what.startswith(starts):
-                raise refusal()
-
-    def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
-        """Call a callable of a user's."""
-        return self.call(what, work, {"answer": lambda: False, "generate": generated})
-
-    def _meet(self, fault: str, work: Callable[[], Any], lies: Lies) -> Any:  # noqa: ANN401  likewise
+            # What the system refuses for a while, it refuses to every call that wants it.
+            for name, until in self._denied.items():
+                starts, refusal = DENIED[name]
+                if self._tasks.now < until and what.startswith(starts):
+                    raise refusal()
+            return work()
         answer: Any = None
         waits = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
         for step in fault.split(" + "):
@@ -121,14 +85,17 @@ class Exchange:
                 case _ if step in waits:
                     self._caller.wait(waits[step])
                 case _:
-                    answer = lies[step]()
+                    answer = (lies or {})[step]()
         return answer
+
+    def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
+        """Call a callable of a user's."""
+        return self.call(what, work, {"answer": lambda: False, "generate": generated})
 
 
 GIVE_UP_SECONDS = 1.0
 
-WriteFate = Callable[[Callable[[], Outcome]], Outcome]
-"""The way of a request through the network; it is called with the function that applies the request."""
+WriteFault = Literal["lost", "unanswered", "late", "twice"]
 
 STRANGER = "somebody-else"
 STALE_SECONDS = 1.0
@@ -145,12 +112,15 @@ class Client:
         self._dated = world.scenario.dated
         self._listed = world.table.dated if self._dated else world.table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
-        self._fates = _cumulated(
-            (network.lost, self._never),
-            (network.unanswered, self._unanswered),
-            (network.late, self._late),
-            (network.twice, self._twice),
+        # Each fault of a write with the sum of the probabilities up to it: one draw chooses among them.
+        faults: tuple[tuple[WriteFault, float], ...] = (
+            ("lost", network.lost),
+            ("unanswered", network.unanswered),
+            ("late", network.late),
+            ("twice", network.twice),
         )
+        limits = accumulate(probability for _, probability in faults)
+        self._faults = [(limit, fault) for limit, (fault, chance) in zip(limits, faults, strict=True) if chance]
 
     @property
     def promises(self) -> Promises:
@@ -162,7 +132,15 @@ class Client:
     def list(self) -> Listing:
         """Every lease, some perhaps as they were a moment ago."""
         self._history.requests["list"] += 1
-        return self._read("store.list", self._list)
+
+        def read() -> Listing:
+            self._travel()
+            listing = self._listed()
+            self._travel()
+            self._history.scanned += len(listing.leases)
+            return self._perhaps_stale(listing)
+
+        return self._read("store.list", read)
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases: as they are, or some perhaps as they were a moment ago."""
@@ -170,20 +148,14 @@ class Client:
         self._history.requests["get"] += 1
         self._history.fetched += len(asked)
         self._history.glimpsed += len(asked) if stale_ok else 0
-        return self._read("store.get", lambda: self._get(asked, stale_ok=stale_ok), stale_ok=stale_ok).leases
 
-    def _list(self) -> Listing:
-        self._travel()
-        listing = self._listed()
-        self._travel()
-        self._history.scanned += len(listing.leases)
-        return self._perhaps_stale(listing)
+        def read() -> Listing:
+            self._travel()
+            listing = Listing(self._table.get(asked))
+            self._travel()
+            return self._perhaps_stale(listing) if stale_ok else listing
 
-    def _get(self, asked: tuple[str, ...], *, stale_ok: bool) -> Listing:
-        self._travel()
-        leases = self._table.get(asked)
-        self._travel()
-        return self._perhaps_stale(Listing(leases)) if stale_ok else Listing(leases)
+        return self._read("store.get", read, stale_ok=stale_ok).leases
 
     def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
         """Consistent readings are as the service promises them: they meet no lie."""
@@ -207,14 +179,38 @@ class Client:
     # Writing
 
     def write(self, write: writes.Write) -> Outcome:
-        """Send it on its way; another library writes its own way."""
-        verb = VERBS[type(write)]
+        """Send it on its way."""
+        verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
         sent = self._tasks.now
         if self._caller.foreign:
-            write = _as_foreign(write)
-        apply = partial(self._applied, write, verb, sent)
-        lies = {"untrue": lambda: self._refused(write), "send": lambda: self._arrive(apply, LATE_SECONDS)}
+            # Another library steals under the version, and knows nothing of our attributes.
+            match write:
+                case writes.ClaimLease(lease, me) | writes.StealLease(lease, me):
+                    write = writes.ClaimLease(lease, me)
+                case writes.RenewLease(lease):
+                    write = writes.RenewLease(lease)
+                case _:
+                    pass
+
+        def apply() -> Outcome:
+            before = self._table.row(key)
+            outcome = self._table.write(write)
+            done = isinstance(outcome, Done)
+            if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
+                # Nor does it note on the row that its owner answers requests.
+                outcome = self._table.unwilling(key)
+            if self._full or verb != "renew" or not done:
+                after = outcome.lease if done and verb != "delete" else self._table.row(key)
+                who = self._caller.worker_id, self._caller.process_id
+                self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))
+            return outcome
+
+        def refused() -> Outcome:
+            row = self._table.row(key)
+            return Lost(key, row and evolve(row, owner=STRANGER, version=Version("another")))
+
+        lies = {"untrue": refused, "send": lambda: self._arrive(apply, LATE_SECONDS)}
         outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._sent(apply), lies)
         return outcome
 
@@ -223,55 +219,29 @@ class Client:
 
     # Transport
 
-    def _applied(self, write: writes.Write, verb: WriteVerb, sent: float) -> Outcome:
-        key = write.lease.key
-        before = self._table.row(key)
-        outcome = self._table.write(write)
-        done = isinstance(outcome, Done)
-        if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
-            # Another library does not note on the row that its owner answers requests.
-            outcome = self._table.unwilling(key)
-        if self._full or verb != "renew" or not done:
-            after = outcome.lease if done and verb != "delete" else self._table.row(key)
-            who = self._caller.worker_id, self._caller.process_id
-            self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))
-        return outcome
-
     def _sent(self, apply: Callable[[], Outcome]) -> Outcome:
-        fate = self._fate()
-        return self._arrives(apply) if fate is None else fate(apply)
-
-    def _refused(self, write: writes.Write) -> Outcome:
-        """Answer that somebody else has it by now."""
-        row = self._table.row(write.lease.key)
-        return Lost(write.lease.key, row and evolve(row, owner=STRANGER, version=Version("another")))
-
-    def _fate(self) -> WriteFate | None:
-        if not self._fates or self._tasks.now >= self._calm:
-            return None
-        chance = self._draw.random()
-        return next((fate for limit, fate in self._fates if chance < limit), None)
-
-    def _arrives(self, apply: Callable[[], Outcome]) -> Outcome:
+        """The way of a write through the network; `apply` is what it does to the table."""
+        fault: WriteFault | None = None
+        if self._faults and self._tasks.now < self._calm:
+            chance = self._draw.random()
+            fault = next((fault for limit, fault in self._faults if chance < limit), None)
+        if fault == "lost":
+            self._caller.wait(GIVE_UP_SECONDS)
+            raise OutcomeUnknown("the request was lost")
+        if fault == "late":
+            self._arrive(apply, self._draw.uniform(0.0, self._network.late_seconds))
+            self._caller.wait(GIVE_UP_SECONDS)
+            raise OutcomeUnknown("nobody answered in time")
         self._travel()
         outcome = apply()
+        if fault == "unanswered":
+            self._caller.wait(GIVE_UP_SECONDS)
+            raise OutcomeUnknown("the answer was lost")
+        if fault == "twice":
+            self._caller.wait(GIVE_UP_SECONDS)
+            outcome = apply()
         self._travel()
         return outcome
-
-    def _never(self, _apply: Callable[[], Outcome]) -> Outcome:
-        self._caller.wait(GIVE_UP_SECONDS)
-        raise OutcomeUnknown("the request was lost")
-
-    def _unanswered(self, apply: Callable[[], Outcome]) -> Outcome:
-        self._travel()
-        apply()
-        self._caller.wait(GIVE_UP_SECONDS)
-        raise OutcomeUnknown("the answer was lost")
-
-    def _late(self, apply: Callable[[], Outcome]) -> Outcome:
-        self._arrive(apply, self._draw.uniform(0.0, self._network.late_seconds))
-        self._caller.wait(GIVE_UP_SECONDS)
-        raise OutcomeUnknown("nobody answered in time")
 
     def _arrive(self, apply: Callable[[], Outcome], seconds: float) -> None:
         # In a task of its own, because the process may be dead by then.
@@ -279,14 +249,6 @@ class Client:
             apply()
 
         self._tasks.start(arrive, self._tasks.now + seconds)
-
-    def _twice(self, apply: Callable[[], Outcome]) -> Outcome:
-        self._travel()
-        apply()
-        self._caller.wait(GIVE_UP_SECONDS)
-        outcome = apply()
-        self._travel()
-        return outcome
 
     def _travel(self) -> None:
         """Wait for half of the time that a request takes."""
@@ -300,26 +262,6 @@ class Client:
                 self._caller.wait(GIVE_UP_SECONDS)
                 raise OutcomeUnknown("the table cannot be reached")
         self._caller.wait(seconds)
-
-
-def _as_foreign(write: writes.Write) -> writes.Write:
-    """Another library steals under the version, and knows nothing of our attributes."""
-    match write:
-        case writes.ClaimLease(lease, me) | writes.StealLease(lease, me):
-            return writes.ClaimLease(lease, me)
-        case writes.RenewLease(lease):
-            return writes.RenewLease(lease)
-        case _:
-            return write
-
-
-def _cumulated(*fates: tuple[float, WriteFate]) -> tuple[tuple[float, WriteFate], ...]:
-    total, limits = 0.0, []
-    for probability, fate in fates:
-        total += probability
-        if probability:
-            limits.append((total, fate))
-    return tuple(limits)
 
 
 THROTTLED_SECONDS, AGAIN_SECONDS = 2.0, 0.4

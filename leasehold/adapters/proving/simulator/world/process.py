@@ -115,16 +115,20 @@ class Process:
         if self.member.plans < self.member.ends:
             self._tasks.start(lambda: self._say("zombie"), self.member.plans)
         if self.member.ends < math.inf:
-            self._tasks.start(self._crash if self.member.ending == "crash" else self._leave, self.member.ends)
+            ending = partial(self.die, again=False) if self.member.ending == "crash" else self._leave
+            self._tasks.start(ending, self.member.ends)
+        again = False
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
-            self._restart()
+            self.die(again=True)  # its supervisor starts it again
+            return
         except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
-            self._gone()
+            again = True
+        self._dead = True
+        self._say("gone")
+        if again:
             self._start_anew()
-        else:
-            self._gone()
 
     def wait(self, seconds: float) -> None:
         """Let virtual time pass; for ever if the process died meanwhile."""
@@ -159,10 +163,12 @@ class Process:
 
     def die(self, *, again: bool) -> None:
         """Die, and write nothing more; perhaps be started again."""
+        if self._dead:
+            return
+        self._dead = True
+        self._say("crash")
         if again:
-            self._restart()
-        else:
-            self._crash()
+            self._start_anew()
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Remember a fault that nothing provides for."""
@@ -176,23 +182,8 @@ class Process:
         self._asleep_until = max(self._asleep_until, self._tasks.now + seconds)
         self._say("nap", seconds)
 
-    def _crash(self) -> None:
-        if not self._dead:
-            self._dead = True
-            self._say("crash")
-
-    def _restart(self) -> None:
-        """Start the process again, as its supervisor would."""
-        if not self._dead:
-            self._crash()
-            self._start_anew()
-
     def _start_anew(self) -> None:
         self._world.join(evolve(self.member, starts=self._tasks.now + RESTART_SECONDS))
-
-    def _gone(self) -> None:
-        self._dead = True
-        self._say("gone")
 
     def _leave(self) -> None:
         self.stand_still()
@@ -202,18 +193,18 @@ class Process:
     # Callables of users
 
     def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's callable may return anything
-        answer = self._exchange.told("handler", lambda: self._handled(delivery))
+        def handled() -> object:
+            self._tell_records("record", delivery)
+            if self._scenario.handling_seconds:
+                self.wait(self._scenario.handling_seconds)
+            answer = self._misbehave("handler", delivery)
+            if answer is None and self._scenario.handler is not None:
+                answer = self._scenario.handler(delivery)
+            return answer
+
+        answer = self._exchange.told("handler", handled)
         if answer is None:
             self._tell_records("finished", delivery)
-        return answer
-
-    def _handled(self, delivery: Delivery) -> object:
-        self._tell_records("record", delivery)
-        if self._scenario.handling_seconds:
-            self.wait(self._scenario.handling_seconds)
-        answer = self._misbehave("handler", delivery)
-        if answer is None and self._scenario.handler is not None:
-            answer = self._scenario.handler(delivery)
         return answer
 
     def _bury(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise

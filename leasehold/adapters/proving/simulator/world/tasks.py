@@ -27,7 +27,11 @@ class Task:
     __slots__ = ("greenlet", "naps", "parked")
 
     def __init__(self, work: Callable[[], None], hub: object) -> None:
-        self.greenlet = greenlet(lambda: _run(work), hub)
+        def run() -> None:
+            with contextlib.suppress(Killed):
+                work()
+
+        self.greenlet = greenlet(run, hub)
         self.naps = 0
         self.parked = True
 
@@ -86,7 +90,12 @@ class Tasks:
             due, _, naps, task = heappop(dues)
             if task.naps == naps and task.parked:
                 self.now = max(self.now, due)
-                self._resume(task)
+                task.parked = False
+                self._current = task
+                task.greenlet.switch()
+                self._current = None
+                if task.greenlet.dead:
+                    del self._alive[task]
         self.now = max(self.now, until)
 
     def close(self) -> None:
@@ -102,14 +111,6 @@ class Tasks:
         task.naps += 1
         self._number += 1
         heappush(self._dues, (due, self._number, task.naps, task))
-
-    def _resume(self, task: Task) -> None:
-        task.parked = False
-        self._current = task
-        task.greenlet.switch()
-        self._current = None
-        if task.greenlet.dead:
-            del self._alive[task]
 
 
 class Lock:
@@ -136,11 +137,6 @@ class Lock:
         self._held = bool(self._waiting)
         if self._waiting:
             self._tasks.wake(self._waiting.popleft())
-
-
-def _run(work: Callable[[], None]) -> None:
-    with contextlib.suppress(Killed):
-        work()
 
 
 ROUNDING_SECONDS = 1e-6

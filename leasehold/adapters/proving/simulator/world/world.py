@@ -10,6 +10,7 @@ A stream held in memory: shards that can be listed, read, split and merged.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from attrs import define, evolve, field, frozen
 
@@ -183,7 +184,10 @@ class ListSource:
         """A reader behind this position; LATEST means the end of what is there by then, and moves on."""
         self.opened.append((lease.key, start))
         shelf = self.shelves.setdefault(lease.key, ShardRecords())
-        return ListReader(shelf, _place(shelf.records, start))
+        if start.sequence == "AT_TIMESTAMP":
+            return ListReader(shelf, max(0, min(start.sub - FIRST_MS, len(shelf.records))))
+        later = (place for place, record in enumerate(shelf.records) if record.position.order > start.order)
+        return ListReader(shelf, len(shelf.records) if start == LATEST else next(later, len(shelf.records)))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -202,13 +206,6 @@ class ListSource:
         ending.ended, ending.children = True, children
         known = {each.id for each in self.listed}
         self.listed += [each for each in children if each.id not in known]
-
-
-def _place(there: list[Record], start: Position) -> int:
-    if start.sequence == "AT_TIMESTAMP":
-        return max(0, min(start.sub - FIRST_MS, len(there)))
-    later = (place for place, record in enumerate(there) if record.position.order > start.order)
-    return len(there) if start == LATEST else next(later, len(there))
 
 
 def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
@@ -237,3 +234,25 @@ class World:
     source: ListSource
     history: SimulatedHistory
     join: Callable[[Member], None]
+
+
+class Caller(Protocol):
+    """A process of the fleet, as its clients of the table and of the stream see it.
+
+    worker_id   the id of the worker that it runs
+    process_id  its own, which never comes again
+    foreign     whether it stands for another library
+    """
+
+    worker_id: str
+    process_id: str
+    foreign: bool
+
+    def wait(self, seconds: float) -> None:
+        """Let virtual time pass; raises Killed if the process died meanwhile."""
+
+    def nap(self, seconds: float) -> None:
+        """Stand still with all its tasks."""
+
+    def die(self, *, again: bool) -> None:
+        """Die, and write nothing more; perhaps be started again."""

@@ -1,0 +1,178 @@
+"""A run under judgement: its history, its limits, and the facts that several laws need, each computed once."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import pairwise
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.history.breach import Limits
+from leasehold.adapters.history.events import (
+    Incident,
+    ReadingEvent,
+    RecordPlace,
+    RunHistory,
+    Sent,
+    WriteVerb,
+    worker_of,
+)
+from leasehold.adapters.history.records import Tenure, TenureHistory, by_shard, reading_of
+
+TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
+"""The writes in whose reply a process finds the checkpoint that it starts from."""
+
+PositionOrder = tuple[int, int, int]
+
+RecordId = tuple[str, str]
+"""A record's key and digest."""
+
+
+@frozen
+class Life:
+    """A process of a worker, from its start to its end; `leaves` is when it was told to go."""
+
+    worker: str
+    process: str
+    start: float
+    leaves: float = math.inf
+    end: float = math.inf
+
+
+def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
+    """Every process, in order of start; of two of one name the later begins when the earlier is over."""
+    found: list[Life] = []
+    latest: dict[str, int] = {}
+    for incident in sorted(incidents, key=lambda incident: incident.t):
+        match incident.what:
+            case "start":
+                latest[incident.subject] = len(found)
+                found.append(Life(worker_of(incident.subject), incident.subject, incident.t))
+            case "leave" | "crash" | "gone" if incident.subject in latest:
+                life = found[latest[incident.subject]]
+                end = life.end if incident.what == "leave" else incident.t
+                found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end)
+            case _:
+                pass
+    return tuple(found)
+
+
+def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
+    """The workers that run then and have not been told to go."""
+    return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
+
+
+@frozen
+class ReaderChange:
+    """A shard passed from one reader to the next, at the cost of records handed over again.
+
+    duplicates     records of the next that earlier readers had handed over already
+    since          what earlier readers had handed over since the checkpoint last seen before the change
+    replayed       duplicates at or before that checkpoint: these nothing excuses
+    """
+
+    t: float
+    shard: str
+    before: str
+    after: str
+    how: str
+    duplicates: int
+    since: int
+    replayed: int
+
+
+@frozen
+class JudgedRun:
+    """A run that is over, or judged as if it were."""
+
+    history: RunHistory
+    limits: Limits
+
+    @cached_property
+    def lives(self) -> tuple[Life, ...]:
+        """Every process, in order of start."""
+        return lives(self.history.incidents)
+
+    @cached_property
+    def planners(self) -> frozenset[str]:
+        """The workers that run and plan when the fleet must be at rest: without one nothing can be asked of it."""
+        if self.limits.settled is None:
+            return frozenset()
+        zombies = {worker_of(each.subject) for each in self.history.incidents if each.what == "zombie"}
+        return alive_at(self.lives, self.limits.settled) - zombies
+
+    @cached_property
+    def naps(self) -> tuple[tuple[str, float, float], ...]:
+        """The times in which a process or worker stood still, from then to then."""
+        naps = (each for each in self.history.incidents if each.what == "nap")
+        return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in naps)
+
+    @cached_property
+    def reading(self) -> TenureHistory:
+        """The tenures of all processes."""
+        return reading_of(self.history)
+
+    @cached_property
+    def tenures(self) -> Mapping[str, list[Tenure]]:
+        """The same by shard, in the order they began."""
+        return by_shard(self.reading.tenures)
+
+    @cached_property
+    def records(self) -> tuple[ReadingEvent, ...]:
+        """Every hand-over of a record, in order of time."""
+        return tuple(self.history.told("record"))
+
+    @cached_property
+    def numbers(self) -> Mapping[RecordId, int]:
+        """The place of each record that was sent, among those of its key."""
+        return {(each.key, each.digest): each.number for each in self.history.sent}
+
+    @cached_property
+    def lost(self) -> list[Sent]:
+        """The records that were sent and never handed over."""
+        got = {(event.key, event.digest) for event in self.records}
+        return [each for each in self.history.sent if (each.key, each.digest) not in got]
+
+    @cached_property
+    def strangers(self) -> list[RecordId]:
+        """The records that were handed over and never sent."""
+        return sorted({(event.key, event.digest) for event in self.records} - self.numbers.keys())
+
+    @cached_property
+    def reader_changes(self) -> tuple[ReaderChange, ...]:
+        """Every change of a shard's reader, in order of time."""
+        taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
+        seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
+        created: dict[str, list[float]] = defaultdict(list)
+        for write in self.history.writes:
+            if write.done and write.after is not None and write.verb == "create":
+                created[write.after.shard].append(write.t)
+            if write.done and write.after is not None and write.verb in TAKES:
+                taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
+        for row in self.history.rows:
+            seen[row.shard].append((row.t, row.checkpoint.order))
+        found = []
+        for shard, readers in self.tenures.items():
+            earlier: set[RecordPlace] = set()
+            for before, after in pairwise(readers):
+                earlier.update(record.place for record in before.records)
+                again = earlier.intersection(record.place for record in after.records)
+                # A reader starts at the checkpoint in its claim's reply; where no claims are recorded, at the last
+                # one seen before. Of a row that was deleted and created again only what was written since counts.
+                known = taken.get((after.process, shard)) or seen.get(shard, [])
+                since = max((t for t in created[shard] if t <= after.begin), default=0.0)
+                start = max((order for t, order in known if since <= t <= after.begin), default=(0, 0, 0))
+                found.append(
+                    ReaderChange(
+                        t=after.begin,
+                        shard=shard,
+                        before=before.process,
+                        after=after.process,
+                        how=before.how,
+                        duplicates=len(again),
+                        since=sum((1, *place) > start for place in earlier),
+                        replayed=sum((1, *place) <= start for place in again),
+                    )
+                )
+        return tuple(sorted(found, key=lambda change: (change.t, change.shard)))
