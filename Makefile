@@ -48,6 +48,7 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house, th
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	@set -e; for conftest in $$(find tests -mindepth 2 -name conftest.py); do MYPYPATH=tests $(BIN)/mypy $$conftest; done
+	$(BIN)/python tests/docs/snippet_types.py
 	$(BIN)/lint-imports
 	$(BIN)/python tests/house_figures.py
 	$(BIN)/pytest -q tests/test_house.py tests/docs/test_site.py
@@ -122,7 +123,8 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 		-c requirements.lock --group atheris -o requirements-atheris.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
-	@set -e; trees=leasehold/adapters/local/node; for tree in $$trees/aws $$trees/azure tests/javascript/event_processor; do \
+	@set -e; trees=leasehold/adapters/local/node; \
+	for tree in $$trees/aws $$trees/azure tests/javascript/event_processor tests/javascript/pyright; do \
 		cd $(CURDIR)/$$tree; rm -f package-lock.json; \
 		$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund; \
 		$(NODE) $(CURDIR)/$$trees/bare.cjs; done

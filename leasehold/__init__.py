@@ -1,4 +1,42 @@
-"""Shares the shards of a stream among a fleet of workers with nothing between them but a lease table."""
+"""Shares the shards of a stream among a fleet of workers with nothing between them but a lease table.
 
+The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are loaded when they are first
+asked for: whoever plans alone pays for no worker.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from leasehold import balancer
 from leasehold.balancer import *  # noqa: F403  the seam, and the values it speaks of
-from leasehold.balancer import __all__  # noqa: F401  likewise
+
+if _TYPE_CHECKING:
+    from leasehold.adapters.front import arun, produce, read, run, worker
+    from leasehold.adapters.reading.handling import Delivery
+
+    __version__: str
+
+_HOMES = {
+    "Delivery": "adapters.reading.handlers.handling",
+    "arun": "adapters.front",
+    "produce": "adapters.front",
+    "read": "adapters.front",
+    "run": "adapters.front",
+    "worker": "adapters.front",
+}
+
+__all__ = ["Delivery", "arun", "produce", "read", "run", "worker"]
+__all__ += balancer.__all__
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _import_module("importlib.metadata").version(__name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name[:1] != "_"), "__doc__", "__version__"})

@@ -24,6 +24,7 @@ FOLDER_FILES_MAX = 16
 GENERATED = "_pb2.py"
 
 PUBLIC = {
+    "leasehold": "arun Delivery produce read run worker",
     "leasehold.balancer": """
     Action at_timestamp births Claim Config Create Delete EventHubs HASH_KEYS HashRange
     History Hole Kcl KclRust LATEST Lease Look look_again Me Minimal Notes plan Position Problem
@@ -37,7 +38,7 @@ PUBLIC = {
     """,
     "leasehold.adapters": "Delivery Handling Runner Worker by_key dead_letters open_source run",
 }
-"""All that users import; the names of `balancer` come from `leasehold` itself."""
+"""All that users import; `leasehold` has the names of `balancer`, too."""
 
 # What balancer may know of: values, and arithmetic on them. Anything else wants an argument, and a line here.
 ALLOWED = {
@@ -192,10 +193,12 @@ def test_folders_are_small() -> None:
 def test_public_names_have_one_short_address() -> None:
     """Without it one name could be imported from two places, or a promise to users be added and go unseen."""
     addresses = {address: import_module(address) for address in PUBLIC}
-    names = Counter(chain.from_iterable(module.__all__ for module in addresses.values()))
-    assert [name for name, count in names.items() if count > 1] == []
-    assert import_module("leasehold").__all__ == addresses["leasehold.balancer"].__all__
-    assert {address: sorted(module.__all__, key=str.lower) for address, module in addresses.items()} == {
+    own = {address: list(module.__all__) for address, module in addresses.items()}
+    own["leasehold"] = [name for name in own["leasehold"] if name not in own["leasehold.balancer"]]
+    names = Counter(chain.from_iterable(own.values()))
+    # A batch is named by those who write a handler; `run` was there before the front door, and takes a worker.
+    assert {name for name, count in names.items() if count > 1} == {"Delivery", "run"}
+    assert {address: sorted(listed, key=str.lower) for address, listed in own.items()} == {
         address: sorted(words.split(), key=str.lower) for address, words in PUBLIC.items()
     }
     missing = [

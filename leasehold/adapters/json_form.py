@@ -38,7 +38,7 @@ from leasehold.balancer.model import (
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.stores.fields import COUNT_DIGITS, KB, kilobytes
-from leasehold.stores.printable import printable
+from leasehold.stores.printable import did_you_mean, printable
 
 T = TypeVar("T")
 
@@ -106,7 +106,8 @@ class JsonValue:
     def one_of(self, *names: str) -> str:
         """The value, which must be among these strings."""
         if not isinstance(self.found, str) or self.found not in names:
-            raise self.bad(f"one of {', '.join(names)}")
+            hint = did_you_mean(self.found, names) if isinstance(self.found, str) else ""
+            raise self.bad(f"one of {', '.join(names)}{hint}")
         return self.found
 
     def flag(self) -> bool:
@@ -157,10 +158,11 @@ class JsonValue:
 
 @define
 class UnreadFields:
-    """The fields of one object that have not been read yet."""
+    """The fields of one object that have not been read yet; `asked` are the names that there may be."""
 
     prefix: str
     unread: dict[str, Any] = field(factory=dict)
+    asked: set[str] = field(factory=set)
 
     def need(self, name: str) -> JsonValue:
         """A field that must be there."""
@@ -170,12 +172,13 @@ class UnreadFields:
 
     def read(self, name: str, read: Callable[[JsonValue], T], default: T) -> T:
         """A field that may be left out."""
+        self.asked.add(name)
         return read(self.need(name)) if name in self.unread else default
 
     def done(self) -> None:
         """Raise BadJsonField for a field that nobody has read."""
         for name in self.unread:
-            raise BadJsonField(f"{self.prefix}{name}: unknown field")
+            raise BadJsonField(f"{self.prefix}{name}: unknown field{did_you_mean(name, self.asked)}")
 
 
 def lease_json(lease: Lease) -> dict[str, Any]:
@@ -302,6 +305,7 @@ def _built(kind: Callable[..., T], fields: UnreadFields, *, last: bool = True, *
     last  whether nothing else may be written there
     """
     forms = FORMS[kind]
+    fields.asked.update(forms)
     for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy takes a class for a function
         if name in forms and (name in fields.unread or attribute.default is NOTHING):
             made[name] = forms[name](fields.need(name))

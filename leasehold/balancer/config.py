@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, Factory, field, fields, frozen
 from attrs.validators import instance_of
 
 from leasehold.balancer.model import LATEST, Position
@@ -24,6 +24,32 @@ _A_RULE_SET: Validator = instance_of(RuleSet)
 _ABOVE_ZERO = number(0, above=True)
 
 
+# Validators run after all defaults, and what these are made from may be wrong. They are factories, and no methods
+# under `@lease_seconds.default`: of such a default a type checker without a plugin for attrs knows nothing.
+
+
+def _rules(config: "Config") -> RuleSet:
+    _A_RULE_SET(config, fields(Config).rules, config.rules)
+    return config.rules
+
+
+def _seconds(config: "Config") -> float:
+    _ABOVE_ZERO(config, fields(Config).lease_seconds, config.lease_seconds)
+    return config.lease_seconds
+
+
+def _lease_seconds(config: "Config") -> float:
+    return _rules(config).lease_seconds
+
+
+def _cycle_seconds(config: "Config") -> float:
+    return _rules(config).cycle_seconds(_seconds(config))
+
+
+def _renew_seconds(config: "Config") -> float:
+    return _rules(config).renew_seconds(_seconds(config))
+
+
 @frozen
 class Config:
     """The settings by which one fleet plans; the same for every worker of it.
@@ -37,25 +63,7 @@ class Config:
     """
 
     rules: RuleSet = field(factory=Minimal, validator=_A_RULE_SET)
-    lease_seconds: float = field(validator=_ABOVE_ZERO)
-    cycle_seconds: float = field(validator=_ABOVE_ZERO)
-    renew_seconds: float = field(validator=_ABOVE_ZERO)
+    lease_seconds: float = field(default=Factory(_lease_seconds, takes_self=True), validator=_ABOVE_ZERO)
+    cycle_seconds: float = field(default=Factory(_cycle_seconds, takes_self=True), validator=_ABOVE_ZERO)
+    renew_seconds: float = field(default=Factory(_renew_seconds, takes_self=True), validator=_ABOVE_ZERO)
     initial_position: Position = field(default=LATEST, validator=_a_start)
-
-    # Validators run after all defaults, and what these are made from may be wrong.
-    @lease_seconds.default
-    def _default_lease_seconds(self) -> float:
-        _A_RULE_SET(self, fields(Config).rules, self.rules)
-        return self.rules.lease_seconds
-
-    @cycle_seconds.default
-    def _default_cycle_seconds(self) -> float:
-        _A_RULE_SET(self, fields(Config).rules, self.rules)
-        _ABOVE_ZERO(self, fields(Config).lease_seconds, self.lease_seconds)
-        return self.rules.cycle_seconds(self.lease_seconds)
-
-    @renew_seconds.default
-    def _default_renew_seconds(self) -> float:
-        _A_RULE_SET(self, fields(Config).rules, self.rules)
-        _ABOVE_ZERO(self, fields(Config).lease_seconds, self.lease_seconds)
-        return self.rules.renew_seconds(self.lease_seconds)

@@ -5,11 +5,19 @@ through here.
 """
 
 import logging
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 SAID_MOST = 2000
 """Characters of an error's text that are said: it may hold a whole batch."""
 
 _FORMATTER = logging.Formatter()
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """The end of a sentence about a word that is none of these: the one that was meant, if one is close."""
+    close = get_close_matches(word, list(choices), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def printable(text: str) -> str:

@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from attrs import frozen
 
+from leasehold.stores.printable import did_you_mean
 from leasehold.stores.protocol import Store, StoreError
 
 
@@ -56,7 +57,10 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     except ValueError:
         raise ValueError(f"{kind} URL: it cannot be read as a URL; write scheme://place") from None
     if parts.scheme not in schemes:
-        raise ValueError(f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}")
+        hint = did_you_mean(parts.scheme, schemes)
+        raise ValueError(
+            f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
+        )
     # The secrets of AWS have slashes, and what stands before the first would pass for a place with a port.
     slashed = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or slashed:
@@ -66,7 +70,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:
             choice = f"choose among {', '.join(sorted(known))}" if known else f"this {kind} has none"
-            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}")
+            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, known)}")
         if not value or name in options:
             hint = "in a shell, $Default and the like want single quotes around the URL"
             raise ValueError(f"{kind} URL: option {name!r} wants one value; {hint}")

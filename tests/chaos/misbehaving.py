@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from written import WrittenStore, true_time
 
+from leasehold.adapters import consuming
 from leasehold.adapters.cli import consume
-from leasehold.adapters.cli import consume as consuming
 from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.stores.protocol import Store

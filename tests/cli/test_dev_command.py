@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner
@@ -168,3 +169,17 @@ def leases_made(environment: dict[str, str]) -> int:
     """Make the table by copying an empty one into it."""
     script = "from leasehold.stores.urls import open_store; open_store('dynamodb://orders-app').close()"
     return subprocess.run((sys.executable, "-c", script), check=False, env={**os.environ, **environment}).returncode
+
+
+@pytest.mark.services
+def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
+    """A newcomer would look for another command before there is anything to see."""
+    command = (*LEASEHOLD, "dev", "orders=1")
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as dev:
+        assert dev.stdout is not None
+        page = next(line.split()[-1] for line in iter(dev.stdout.readline, "") if "as a page: " in line)
+        with urlopen(f"{page}leases.json", timeout=30) as answer:  # noqa: S310  on this machine
+            (told,) = json.load(answer)
+        dev.terminate()
+        assert (dev.wait(60), told["store"]) == (0, "dynamodb://orders-app")

@@ -4,19 +4,22 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from leasehold.adapters.cli import EXTRAS, imported_for
-from leasehold.adapters.cli.main import COMMANDS
+from leasehold.adapters.cli.main import COMMANDS, GROUPS
 
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()")
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a shell calls it."""
+    """The command as a shell calls it, in the folder PWD."""
     env = {**os.environ, "TERM": "dumb", **environment}
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=env)
+    return subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, check=False, env=env, cwd=environment.get("PWD")
+    )
 
 
 def test_the_version_is_the_installed_one() -> None:
@@ -52,3 +55,41 @@ def test_the_extra_that_is_missing_is_named(library: str, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="2"), imported_for("leasehold x"):
         raise ModuleNotFoundError(name=f"{library}.inner")
     assert f"pip install 'leasehold[{EXTRAS[library]}]'" in capsys.readouterr().err
+
+
+def test_each_command_stands_under_one_heading() -> None:
+    """A newcomer would look for the first three commands among twenty."""
+    told = ran("--help").stdout
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    places = [told.index(heading) for heading in GROUPS]
+    assert places == sorted(places)
+    shown = [line.split()[1] for line in told.splitlines() if line[:2] in {"│ ", "| "} and line.split()[1] in COMMANDS]
+    assert shown == [name for names in GROUPS.values() for name in names]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("lease", "leases"),
+        ("leases memory://x --by wroker", "worker"),
+        ("consume kinesis://x --store memory://y --events --log jsno", "json"),
+        ("consume kinesis://x --stoer memory://y --events", "--store"),
+        ("consume kinesis://x --store dynamdb://y --events", "dynamodb"),
+        ("consume kinesiss://x --store memory://y --events", "kinesis"),
+        ("consume kinesis://x?regoin=y --store memory://y --events", "region"),
+        ("consume kinesis://x --store dynamodb://y?regoin=z --events", "region"),
+        ("consume kinesis://x --store memory://y --events --rules minimall", "minimal"),
+        ("consume kinesis://x --store memory://y --events --set max_lease=3", "max_leases"),
+        ("consume kinesis://x --store memory://y --events --from TRIM_HORIZN", "TRIM_HORIZON"),
+        ("consume kinesis://x --store memory://y --handler shop:handel", "handle"),
+        ("consume kinesis://x --store memory://y --handler shpo:handle", "shop"),
+    ],
+)
+def test_a_slip_is_told_what_was_meant(words: str, meant: str, tmp_path: Path) -> None:
+    """A typing error would have to be found by reading a list, or a library's own prefix."""
+    (tmp_path / "shop.py").write_text("def handle(batch):\n    pass\n")
+    told = ran(*words.split(), PWD=str(tmp_path))
+    said = " ".join(told.stderr.replace("│", " ").split())
+    assert (told.returncode, told.stdout) == (2, "")
+    assert f"did you mean '{meant}'" in said.lower().replace(meant.lower(), meant)
+    assert "Value error" not in said

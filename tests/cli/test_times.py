@@ -3,7 +3,8 @@
 import pytest
 import typer
 
-from leasehold.adapters.cli.common.times import duration, moment, said_moment, seconds
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.inputs import duration, moment, said_moment
 
 NOW = 1_700_000_000.0
 

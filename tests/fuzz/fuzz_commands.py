@@ -11,11 +11,12 @@ from unittest.mock import patch
 
 from fuzzing import FuzzTarget, in_json, unsaid
 
+from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce, simulate
 from leasehold.adapters.cli.common.columns import said
-from leasehold.adapters.cli.common.times import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.history.events import event_of
+from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.reading.letters import boxes
 from leasehold.adapters.reading.letters.letter import BadLetter, letter_of, place_of
@@ -127,10 +128,10 @@ COMMANDS = (
         "file, line ",
         pack=in_json,
     ),
-    FuzzTarget("durations", ("adapters/cli/common/times.py",), _duration, (ValueError,), "'|\""),
-    FuzzTarget("moments", ("adapters/cli/common/times.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
-    FuzzTarget("shifts", ("adapters/cli/common/times.py",), shift, (ValueError,), "--shift-by: |'|\""),
-    FuzzTarget("settings", ("adapters/cli/common/times.py",), _options, (ValueError, BadJsonField), "--set: |"),
+    FuzzTarget("durations", ("adapters/inputs.py",), _duration, (ValueError,), "'|\""),
+    FuzzTarget("moments", ("adapters/inputs.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
+    FuzzTarget("shifts", ("adapters/inputs.py",), shift, (ValueError,), "--shift-by: |'|\""),
+    FuzzTarget("settings", ("adapters/inputs.py",), _options, (ValueError, BadJsonField), "--set: |"),
     FuzzTarget("kinesis-lines", ("adapters/cli/deaggregate.py",), _record, (ValueError,), "line 1: "),
     FuzzTarget(
         "produced-lines", ("adapters/cli/produce.py",), _lines, (ValueError, UnicodeDecodeError), "--key |'utf-8' codec"
@@ -138,7 +139,7 @@ COMMANDS = (
     FuzzTarget(
         "keys-of-lines", ("adapters/cli/produce.py",), partial(produce._key, delimiter=","), (ValueError,), "--key: "
     ),
-    FuzzTarget("produce-urls", ("adapters/cli/produce.py",), produce._place, (ValueError,), "SOURCE URL: "),
+    FuzzTarget("produce-urls", ("adapters/producing.py",), producing._place, (ValueError,), "SOURCE URL: "),
     FuzzTarget("fleet-sizes", ("adapters/cli/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
     FuzzTarget("event-lines", ("adapters/history/events.py",), event_of, (ValueError,), "it is no event: "),
     FuzzTarget(

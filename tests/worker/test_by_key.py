@@ -181,7 +181,7 @@ def test_only_what_can_be_side_by_side_is_taken() -> None:
     [
         (["--events", "--concurrency", "2"], "--concurrency: it goes with --handler"),
         (["--handler", "app:plain", "--concurrency", "2"], "only an `async def` handler"),
-        (["--handler", "app:keyed", "--concurrency", "0"], "0 keys at once are none"),
+        (["--handler", "app:keyed", "--concurrency", "0"], "--concurrency: 0 is no whole number above 0"),
     ],
 )
 def test_bad_usage_is_one_sentence(

@@ -10,7 +10,7 @@ from running import run_to_its_end
 from typer.testing import CliRunner
 from virtual_fleet import FaultyStore, four_shards
 
-from leasehold.adapters.cli import consume as consuming
+from leasehold.adapters import consuming
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.events import EventLines

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member
 
-from leasehold.adapters.cli.common.times import configuration_for
+from leasehold.adapters.inputs import configuration_for
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources.event_hubs.access import paced
 from leasehold.balancer.config import Config

@@ -232,6 +232,24 @@ def test_a_batch_that_waits_for_a_thread_is_not_handed_over_once_its_lease_is_lo
     assert (second.bench.handed, second.bench.happened) == ([], ["initialize", "lease-lost"])
 
 
+@pytest.mark.parametrize("wanted", ["lost", "released"])
+def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> None:
+    """Without it a drain would wait for, and hand over, what nobody has begun; an iteration that is over, for ever."""
+    first = Hung()
+    first.hand_over()
+    second = Hung(threads=first.threads)
+    second.bench.steps(second.reading, 2)
+    if wanted == "lost":
+        second.bench.holding.drop("stolen")
+    else:
+        second.bench.holding.ask_release()
+    assert [second.later(0) for _ in range(3)][-1] == float("inf")
+    row = second.bench.store.row("s-0")
+    assert (second.bench.handed, row.checkpoint) == ([], TRIM_HORIZON)
+    assert (row.owner is None) == (wanted == "released")
+    first.let_go()
+
+
 def test_when_every_thread_hangs_what_waits_goes_to_others(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
     """Without it the leases behind the hung ones would be renewed and never handled."""
     hung.threads = ThreadExecutor(1, most=1)

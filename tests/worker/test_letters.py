@@ -17,9 +17,9 @@ from test_letter_boxes import Bucket
 from test_reading import Bench
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.consume import _dead_letter
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.main import app
+from leasehold.adapters.consuming import _dead_letter
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, fault_from
 from leasehold.adapters.reading.letters.boxes import FolderBox, dead_letters, open_letters
@@ -131,7 +131,8 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
         "arrived_ms": None,
         "error": "ValueError",
         "text": "b'4' is poison",
-        "attempts": 5,
+        "attempts": 2,
+        "alone": 1,
         "worker": "a-1",
         "data": "NA==",
     }

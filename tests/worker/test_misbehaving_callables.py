@@ -175,7 +175,7 @@ def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> Non
 
 
 CONSUME = """
-import leasehold.adapters.cli.consume as consuming
+import leasehold.adapters.consuming as consuming
 import leasehold.adapters.cli.consume as consume
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 names = ("s-0", "s-1", "s-2", "s-3")
@@ -187,7 +187,7 @@ consume.app()
 
 def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> None:
     """Without it Python would add a traceback of its own, after ours, as it flushes what is left."""
-    command = [sys.executable, "-c", CONSUME, "a-stream", "--store", "memory://cut", "--events"]
+    command = [sys.executable, "-c", CONSUME, "kinesis://a-stream", "--store", "memory://cut", "--events"]
     more = ["--initial-position", "TRIM_HORIZON"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with child([*command, *more], **pipes, cwd=Path(__file__).parents[2]) as process:

@@ -77,6 +77,7 @@ DECIMAL = "it wants a decimal number, as a text"
         *((name, "1", WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
         *((name, True, WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
         ("attempts", 1.0, WHOLE),
+        ("alone", "1", WHOLE),
         ("attempts", -1, f"{WHOLE} from 0 to {WHOLE_MOST - 1}"),
         ("attempts", WHOLE_MOST, f"{WHOLE} from 0 to {WHOLE_MOST - 1}"),
         ("sequence_number", "", DECIMAL),
@@ -137,4 +138,4 @@ def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
 def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
     """The next reader would search for a cause that is mended."""
     again = reburied(FULL, OSError("y" * 2 * TEXT_MOST), worker="r-1", now=9.0124)
-    assert again == evolve(FULL, attempts=6, error="OSError", text="y" * TEXT_MOST, worker="r-1", time_ms=9012)
+    assert again == evolve(FULL, alone=1, error="OSError", text="y" * TEXT_MOST, worker="r-1", time_ms=9012)

@@ -1,139 +1,30 @@
-"""`leasehold consume`: one worker of a fleet, from the command line.
-
-Opens, runs and supervises the workers of `leasehold consume`.
-"""
+"""`leasehold consume`: one worker of a fleet, from the command line."""
 
 import logging
 import math
-import os
-import socket
 import sys
-import time
-from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
-from urllib.parse import urlencode
+from typing import Annotated, Literal, TextIO, cast
 
 import typer
-from attrs import evolve
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
-from leasehold.adapters.cli.common.times import MOMENT, configuration_for, moment, seconds, settings, start
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.consuming import MIB, OPTIONS, Options, consumption, worker_id
+from leasehold.adapters.inputs import dashed
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.reading.attempts import by_key
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
-from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, DeadLetter, Handling, load
-from leasehold.adapters.reading.letters.boxes import dead_letters
+from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
 from leasehold.adapters.reading.letters.letter import LetterError
-from leasehold.adapters.reading.lifecycle import FAULT_WAITS
-from leasehold.adapters.reading.run import endings, stopping_on_signals
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
-from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.reading.run import endings
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES
+from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.config import Config
-from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
-from leasehold.stores.urls import open_store, store_address
-
-log = escaped(logging.getLogger("leasehold.consume"))
-
-
-def joined_worker(
-    source: str,
-    store: str,
-    me: str,
-    config: Config,
-    until: str | None,
-    *,
-    wait: bool,
-    create: bool,
-    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None,
-) -> Worker:
-    """Make the worker, of a slice if `until` says so. Raises ValueError, StoreError and SourceError."""
-    cut = None if until is None else Slice(config.initial_position, _until(until))
-    opened = _opened(store, config, wait=wait, create=create)
-    read = open_source(source)
-    if cut is None:
-        return Worker(store=opened, source=read, me=me, config=config, if_recreated=if_recreated)
-    return Worker(store=cut.store(opened), source=cut.source(read), me=me, config=config, if_recreated=if_recreated)
-
-
-def _opened(url: str, config: Config, *, wait: bool, create: bool) -> Store:
-    """Open the store; with `wait` ask again and again while nothing answers."""
-    backoff = Backoff(*FAULT_WAITS)
-    while True:
-        try:
-            return open_store(url, create=create, request_seconds=config.lease_seconds / 3)
-        except OutcomeUnknown as fault:
-            if not wait:
-                raise
-            seconds = backoff.next()
-            log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
-            time.sleep(seconds)
-
-
-def run_worker(
-    worker: Worker, handling: Handling, metrics: str | None, limits: dict[str, Any], *, told: TextIO | None, wait: bool
-) -> None:
-    """Run the worker until a signal ends it, or its slice is read; `told` takes the verdict of a slice.
-
-    Raises typer.Exit, with what is wrong on standard error.
-    """
-    with ending("consume", WorkerError, StoreError, SourceError), closing(worker.store), closing(worker.source):
-        if not wait:
-            # A worker at work asks again and again; here the first refusal is the answer.
-            worker.source.shards()
-            worker.store.list()
-        with exporting(metrics) as meter:
-            if told is not None:
-                raise _told(run_slice(worker, handling, meter=meter, **limits), told)
-            runner = Runner(worker, handling, meter=meter, **limits)
-            with stopping_on_signals(runner):
-                at_end_of_supervisor(runner.stop)
-                runner.run()
-
-
-def _told(verdict: SliceVerdict, out: TextIO) -> typer.Exit:
-    done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
-    letters = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
-    state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
-    print(f"{state}; {done}{letters}", file=out)
-    return typer.Exit(0 if verdict.finished else 1)
-
-
-def supervise(me: str, store: str, processes: int, drain_seconds: float, *, sliced: bool, wait: bool) -> int:
-    """Run this command as several processes; the exit status. Raises ValueError where they cannot share the leases."""
-    if store_address(store)[0] == "memory":
-        raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
-    if sliced:
-        raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
-    given = sys.argv[1:]  # the last of two equal options counts
-    options = given.index("--") if "--" in given else len(given)
-    commands = {}
-    for name in (f"{me}-{number}" for number in range(processes)):
-        words = (*given[:options], "--worker", name, "--processes", "1", *given[options:])
-        commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
-    final = {2, CLOSED_STATUS} | (set() if wait else {1})
-    return Supervisor(commands, drain_seconds, final).run(endings())
-
-
-def _until(text: str) -> int:
-    try:
-        return moment(text, time.time())
-    except ValueError:
-        raise ValueError(f"--until: {text!r} is not {MOMENT}") from None
-
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-
-MIB = 2**20
 
 MORE = """
 SOURCE is a URL: `kinesis://stream?region=…`. All workers that name the same source and store share its
@@ -256,26 +147,20 @@ def command(  # noqa: PLR0917  one for each option
     verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
-    me = worker or f"{socket.gethostname()}-{os.getpid()}"
+    # The names of the parameters are those of the options, here and in Python; `set` is Python's own.
+    given = {name.removesuffix("_"): value for name, value in locals().items()}
+    me = worker or worker_id()
+    options = cast("Options", {name: given[name] for name in OPTIONS} | {"worker": me})
     _log(me, log, verbose=verbose)
-    with ending("consume", StoreError, SourceError, LetterError):
-        beginning = _beginning(initial_position, timestamp_ms)
-        found = settings({"rules": rules, "lease_seconds": lease_seconds} | beginning, set_ or [])
-        config = configuration_for(source, found)
-        handling = evolve(
-            _handling(handler, me, concurrency, events=events),
-            attempts=attempts,
-            dead_letter=_dead_letter(dead_letter, source, store) if dead_letter else None,
-            checkpoint_seconds=checkpoint_seconds,
-            late_checkpoints=late_checkpoints,
-            slow_seconds=slow_seconds,
-            handler_seconds=handler_seconds,
-        )
+    with ending("consume", StoreError, SourceError, LetterError, WorkerError):
+        told = _handler(handler, me, concurrency, events=events)
+        described = consumption(source, store, told, options, dashed)
         if processes > 1:
-            raise typer.Exit(supervise(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
-        joined = joined_worker(source, store, me, config, until, wait=wait, create=create, if_recreated=if_recreated)
-    limits = {"drain_seconds": drain_seconds, "memory_bytes": memory_mib * MIB}
-    run_worker(joined, handling, metrics, limits, told=_out(until, events=events), wait=wait)
+            raise typer.Exit(_supervised(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
+        with described.joined() as joined:
+            verdict = described.run(joined, begun=lambda runner: at_end_of_supervisor(runner.stop))
+    if verdict is not None:
+        _say_verdict(verdict, sys.stderr if events else sys.stdout)
 
 
 def _log(me: str, form: LogForm, *, verbose: bool) -> None:
@@ -286,48 +171,36 @@ def _log(me: str, form: LogForm, *, verbose: bool) -> None:
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
-def _out(until: str | None, *, events: bool) -> TextIO | None:
-    """Where the verdict of a slice is written."""
-    if until is None:
-        return None
-    return sys.stderr if events else sys.stdout
-
-
-def _beginning(initial_position: str, timestamp_ms: int | None) -> dict[str, Any]:
-    position = start(initial_position, timestamp_ms, time.time(), "--initial-position")
-    return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
-
-
-def _handling(handler: str | None, me: str, concurrency: int | None, *, events: bool) -> Handling:
+def _handler(handler: str | None, me: str, concurrency: int | None, *, events: bool) -> str | Handling:
     if events == (handler is not None):
         raise ValueError("choose one of --handler module:function and --events")
-    if handler is None:
-        if concurrency is not None:
-            raise ValueError("--concurrency: it goes with --handler")
-        return EventLines(me, sys.stdout).handling
-    loaded = load(handler)
-    handling = Handling(loaded)
-    return handling if concurrency is None else Handling(by_key(loaded, concurrency))
+    if handler is not None:
+        return handler
+    if concurrency is not None:
+        raise ValueError("--concurrency: it goes with --handler")
+    return EventLines(me, sys.stdout).handling
 
 
-_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+def _say_verdict(verdict: SliceVerdict, out: TextIO) -> None:
+    """Tell of a slice, and end with its status."""
+    done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
+    letters = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
+    state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
+    print(f"{state}; {done}{letters}", file=out)
+    raise typer.Exit(0 if verdict.finished else 1)
 
 
-def _dead_letter(text: str, source: str, store: str) -> DeadLetter:
-    if "://" not in text:
-        return load(text)
-    scheme, place, options = source_address(source)
-    if text.partition("?")[0] == f"{scheme}://{place}":
-        raise ValueError("--dead-letter: it is the stream that is read: its letters would be read again, for ever")
-    table = _identity(*store_address(store))
-    return dead_letters(text, stream=place, table=table, source=_identity(scheme, place, options))
-
-
-def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
-    """The URL with the options that say which place it is, in one order; no URL holds a secret.
-
-    A file is named with its whole path: two groups may each call theirs `leases.db`.
-    """
-    place = str(Path(place).absolute()) if scheme == "sqlite" else place
-    told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
-    return f"{scheme}://{place}" + (f"?{told}" if told else "")
+def _supervised(me: str, store: str, processes: int, drain_seconds: float, *, sliced: bool, wait: bool) -> int:
+    """Run this command as several processes; the exit status. Raises ValueError where they cannot share the leases."""
+    if store_address(store)[0] == "memory":
+        raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
+    if sliced:
+        raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
+    given = sys.argv[1:]  # the last of two equal options counts
+    options = given.index("--") if "--" in given else len(given)
+    commands = {}
+    for name in (f"{me}-{number}" for number in range(processes)):
+        words = (*given[:options], "--worker", name, "--processes", "1", *given[options:])
+        commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
+    final = {2, CLOSED_STATUS} | (set() if wait else {1})
+    return Supervisor(commands, drain_seconds, final).run(endings())

@@ -1,6 +1,7 @@
 """The door of the command line: which command lives where; only the one that is called is imported."""
 
 import logging
+import re
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from leasehold.adapters.cli import imported_for
+from leasehold.stores.printable import did_you_mean
 
 COMMANDS = {
     "consume": ("consume", "Join a fleet, and hand over the records of the shards it is given."),
@@ -32,6 +34,20 @@ COMMANDS = {
 }
 """By name: the module of this folder whose `app` it is, and its line in the help. One line for each command."""
 
+GROUPS = {
+    "Begin with these": ("dev", "consume", "leases"),
+    "Run": ("produce", "replay", "pipeline"),
+    "Look": ("serve", "explain", "doctor", "report"),
+    "Steer": ("reset", "copy-leases"),
+    "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
+}
+"""The help shows the commands under these headings, in this order."""
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""Click's own, of whichever click typer brings."""
+
+_NOT_ONE_OF = re.compile(r"'(?P<word>[^']*)' is not one of (?P<choices>.*?)\.?")
+
 
 class LazyCommands(TyperGroup):
     """Commands whose modules are imported when one is called or completed, so that none needs another's libraries."""
@@ -40,6 +56,28 @@ class LazyCommands(TyperGroup):
         """The command itself in place of its line in the help."""
         name, line, rest = super().resolve_command(ctx, args)
         return (name, line if name is None else _command(name), rest)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
+        """Run the command; a word that it does not know is said as our own sentences say it."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            error.message = error.message.replace("Value error, ", "")  # what checks for typer is no concern of users
+            if known := getattr(error, "possibilities", None):
+                error.message += did_you_mean(error.option_name, known)
+                error.possibilities = None
+            elif found := _NOT_ONE_OF.fullmatch(error.message):
+                error.message = found[0].rstrip(".") + did_you_mean(
+                    found["word"], re.findall("'([^']*)'", found["choices"])
+                )
+            raise
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
+        """In the order in which the help shows them."""
+        ordered = [name for names in GROUPS.values() for name in names]
+        return sorted(
+            super().list_commands(ctx), key=lambda name: ordered.index(name) if name in ordered else len(ordered)
+        )
 
 
 def _command(name: str) -> Any:  # noqa: ANN401  likewise
@@ -72,8 +110,9 @@ def _line() -> None:
     """Stand for a command in the help."""
 
 
+_HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}
 for _name, (_module, _help) in COMMANDS.items():
-    app.command(_name, help=_help)(_line)
+    app.command(_name, help=_help, rich_help_panel=_HEADINGS.get(_name))(_line)
 
 
 def run() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import typer
 from rich.console import Console
@@ -15,24 +15,15 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.sources.kinesis.clients import WireForm
-from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, clients_of
+from leasehold.adapters.inputs import dashed
+from leasehold.adapters.producing import ProduceOptions, open_producer
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.stores.fields import decimal, encodable
-from leasehold.stores.urls import Scheme, endpoint_of, read_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-REQUESTS = 4
 _PLACES = 10**9  # of columns; a line has fewer
-SUMMARY = {
-    "UserRecordsPut": "records written",
-    "KinesisRecordsPut": "as Kinesis records",
-    "AllErrors": "refusals",
-    "UserRecordExpired": "given up",
-    "UserRecordsOutcomeUnknown": "perhaps written twice",
-}
 STEP = 1000  # lines between two looks at the progress
 
 MORE = """
@@ -47,8 +38,6 @@ Exit status: 0 when every line read is in the stream, 1 when not, 2 on bad usage
 """
 
 Key = Callable[[bytes], str]
-
-_SCHEMES = {"kinesis": Scheme("", frozenset({"region", "endpoint", "wire"}))}
 
 
 @app.command(help="Write lines to a stream: aggregated as the KPL does, each key in order, none lost.", epilog=MORE)
@@ -66,44 +55,15 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Read until the end or a signal, then drain."""
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
-        stream, region, endpoint, wire = _place(source)
         key_of = _key(key, delimiter)
-        if on_late not in {"block", "fail"}:
-            raise ValueError(f"--on-late: {on_late!r} is neither block nor fail")
-        if share <= 0 or time_to_live <= 0:
-            raise ValueError("--share and --time-to-live: want numbers above 0")
-        settings = Settings(
-            linger_seconds=linger_ms / 1000,
-            share=share,
-            time_to_live_seconds=time_to_live,
-            on_late="fail" if on_late == "fail" else "block",
-            epoch=epoch,
+        options = ProduceOptions(
+            linger_ms=linger_ms, share=share, time_to_live=time_to_live, on_late=cast("Any", on_late), epoch=epoch
         )
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            clients = clients_of(region, endpoint, REQUESTS, wire)
-            written = _write(Producer(clients, stream, settings), lines, key_of)
-    if json_:
-        print(json.dumps(written))
-    else:
-        names = {
-            "UserRecordsPut": "records written",
-            "KinesisRecordsPut": "as Kinesis records",
-            "AllErrors": "refusals",
-        }
-        names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
-        print(", ".join(f"{written[name]} {words}" for name, words in names.items()))
+            written = _write(open_producer(source, options, dashed), lines, key_of)
+    print(json.dumps(written) if json_ else _said(written))
     if written["UserRecordsPending"] or written["UserRecordExpired"]:
         raise typer.Exit(1)
-
-
-def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
-    """Stream, region, endpoint and form of a URL; it is never repeated, since it may hold a secret."""
-    _, stream, options = read_url(source, "SOURCE", _SCHEMES)
-    if not stream or "/" in stream:
-        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
-        raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
-    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)
 
 
 def _key(how: str, delimiter: str) -> Key:
@@ -142,12 +102,7 @@ def _field(line: bytes, number: int, delimiter: str) -> str:
 
 def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
     """Send every line, and drain; the producer's counters."""
-    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    # A line that counts, where somebody watches.
-    counting = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    with _EndRequest.heard() as asked, producer, counting:
-        task = counting.add_task("", total=None)
+    with _asking() as asked, producer, _progress() as show:
         for number, line in enumerate(asked.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
@@ -157,7 +112,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
                 except ValueError as error:
                     raise ValueError(f"line {number}: no record can be made of it: {error}") from None
             if number % STEP == 0:
-                counting.update(task, completed=number)
+                show(number)
     return producer.metrics
 
 
@@ -192,14 +147,29 @@ class _EndRequest:
         except _EndRequested:
             return
 
-    @classmethod
-    @contextmanager
-    def heard(cls) -> Iterator["_EndRequest"]:
-        """Hear the signals that end, until the block is left."""
-        asking = cls()
-        before = {each: signal.signal(each, asking.signal) for each in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield asking
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+
+@contextmanager
+def _asking() -> Iterator[_EndRequest]:
+    asking = _EndRequest()
+    before = {each: signal.signal(each, asking.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asking
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """A line that counts, where somebody watches."""
+    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda number: progress.update(task, completed=number)
+
+
+def _said(written: dict[str, float | dict[str, int]]) -> str:
+    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
+    names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
+    return ", ".join(f"{written[name]} {words}" for name, words in names.items())

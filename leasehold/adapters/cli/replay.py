@@ -12,7 +12,7 @@ import typer
 from attrs import asdict
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import start
+from leasehold.adapters.inputs import start
 from leasehold.adapters.reading.handling import Handling, load
 from leasehold.adapters.reading.letters.boxes import open_letters, open_stream
 from leasehold.adapters.reading.letters.letter import LetterError

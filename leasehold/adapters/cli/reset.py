@@ -16,7 +16,8 @@ from attrs import frozen
 
 from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import named, seconds, shift, start
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.inputs import named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, readable, reset, resetting_planned
 from leasehold.adapters.worker.holding import reach_of

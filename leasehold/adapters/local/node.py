@@ -199,6 +199,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 LOCKS = Path(__file__).parent / "node"
 INSTALL_SECONDS = 600
+SAID_SECONDS = 5
 
 
 @frozen
@@ -246,10 +247,9 @@ def install(tree: Path, folder: Path) -> None:
     """Put a locked tree's `node_modules` into a folder; raises ServiceError with npm's own words if that fails."""
     node = find_node()
     path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
-    print(f"leasehold: installing the {tree.name} tree with npm, once ...", file=sys.stderr, flush=True)  # noqa: T201  progress
     for name in ("package.json", "package-lock.json"):
         shutil.copy(tree / name, folder)
-    done = subprocess.run(  # noqa: S603  npm as found above
+    command = subprocess.Popen(  # noqa: S603  npm as found above
         [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"],
         cwd=folder,
         # npm would leave its compiled form in the folder for temporary files.
@@ -257,11 +257,38 @@ def install(tree: Path, folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=INSTALL_SECONDS,
-        check=False,
     )
-    if done.returncode:
-        raise ServiceError(f"npm could not install the {tree.name} tree:\n{done.stdout.strip()}")
+    with command:
+        try:
+            told = _watched(command, f"leasehold: installing the {tree.name} tree with npm, once", folder)
+        except BaseException:
+            command.kill()
+            raise
+    if command.returncode:
+        raise ServiceError(f"npm could not install the {tree.name} tree:\n{told.strip()}")
+
+
+def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
+    """Wait for npm, and show how far it is: on a terminal in one line, elsewhere at the start and every so often.
+
+    Raises TimeoutExpired where it takes too long.
+    """
+    live, waited = sys.stderr.isatty(), 0
+    while True:
+        if live or waited % SAID_SECONDS == 0:
+            packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
+            said = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
+            print(f"\r{said}" if live else said, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress
+        try:
+            told, _ = command.communicate(timeout=1)
+        except subprocess.TimeoutExpired:
+            waited += 1
+            if waited >= INSTALL_SECONDS:
+                raise
+            continue
+        if live:
+            print(file=sys.stderr)  # noqa: T201  likewise
+        return told
 
 
 OLDEST = 17

@@ -100,7 +100,10 @@ class Attempts:
         attempts = self._suspects[-1].attempts if self._suspects else self._waits.faults
         part = rest[: _count(rest, self._suspects[-1].end)] if self._suspects else rest
         end = part[-1].position if len(part) < len(rest) else batch.read_to or batch.records[-1].position
-        return Delivery(part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1)
+        in_parts = attempts + 1 - self._waits.faults if self._suspects else 0
+        return Delivery(
+            part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
+        )
 
     def failed(self, piece: Delivery, error: Exception) -> AfterFault:
         """The next step after the failure of this piece."""

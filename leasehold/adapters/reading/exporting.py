@@ -5,10 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # an extra
-    from opentelemetry.metrics import Meter
+from typing import Any, Protocol
 
 GROUP = "opentelemetry_metrics_exporter"
 """Where OpenTelemetry's exporters register themselves."""
@@ -17,8 +14,27 @@ EXPORT_MS = 10_000
 """The leases' metrics are wanted every 10 seconds; OpenTelemetry's own default is 60."""
 
 
+class Meter(Protocol):
+    """A meter of OpenTelemetry, as far as it is used: without that extra nobody has its types."""
+
+    def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  a type of the extra's
+        """Make what counts."""
+
+    def create_observable_gauge(
+        self,
+        name: str,
+        callbacks: Any = None,  # noqa: ANN401  likewise
+        unit: str = "",
+        description: str = "",
+    ) -> Any:  # noqa: ANN401  likewise
+        """Make what is asked."""
+
+    def create_gauge(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  likewise
+        """Make what is set."""
+
+
 @contextmanager
-def exporting(name: str | None) -> Iterator["Meter | None"]:
+def exporting(name: str | None) -> Iterator[Meter | None]:
     """A meter whose numbers this exporter sends until the end; None for `none`.
 
     None stands for what OTEL_METRICS_EXPORTER says, or `none`. Raises ValueError for an exporter that is not there.

@@ -35,19 +35,17 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol
+from typing import Any, Literal, ParamSpec, Protocol, cast
 
 from attrs import Attribute, evolve, field, frozen
 from attrs.validators import ge, gt, lt, optional
 
+from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.sources.protocol import Batch, InColumns, Record
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.printable import escaped, said
-
-if TYPE_CHECKING:  # an extra
-    from opentelemetry.metrics import Meter
+from leasehold.stores.printable import did_you_mean, escaped, said
 
 
 class Unhandled(Exception):
@@ -56,6 +54,10 @@ class Unhandled(Exception):
 
 class Ending(Unhandled):
     """A call that raised SystemExit or KeyboardInterrupt: the worker ends."""
+
+
+class Withdrawn(Unhandled):
+    """A call whose consumer takes no more: nothing failed, and its records are for the next owner of the lease."""
 
 
 class NotAwaited(Unhandled):
@@ -176,6 +178,7 @@ class Delivery:
     read_to         the position behind all of them
     behind_seconds  how far behind the tip of the shard, or None if unknown
     attempts        how often these records have been handed over here, this time included
+    in_parts        of these, how often in a part of their batch, while it is searched for the record that fails
     """
 
     records: Sequence[Record]
@@ -185,6 +188,7 @@ class Delivery:
     _in_columns: InColumns | None = None
     attempts: int = 1
     _whole: bool = True
+    in_parts: int = 0
 
     def part(self, records: Sequence[Record]) -> "Delivery":
         """Some of these records as a batch, for a handler that shares a batch out; it cannot be checkpointed."""
@@ -318,7 +322,9 @@ def load(text: str) -> Callable[..., Any]:
         sys.path.append(here)
     found = getattr(_imported(text, module), name, None)
     if not callable(found):
-        raise ValueError(f"{text!r}: module {module!r} has no function {name!r}")  # noqa: TRY004  bad usage
+        functions = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
+        hint = did_you_mean(name, functions)
+        raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
     function: Callable[..., Any] = found
     return function
 
@@ -330,7 +336,8 @@ def _imported(text: str, module: str) -> ModuleType:
         raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
     except Exception as wrong:
         if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
-            raise ValueError(f"{text!r}: there is no module {wrong.name!r} here") from wrong
+            hint = did_you_mean(str(wrong.name), [each.stem for each in Path.cwd().glob("*.py")])
+            raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
         raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
 
 
@@ -356,13 +363,13 @@ def traced(worker: Worker, handling: Handling) -> Handling:
     )
 
 
-def metered(worker: Worker, handling: Handling, meter: "Meter | None") -> Handling:
+def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
     """The handling with metrics, where OpenTelemetry is installed."""
     try:
         from leasehold.adapters.reading.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
     except ModuleNotFoundError:
         return handling
-    metrics = WorkerMetrics(worker, meter)
+    metrics = WorkerMetrics(worker, cast("Any", meter))
     count_read, count_slow = _harmless(metrics.read), _harmless(metrics.slow)
 
     def measure(holding: Holding, batch: Batch) -> None:

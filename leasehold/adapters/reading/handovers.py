@@ -30,7 +30,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from leasehold.adapters.reading.handling import Ending, Handling, NotAwaited, fault_from, fault_of
+from leasehold.adapters.reading.handling import Ending, Handling, NotAwaited, Withdrawn, fault_from, fault_of
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.stores.printable import escaped, said
@@ -519,6 +519,11 @@ class HandlerWatch:
         return Later(handover.begun + min(max(slow, 2 * handover.said), most))
 
     def _not_begun(self, handover: Handover, now: float) -> Found:
+        lost = self._holding.lost.is_set()
+        if (lost or self._holding.parting) and self._handovers.withdraw(handover):
+            # Whoever calls handlers may come to it late, or never: a consumer that iterates asks when it likes.
+            self._handover = None
+            return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
         if not (self._handovers.stuck and self._handovers.withdraw(handover)):
             return Later(now + min(self._handling.slow_seconds, self._handling.handler_seconds))
         self._handover = None

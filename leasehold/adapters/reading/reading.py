@@ -40,7 +40,7 @@ from leasehold.adapters.reading.cursor import (
     ShardPull,
     StoreCheckpoint,
 )
-from leasehold.adapters.reading.handling import Delivery, Ending, Handling, Happening
+from leasehold.adapters.reading.handling import Delivery, Ending, Handling, Happening, Withdrawn
 from leasehold.adapters.reading.handovers import CallEnded, Found, GivenUp, HandlerWatch, Handovers, Later, LeaseLost
 from leasehold.adapters.reading.lifecycle import (
     EXPIRED_SECONDS,
@@ -417,8 +417,8 @@ class ShardReading:
         # What the handler checkpointed by itself before it raised is finished with, and not delivered again.
         if (checkpoint := self.holding.lease.checkpoint).order <= self._cursor.delivered.order:
             self._cursor.consumer_acknowledged(checkpoint)
-        if isinstance(error, Ending):
-            return self._release(now)
+        if isinstance(error, Ending | Withdrawn):
+            return self._ended(error, now)
         # The name alone: the text of a user's fault may hold a record.
         self.holding.reach.failed(f"its handler raised {type(error).__name__}", now)
         match self._attempts.failed(piece, error):
@@ -432,8 +432,8 @@ class ShardReading:
                 assert_never(never)
 
     def _buried(self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float) -> float:
-        if isinstance(fault, Ending):
-            return self._release(now)
+        if isinstance(fault, Ending | Withdrawn):
+            return self._ended(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter took the record, so it is not skipped
             return self._stop(now, f"neither its handler nor the dead letter took {record}: {said(fault)}")
@@ -470,6 +470,10 @@ class ShardReading:
         self._member.exclude(self.holding.key, seconds)
         self._member.hurry()
         return self._release(now)
+
+    def _ended(self, error: Ending | Withdrawn, now: float) -> float:
+        """Let the lease go: to whom it is promised, where it is."""
+        return now if isinstance(error, Withdrawn) and self.holding.parting else self._release(now)
 
     def _release(self, now: float) -> float:
         self._slot.clear()

@@ -8,14 +8,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Handler, Handling
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, WRITERS, Runner
 from leasehold.adapters.worker.worker import Worker
-
-if TYPE_CHECKING:  # an extra
-    from opentelemetry.metrics import Meter
 
 HANGUP = getattr(signal, "SIGHUP", None)
 """There is none on Windows."""
@@ -28,7 +25,7 @@ def run(
     *,
     readers: int = READERS,
     writers: int = WRITERS,
-    meter: "Meter | None" = None,
+    meter: Meter | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     memory_bytes: int = MEMORY_BYTES,
 ) -> None:

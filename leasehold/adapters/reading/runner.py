@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
+from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Handler, Handling, metered, traced
 from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, ThreadExecutor
 from leasehold.adapters.reading.reading import Room, ShardReading
@@ -36,10 +37,6 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import start_seconds
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
-
-if TYPE_CHECKING:  # an extra
-    from opentelemetry.metrics import Meter
-
 
 Step = Callable[[float], float]
 """Does one bounded piece of work at this time; returns when to be called again, infinity for never."""
@@ -251,7 +248,7 @@ class Runner:
         *,
         readers: int = READERS,
         writers: int = WRITERS,
-        meter: "Meter | None" = None,
+        meter: Meter | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         memory_bytes: int = MEMORY_BYTES,
         begin: OpenReading | None = None,

@@ -11,11 +11,13 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 from attrs import evolve, frozen
 
+from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Happening
+from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.run import stopping_on_signals
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source, SourceError
@@ -28,10 +30,6 @@ from leasehold.balancer.plan import plan
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Outcome, PassingStore, Store, StoreError
 from leasehold.stores.writes import CreateLease, Write
-
-if TYPE_CHECKING:  # an extra
-    from opentelemetry.metrics import Meter
-
 
 NOTE = "slice"
 """Our attribute on each row: the bounds of the slice, or what else says whose leases they are."""
@@ -197,19 +195,25 @@ def run_slice(
     worker: Worker,
     handling: Handling | Handler,
     *,
-    meter: "Meter | None" = None,
+    meter: Meter | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     memory_bytes: int = MEMORY_BYTES,
     look_seconds: float = LOOK_SECONDS,
+    crew: HandlerExecutor | None = None,
+    begun: Callable[[Runner], None] = lambda _runner: None,
 ) -> SliceVerdict:
     """Run a worker of a slice until all of the slice is read, or a signal ends the worker.
 
     worker        its store and its source are those that `Slice` made, its initial position is where the slice begins
     look_seconds  between two looks whether the slice is read
+    crew          as of `Runner`
+    begun         given the runner before it runs
     Raises what `run` raises.
     """
     count = _Count(handling if isinstance(handling, Handling) else Handling(handling))
-    runner = Runner(worker, count.handling, meter=meter, drain_seconds=drain_seconds, memory_bytes=memory_bytes)
+    limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes}
+    runner = Runner(worker, count.handling, meter=meter, crew=crew, **limits)
+    begun(runner)
     finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)
     return SliceVerdict(finished, count.records, count.letters, count.shards)
 

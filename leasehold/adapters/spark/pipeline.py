@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attrs import frozen
 from pyspark.errors import AnalysisException
@@ -33,13 +33,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.local.node import java_home
+from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.report.progress import LANDED, BatchProgress, ReadingProgress, reading_of, told_of
 from leasehold.adapters.spark.registration import register
 from leasehold.stores.printable import escaped, text_of
-
-if TYPE_CHECKING:  # an extra
-    from opentelemetry.metrics import Meter
-
 
 IDENTITY = ("shardId", "sequenceNumber", "subSequenceNumber")
 """The columns that name the record a row was (rule 2)."""
@@ -356,7 +353,7 @@ def _with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
 class PipelineMetrics:
     """The metrics of a pipeline, for alarms; each series carries the query's name."""
 
-    def __init__(self, meter: "Meter") -> None:
+    def __init__(self, meter: Meter) -> None:
         self._rows = meter.create_counter("pipeline_rows", "{row}", "Rows read by a query.")
         self._unparsable = meter.create_counter("pipeline_unparsable", "{row}", "Rows that became dead letters.")
         self._late = meter.create_counter("pipeline_late", "{row}", "Rows after the watermark, in no window.")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.cli.common.times import said_moment
+from leasehold.adapters.inputs import said_moment
 from leasehold.adapters.steering.checkpoints import Move
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable

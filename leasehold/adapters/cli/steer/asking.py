@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from leasehold.adapters.cli.common.times import configuration, seconds, settings
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.inputs import configuration, settings
 from leasehold.adapters.json_form import RULES
 from leasehold.adapters.report.watching import WatchedTable, watched
 from leasehold.balancer.config import Config

@@ -1,8 +1,12 @@
 """`leasehold dev`: stand-ins for the clouds' services that stay until they are ended."""
 
 import json
+import os
 import shlex
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +17,9 @@ from leasehold.adapters.cli.steer.asking import AsJson
 from leasehold.adapters.demo.child import isolate
 from leasehold.adapters.demo.dev import DevServices, dev_services, wanted
 from leasehold.adapters.demo.stage import StreamError
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.local.node import Command, ServiceError, serving
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -24,7 +30,8 @@ No account is needed, and nothing but this machine is reached. A STREAM is a nam
     leasehold dev orders=4 clicks=2 --rate 50
     leasehold dev eventhubs:flights=4 --rate 50
 
-It says what to paste where you work: environment variables by which every URL without an endpoint goes to the
+Where `leasehold[serve]` is installed, it serves the page of `leasehold serve` from the start, and says where; not with
+`--json`. It says what to paste where you work: environment variables by which every URL without an endpoint goes to the
 stand-ins, the URLs with theirs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate` that many
 records a second, of forty keys, are put into each stream.
 
@@ -47,37 +54,55 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Start, tell, wait."""
-    with ending("dev", ServiceError, StreamError, OSError), suppress(Ended):
+    with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
         chosen = [wanted(each) for each in streams or ["orders=4"]]
         if len({each.name for each in chosen}) < len(chosen):
             raise ValueError("STREAM: a stream is named twice")
         isolate()
         with unwinding(), dev_services(chosen, folder, rate) as running:
-            print(_json(running) if as_json else _text(running), flush=True)
-            wait_for_the_end()
+            if as_json:
+                _tell_as_json(running)
+                wait_for_the_end()
+            with _page(running) as page:
+                _tell(running, page)
+                wait_for_the_end()
 
 
-def _json(running: DevServices) -> str:
+@contextmanager
+def _page(running: DevServices) -> Iterator[str]:
+    """Serve the page of `leasehold serve` over the lease tables, which are made for it; a sentence says where."""
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
+        yield "There is no page without: pip install 'leasehold[serve]'"
+        return
+    os.environ.update(running.environment)
+    tables = [each.table for each in running.streams.values()]
+    for table in tables:
+        open_store(table).close()
+
+    def command(port: int) -> Command:
+        program = "from leasehold.adapters.cli import run; run()"
+        return Command((sys.executable, "-P", "-c", program, "serve", *tables, "--port", str(port)))
+
+    with serving("page", command) as page:
+        yield f"Who holds what, as a page: {page.url}/"
+
+
+def _tell_as_json(running: DevServices) -> None:
     sources = {name: each.source for name, each in running.streams.items()}
     tables = {name: each.table for name, each in running.streams.items()}
-    return json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)})
+    print(json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)}), flush=True)
 
 
-def _text(running: DevServices) -> str:
+def _tell(running: DevServices, page: str) -> None:
     *others, last = running.services
+    print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
+    for name, each in running.streams.items():
+        print(f"stream {name}\n  source  {each.source}\n  store   {each.table}")
+    print(f"\n{page}")
+    print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
+    print(f"{running.exports}\n")
+    print("A worker, and who holds what:\n")
     first = next(iter(running.streams.values()))
     table = shlex.quote(first.pasted_table)
-    streams = [
-        f"stream {name}\n  source  {each.source}\n  store   {each.table}" for name, each in running.streams.items()
-    ]
-    return "\n".join(
-        (
-            f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n",
-            *streams,
-            "\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n",
-            f"{running.exports}\n",
-            "A worker, and who holds what:\n",
-            f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon",
-            f"leasehold leases {table} --watch",
-        )
-    )
+    print(f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon")
+    print(f"leasehold leases {table} --watch", flush=True)

@@ -39,8 +39,9 @@ class Letter:
     record     the record itself
     error, text
                the type and the text of what its handler raised, the text cut after `TEXT_MOST` characters
-    attempts   how often it had been handed over
+    attempts   how often its whole batch had been handed over
     worker     the worker that buried it, at `time_ms`, milliseconds since 1970
+    alone      how often it was handed over by itself: while the batch was searched for it, and by each replay
     source     where the stream is: its URL with the options that say which one it is; "" where nobody said
     """
 
@@ -55,6 +56,7 @@ class Letter:
     worker: str
     time_ms: int
     source: str = ""
+    alone: int = 0
 
     @property
     def name(self) -> str:
@@ -75,6 +77,7 @@ class Letter:
             "error": self.error,
             "text": self.text,
             "attempts": self.attempts,
+            "alone": self.alone,
             "worker": self.worker,
             "time_ms": self.time_ms,
         }
@@ -122,7 +125,8 @@ def letter_for(
         record=delivery.records[0],
         error=type(cause).__name__,
         text=text_of(cause, TEXT_MOST),
-        attempts=delivery.attempts,
+        attempts=delivery.attempts - delivery.in_parts,
+        alone=min(1, delivery.in_parts),
         worker=delivery.worker,
         time_ms=round(now * 1000),
         source=source,
@@ -136,7 +140,7 @@ def reburied(letter: Letter, error: Exception, *, worker: str, now: float) -> Le
     """
     return evolve(
         letter,
-        attempts=letter.attempts + 1,
+        alone=letter.alone + 1,
         error=type(error).__name__,
         text=text_of(error, TEXT_MOST),
         worker=worker,
@@ -168,6 +172,7 @@ def letter_of(line: bytes) -> Letter:
         lease=_field(told, "lease", str),
         record=record,
         attempts=_field(told, "attempts", int, 0),
+        alone=_field(told, "alone", int, 0),
         time_ms=_field(told, "time_ms", int, 0),
         **texts,
     )

@@ -95,7 +95,9 @@ class HandlerCalls:
     def deliver(self, letter: Letter) -> Exception | None:
         """Call the handler. Raises SystemExit and KeyboardInterrupt if the handler does."""
         record = letter.record
-        delivery = Delivery((record,), record.position, None, LetterHolding.of(letter), None, letter.attempts + 1)
+        delivery = Delivery(
+            (record,), record.position, None, LetterHolding.of(letter), None, letter.attempts + letter.alone + 1
+        )
         try:
             answer: object = self._handler(delivery)
             if inspect.isawaitable(answer):

@@ -1,0 +1,326 @@
+"""One worker of a fleet, from its options: how it is checked, opened and run, for the command and for Python."""
+
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+from typing import Any, Literal, TypedDict, get_type_hints
+from urllib.parse import urlencode
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
+from leasehold.adapters.reading.attempts import by_key
+from leasehold.adapters.reading.exporting import Meter, exporting
+from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, load
+from leasehold.adapters.reading.handovers import HandlerExecutor
+from leasehold.adapters.reading.letters.boxes import dead_letters
+from leasehold.adapters.reading.lifecycle import FAULT_WAITS
+from leasehold.adapters.reading.run import stopping_on_signals
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
+from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
+from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import did_you_mean, escaped
+from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.urls import open_store, store_address
+
+log = escaped(logging.getLogger("leasehold.consume"))
+
+MIB = 2**20
+
+Seconds = float | str
+"""A number of seconds, or a duration such as `5m`."""
+
+
+class Options(TypedDict, total=False):
+    """The options of `leasehold consume`, by the same names; None stands for the default.
+
+    worker              this worker's id; keep it over restarts. [host-pid]
+    rules               kcl, kcl-rust, event-hubs or minimal. [minimal]
+    lease_seconds       how long a lease may stand still. [10; hubs: 120]
+    initial_position    TRIM_HORIZON, LATEST, or a time: `2026-11-22T06:00Z`, `now-2h`. New leases only. [LATEST]
+    timestamp_ms        for AT_TIMESTAMP: milliseconds since 1970
+    until               read a slice, from `initial_position` up to this time, and end
+    if_recreated        where leases begin anew if the stream was made anew under its name
+    set                 other settings of the planner, by name, or each as `name=value`
+    concurrency         keys of a batch at once, each in order; for `async def` handlers
+    attempts            how often a batch is handed over. [5]
+    dead_letter         takes records that fail: file://folder, s3://…, kinesis://…, or a function of (batch, error)
+    slow_seconds        a handler at work for longer is said and counted. [60]
+    handler_seconds     one at work for longer loses its lease. [never]
+    checkpoint_seconds  least time between two checkpoints; 0: after every batch. [1]
+    late_checkpoints    after a theft, still say how far this got
+    drain_seconds       most time to finish and release when told to end. [30]
+    create              make the table if there is none. [yes]
+    wait                go on trying where stream or store do not answer at the start. [yes]
+    memory_mib          MiB for what is read and not handled yet, of all shards. [256]
+    metrics             none, console, otlp, or another exporter; or a meter of OpenTelemetry
+    """
+
+    worker: str | None
+    rules: str | None
+    lease_seconds: Seconds | None
+    initial_position: str | datetime | Position | None
+    timestamp_ms: int | None
+    until: str | datetime | None
+    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None
+    set: Sequence[str] | Mapping[str, object] | None
+    concurrency: int | None
+    attempts: int | None
+    dead_letter: str | DeadLetter | None
+    slow_seconds: Seconds | None
+    handler_seconds: Seconds | None
+    checkpoint_seconds: Seconds | None
+    late_checkpoints: bool | None
+    drain_seconds: Seconds | None
+    create: bool | None
+    wait: bool | None
+    memory_mib: int | None
+    metrics: str | Meter | None
+
+
+@frozen
+class Consumption:
+    """One worker of a fleet: checked, and nothing is opened yet.
+
+    source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
+    cut             the slice that is read; None: without end
+    The others are as in `Options`.
+    """
+
+    source: str | Source
+    leases: str | Store
+    me: str
+    config: Config
+    handling: Handling
+    cut: Slice | None
+    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None
+    create: bool
+    wait: bool
+    metrics: str | Meter | None
+    drain_seconds: float
+    memory_bytes: int
+
+    @contextmanager
+    def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
+        """Open what is given by URL, for as long as the worker is needed.
+
+        stopping  set to end the wait for a store that does not answer
+        Raises ValueError, StoreError and SourceError.
+        """
+        with ExitStack() as opened:
+            store, source = self.leases, self.source
+            if isinstance(store, str):
+                store = self._store(store, stopping or Event())
+                opened.callback(store.close)
+            if isinstance(source, str):
+                source = open_source(source)
+                opened.callback(source.close)
+            if self.cut is not None:
+                store, source = self.cut.store(store), self.cut.source(source)
+            yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=self.if_recreated)
+
+    def run(
+        self,
+        worker: Worker,
+        *,
+        crew: HandlerExecutor | None = None,
+        begun: Callable[[Runner], None] = lambda _runner: None,
+    ) -> SliceVerdict | None:
+        """Run the worker until it is stopped, or its slice is read; in the main thread a signal stops it, too.
+
+        crew   as of `Runner`
+        begun  given the runner before it runs
+        Raises WorkerError, StoreError or SourceError if the worker cannot go on.
+        """
+        if not self.wait:
+            # A worker at work asks again and again; here the first refusal is the answer.
+            worker.source.shards()
+            worker.store.list()
+        metrics = self.metrics
+        with exporting(metrics) if metrics is None or isinstance(metrics, str) else nullcontext(metrics) as meter:
+            limits: dict[str, Any] = {"drain_seconds": self.drain_seconds, "memory_bytes": self.memory_bytes}
+            if self.cut is not None:
+                return run_slice(worker, self.handling, meter=meter, crew=crew, begun=begun, **limits)
+            runner = Runner(worker, self.handling, meter=meter, crew=crew, **limits)
+            with stopping_on_signals(runner):
+                begun(runner)
+                runner.run()
+            return None
+
+    def _store(self, url: str, stopping: Event) -> Store:
+        """Open the store; with `wait` ask again and again while nothing answers."""
+        backoff = Backoff(*FAULT_WAITS)
+        while True:
+            try:
+                return open_store(url, create=self.create, request_seconds=self.config.lease_seconds / 3)
+            except OutcomeUnknown as fault:
+                if not self.wait:
+                    raise
+                seconds = backoff.next()
+                log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
+                if stopping.wait(seconds):
+                    raise
+
+
+def consumption(
+    source: str | Source,
+    leases: str | Store,
+    handler: Handler | Handling | str,
+    options: Options,
+    named: Callable[[str], str] = str,
+) -> Consumption:
+    """The worker that these options describe.
+
+    handler  a function of one batch, or its `module:function`; or a `Handling`, whose fields the options may replace
+    named    how an option is written where these come from
+    Raises ValueError naming the option and what to do, TypeError for an option that there is not, and LetterError.
+    """
+    given: dict[str, Any] = _checked(options, named)
+    for address, url in ((source_address, source), (store_address, leases)):
+        if isinstance(url, str):
+            address(url)
+    handling = _handling(handler, given)
+    beginning = _beginning(given, named)
+    planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
+    found = settings(planning, given.get("set", ()), named("set"))
+    config = configuration_for(source if isinstance(source, str) else "", found)
+    letter = given.get("dead_letter")
+    if isinstance(letter, str):
+        letter = _dead_letter(letter, source, leases, named)
+    until = given.get("until")
+    return Consumption(
+        source=source,
+        leases=leases,
+        me=given.get("worker") or worker_id(),
+        config=config,
+        handling=handling if letter is None else evolve(handling, dead_letter=letter),
+        cut=None if until is None else Slice(config.initial_position, _until(until, named)),
+        if_recreated=given.get("if_recreated"),
+        create=given.get("create", True),
+        wait=given.get("wait", True),
+        metrics=given.get("metrics"),
+        drain_seconds=given.get("drain_seconds", DRAIN_SECONDS),
+        memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
+    )
+
+
+_WORKERS = itertools.count(1)
+
+
+def worker_id() -> str:
+    """An id for a worker that was given none: two workers of one process must not share theirs."""
+    number = next(_WORKERS)
+    return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
+
+
+# The options, one by one
+
+_KINDS = get_type_hints(Options)
+OPTIONS = tuple(_KINDS)
+_DURATIONS = {name for name, kind in _KINDS.items() if kind == (Seconds | None)}
+_COUNTS = {name for name, kind in _KINDS.items() if kind == (int | None)}
+_FLAGS = {name for name, kind in _KINDS.items() if kind == (bool | None)}
+_TEXTS = {name for name, kind in _KINDS.items() if kind == (str | None)}
+_HANDLING = (
+    "attempts",
+    "slow_seconds",
+    "handler_seconds",
+    "checkpoint_seconds",
+    "late_checkpoints",
+)
+"""The options that are fields of `Handling`, which has their defaults."""
+
+
+def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
+    """The options that are given, durations as seconds."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in _KINDS:
+            raise TypeError(f"{name}: there is no such option{did_you_mean(name, _KINDS)}")
+        if value is None:
+            continue
+        if name in _DURATIONS:
+            found[name] = seconds_of(value, named(name))
+            continue
+        if name in _COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{named(name)}: {value!r} is no whole number above 0")
+        if name in _FLAGS and not isinstance(value, bool):
+            raise ValueError(f"{named(name)}: {value!r} is neither True nor False")
+        if name in _TEXTS and not isinstance(value, str):
+            raise ValueError(f"{named(name)}: {value!r} is no text")
+        found[name] = value
+    if (anew := found.get("if_recreated", "LATEST")) not in {"TRIM_HORIZON", "LATEST"}:
+        raise ValueError(f"{named('if_recreated')}: {anew!r} is neither TRIM_HORIZON nor LATEST")
+    return found
+
+
+def _handling(handler: Handler | Handling | str, given: Mapping[str, Any]) -> Handling:
+    if isinstance(handler, str):
+        handler = load(handler)
+    handling = handler if isinstance(handler, Handling) else Handling(handler)
+    if (most := given.get("concurrency")) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
+    return evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
+
+
+def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    position, option = given.get("initial_position", "LATEST"), named("initial_position")
+    if not isinstance(position, Position):
+        if not isinstance(position, str | datetime):
+            raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
+        position = start(_text(position), given.get("timestamp_ms"), time.time(), option, named("timestamp_ms"))
+    return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
+
+
+def _until(until: object, named: Callable[[str], str]) -> int:
+    try:
+        return moment(_text(until), time.time())
+    except (ValueError, AttributeError):
+        raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
+
+
+def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses what is no text
+    return time_.isoformat() if isinstance(time_, datetime) else time_
+
+
+_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+
+
+def _dead_letter(text: str, source: str | Source, leases: str | Store, named: Callable[[str], str] = str) -> DeadLetter:
+    if "://" not in text:
+        return load(text)
+    if not isinstance(source, str) or not isinstance(leases, str):
+        option = named("dead_letter")
+        raise ValueError(  # noqa: TRY004  bad usage
+            f"{option}: a URL goes with a source and leases that are URLs; give "
+            "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
+        )
+    scheme, place, options = source_address(source)
+    if text.partition("?")[0] == f"{scheme}://{place}":
+        raise ValueError(
+            f"{named('dead_letter')}: it is the stream that is read: its letters would be read again, for ever"
+        )
+    table = _identity(*store_address(leases))
+    return dead_letters(text, stream=place, table=table, source=_identity(scheme, place, options))
+
+
+def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
+    """The URL with the options that say which place it is, in one order; no URL holds a secret.
+
+    A file is named with its whole path: two groups may each call theirs `leases.db`.
+    """
+    place = str(Path(place).absolute()) if scheme == "sqlite" else place
+    told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{told}" if told else "")

@@ -1,0 +1,506 @@
+"""The front door, which `leasehold` itself opens: `run`, `arun`, `worker`, `read` and `produce`.
+
+A source is a URL, or an object with the protocol of sources; leases likewise. The options are those of
+`leasehold consume` by the same names (`Options`), checked by the code that the command uses; wrong ones raise a
+ValueError, with the sentence that the command prints. `consuming` opens and runs the worker for all of them.
+
+`read` hands batches to whoever iterates. Its worker has no threads for handlers: a batch waits in `BatchQueue` until
+the consumer asks for the next one, and only then is it looked whether the lease is still held. The call that hands it
+over ends when the consumer asks once more, which acknowledges it; a consumer that goes away ends it with `Withdrawn`,
+which acknowledges nothing. So all laws of the worker's readings hold, and none is written here again.
+"""
+
+import asyncio
+import atexit
+import inspect
+import signal
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from threading import Condition, Event
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from attrs import evolve
+
+from leasehold.adapters.consuming import Consumption, Options, consumption
+from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
+from leasehold.adapters.reading.handovers import HandlerExecutor, Work
+from leasehold.adapters.reading.run import endings
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.slices import SliceVerdict
+from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
+from leasehold.stores.protocol import Store, StoreError
+
+if TYPE_CHECKING:  # it imports what an extra brings
+    from leasehold.adapters.producing import ProduceOptions
+    from leasehold.adapters.sources.kinesis.producer.producer import Producer
+
+
+def run(
+    source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
+) -> SliceVerdict | None:
+    """Run a worker here until a signal ends it: SIGTERM and Ctrl-C finish the running batches and release the leases.
+
+    In a thread other than the main one nothing listens to signals; `worker` and `arun` can be stopped from outside.
+
+    source   what to read, as `kinesis://orders`; or a `Source`
+    handler  called with each batch: a plain or async function, its `module:function`, or a `Handling`
+    leases   where the leases are, as `dynamodb://orders-app`; or a `Store`
+    options  those of `leasehold consume`; see `leasehold consume --help`
+    Answers how much of the slice was read where `until` is given. Raises ValueError naming an option that is wrong,
+    and WorkerError, StoreError or SourceError if the worker cannot go on.
+
+    >>> import leasehold
+    >>> def handle(batch: leasehold.Delivery) -> None:
+    ...     for record in batch.records:
+    ...         print(batch.shard, record.partition_key, record.data)
+    >>> leasehold.run("kinesis://orders", handle, leases="dynamodb://orders-app")  # doctest: +SKIP
+    >>> leasehold.run(orders, handle, leases="memory://a-slice", initial_position="TRIM_HORIZON", until="now").finished
+    shard-0 customer-7 b'a book'
+    shard-0 customer-7 b'a lamp'
+    True
+    """
+    described = consumption(source, leases, handler, options)
+    with described.joined() as joined:
+        return described.run(joined)
+
+
+async def arun(
+    source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
+) -> SliceVerdict | None:
+    """Run a worker beside the tasks of this event loop, until its task is cancelled; then it drains.
+
+    What an `async def` handler does happens in this loop, with the connections that belong to it; a plain handler is
+    called in a thread. A SIGTERM that the program does not heed by itself drains, too, and this returns.
+
+    >>> import asyncio, leasehold
+    >>> async def handle(batch: leasehold.Delivery) -> None:
+    ...     print(batch.shard, len(batch.records))
+    >>> async def main() -> None:
+    ...     await leasehold.arun(orders, handle, leases="memory://arun", initial_position="TRIM_HORIZON", until="now")
+    >>> asyncio.run(main())
+    shard-0 2
+    """
+    loop = asyncio.get_running_loop()
+    described = consumption(source, leases, handler, options)
+    letter = described.handling.dead_letter
+    handling = evolve(
+        described.handling,
+        handler=_in_loop(loop, described.handling.handler),
+        dead_letter=None if letter is None else _in_loop(loop, letter),
+    )
+    over = asyncio.Event()
+    background = WorkerThread(evolve(described, handling=handling), over=lambda: _tell(loop, over.set))
+    with _draining_on_signals(loop, background.stop):
+        try:
+            await over.wait()
+        except asyncio.CancelledError:
+            background.stop()
+            while not over.is_set():
+                with suppress(asyncio.CancelledError):  # leases are released first; that has its own limit
+                    await over.wait()
+            raise
+    return background.result()
+
+
+@contextmanager
+def worker(
+    source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
+) -> Generator["WorkerThread"]:
+    """Run a worker in the background for the length of a `with` block, whose end drains it: for tests and notebooks.
+
+    The block is given the worker: `wait(seconds)` until it has ended by itself, `stop()` to end it sooner.
+    Raises, at the end of the block, what ended the worker.
+
+    >>> import leasehold, threading
+    >>> came = threading.Event()
+    >>> def handle(batch: leasehold.Delivery) -> None:
+    ...     print(batch.shard, [record.data for record in batch.records])
+    ...     came.set()
+    >>> with leasehold.worker(orders, handle, leases="memory://notebook", initial_position="TRIM_HORIZON"):
+    ...     came.wait()
+    shard-0 [b'a book', b'a lamp']
+    True
+    """
+    background = WorkerThread(consumption(source, leases, handler, options))
+    try:
+        yield background
+    except BaseException:
+        background.stop()
+        background.wait()
+        raise  # what ended the worker is not to hide it
+    background.stop()
+    background.result()
+
+
+def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options]) -> "Batches":
+    """Iterate over the batches of a worker's shards, by `for` or `async for`.
+
+    The next step acknowledges the batch before. `break`, or an exception, acknowledges nothing: the leases are
+    released, and that batch comes again to whoever reads next. Shards are handed over in turn, one batch at a time.
+
+    >>> import leasehold
+    >>> for batch in leasehold.read(orders, leases="memory://loop", initial_position="TRIM_HORIZON"):
+    ...     print(batch.shard, [record.data for record in batch.records])
+    ...     break
+    shard-0 [b'a book', b'a lamp']
+    >>> with leasehold.read(orders, leases="memory://all", initial_position="TRIM_HORIZON", until="now") as batches:
+    ...     for batch in batches:
+    ...         print(batch.shard, len(batch.records))
+    shard-0 2
+    """
+    return Batches(source, leases, options)
+
+
+def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
+    """Open a producer, which keeps the records of a partition key in order; the end of its `with` block drains it.
+
+    source   where to write, as `kinesis://orders`
+    options  those of `leasehold produce` that are not about lines; see `leasehold produce --help`
+    Raises ValueError naming an option that is wrong, SourceUnavailable and SourceError.
+
+    >>> import leasehold
+    >>> with leasehold.produce("kinesis://bookshop", linger_ms=50) as producer:
+    ...     written = producer.put(b"a book", "customer-7")
+    >>> written.result().shard
+    'shardId-000000000000'
+    """
+    try:
+        from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as missing:
+        raise SourceError(f"this stream needs {missing.name}; install leasehold[aws]") from missing
+    return open_producer(source, options)
+
+
+# A worker in the background
+
+
+class WorkerThread:
+    """A worker in a thread of its own, which opens, runs and closes it.
+
+    over  called, in that thread, once it has ended
+    """
+
+    def __init__(
+        self, described: Consumption, *, crew: HandlerExecutor | None = None, over: Callable[[], None] = lambda: None
+    ) -> None:
+        self._described, self._crew, self._over = described, crew, over
+        self._stopping, self._ended = Event(), Event()
+        self._runner: Runner | None = None
+        self._verdict: SliceVerdict | None = None
+        self._fault: BaseException | None = None
+        spawn("leasehold-worker", self._work, self._failed)
+
+    @property
+    def id(self) -> str:
+        """The worker's id."""
+        return self._described.me
+
+    def stop(self) -> None:
+        """Have it finish the running batches, checkpoint and release; this does not wait."""
+        self._stopping.set()
+        if self._runner is not None:
+            self._runner.stop()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has ended; False if that takes longer than so many seconds."""
+        if seconds is not None:
+            return self._ended.wait(seconds)
+        while not self._ended.wait(SIGNAL_SECONDS):
+            pass
+        return True
+
+    def result(self) -> SliceVerdict | None:
+        """Wait until it has ended; how much of a slice was read. Raises what ended it."""
+        self.wait()
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        return self._verdict
+
+    def _work(self) -> None:
+        with self._described.joined(self._stopping) as joined:
+            self._verdict = self._described.run(joined, crew=self._crew, begun=self._begun)
+        self._end()
+
+    def _begun(self, runner: Runner) -> None:
+        self._runner = runner
+        if self._stopping.is_set():  # asked for before there was anything to stop
+            runner.stop()
+
+    def _failed(self, fault: BaseException) -> None:
+        unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
+        self._fault = None if unopened else fault
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._over()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        loop.call_soon_threadsafe(call)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
+    """The same callable, but what it returns to be awaited is awaited in this loop."""
+
+    def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
+        answer = given(*arguments)
+        return _awaited_in(loop, answer) if inspect.isawaitable(answer) else answer
+
+    return call
+
+
+async def _awaited_in(loop: asyncio.AbstractEventLoop, answer: Awaitable[object]) -> object:
+    async def there() -> object:
+        return await answer
+
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), loop))
+
+
+@contextmanager
+def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
+    """Stop on those signals to end that would end the process, as far as this loop can be told of signals."""
+    heard = []
+    for each in endings():
+        if signal.getsignal(each) == signal.SIG_DFL:
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
+                loop.add_signal_handler(each, stop)
+                heard.append(each)
+    try:
+        yield
+    finally:
+        for each in heard:
+            loop.remove_signal_handler(each)
+
+
+# Batches for who iterates
+
+
+class BatchQueue:
+    """Where the worker of an iteration calls its handler: nowhere, until the consumer takes the next batch."""
+
+    stuck = False
+
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self._works: deque[Work] = deque()
+        self.over = False
+        self._told: Callable[[], None] = lambda: None
+
+    def start(self, work: Work) -> None:
+        """Keep it until the consumer asks."""
+        with self.changed:
+            self._works.append(work)
+        self.tell()
+
+    def withdraw(self, work: Work) -> bool:
+        """Do not hand it over after all; False if the consumer has it."""
+        with self.changed:
+            if work not in self._works:
+                return False
+            self._works.remove(work)
+            return True
+
+    def replace(self, work: Work) -> None:
+        """Do nothing: the consumer takes one batch at a time."""
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+    def take(self) -> Work | None:
+        """The work that waits longest, if there is any."""
+        with self.changed:
+            return self._works.popleft() if self._works else None
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self.over = True
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake who waits for a batch or the end."""
+        with self.changed:
+            self.changed.notify_all()
+            told = self._told
+        told()
+
+    def wait(self) -> None:
+        """Wait for a batch or the end; a signal's handler may be called meanwhile."""
+        with self.changed:
+            while not self.changed.wait_for(lambda: self._works or self.over, SIGNAL_SECONDS):
+                pass
+
+    async def awaited(self) -> None:
+        """Wait likewise, without holding up the loop."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        with self.changed:
+            self._told = lambda: _tell(loop, news.set)
+            there = bool(self._works) or self.over
+        if not there:
+            await news.wait()
+
+
+class _Iteration:
+    """The state of an iteration, which its threads know; they do not know the iterator, so that it can be dropped."""
+
+    def __init__(self, described: Consumption) -> None:
+        self.waiting = BatchQueue()
+        self.described = evolve(described, handling=evolve(described.handling, handler=self._hand))
+        self.background: WorkerThread | None = None
+        self.batch: Delivery | None = None
+        self.answer: Future[None] = Future()
+
+    def _hand(self, delivery: Delivery) -> Awaitable[None]:
+        """Called in the consumer's own thread, as it asks for a batch."""
+        self.batch, self.answer = delivery, Future()
+        return _answered(self.answer)
+
+    def begun(self) -> WorkerThread:
+        if self.background is None:
+            self.background = WorkerThread(self.described, crew=self.waiting, over=self.waiting.end)
+        return self.background
+
+    def settle(self, fault: Exception | None = None) -> None:
+        """Acknowledge the batch that is out, or say that its consumer is gone; nothing if there is none."""
+        if self.batch is None:
+            return
+        self.batch = None
+        with suppress(InvalidStateError):  # it was given up meanwhile
+            if fault is None:
+                self.answer.set_result(None)
+            else:
+                self.answer.set_exception(fault)
+
+    def next(self) -> Delivery | None:
+        """The next batch whose lease is held, if one is there."""
+        while (work := self.waiting.take()) is not None:
+            work()
+            if self.batch is not None:
+                return self.batch
+        return None
+
+    def stop(self) -> None:
+        if self.background is None:  # nothing was asked for yet
+            self.waiting.end()
+        else:
+            self.background.stop()
+
+    def leave(self) -> None:
+        """End, and have what is out come again."""
+        self.stop()
+        self.settle(Withdrawn("its consumer takes no more batches"))
+
+    def dropped(self) -> None:
+        """Leave, and wait for the release of the leases; not in an event loop, which nothing may hold up."""
+        self.leave()
+        if self.background is None:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.background.wait()
+        else:
+            atexit.register(self.background.wait)
+
+
+async def _answered(answer: "Future[None]") -> None:
+    await asyncio.wrap_future(answer)
+
+
+class Batches:
+    """Batches of a worker's shards, one at a time; `read` makes it, and the first step starts the worker.
+
+    The next step acknowledges the batch before. `close`, the end of a `with` block, `break` and an exception do not:
+    the leases are released, and the batch comes again. `stop` ends the iteration in good order: the step that finds
+    the end acknowledges the batch that is out. A new `for` over the same object begins with the batch that is out.
+    """
+
+    def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
+        """Raises ValueError naming an option that is wrong."""
+        self._reading = _Iteration(consumption(source, leases, _unused, options))
+        self._again = self._closed = False
+        # Where `for` was left by `break`, and nobody else has the iterator, it is gone at once.
+        self._dropped = weakref.finalize(self, self._reading.dropped)
+
+    def __iter__(self) -> Self:
+        self._again = True
+        return self
+
+    def __next__(self) -> Delivery:
+        while (batch := self._step()) is None:
+            self._reading.waiting.wait()
+        return batch
+
+    def __aiter__(self) -> Self:
+        self._again = True
+        return self
+
+    async def __anext__(self) -> Delivery:
+        try:
+            while (batch := self._step()) is None:
+                await self._reading.waiting.awaited()
+        except StopIteration:
+            raise StopAsyncIteration from None
+        return batch
+
+    def _step(self) -> Delivery | None:
+        """The next batch, if there is one. Raises StopIteration at the end, and what ended the worker."""
+        again, self._again = self._again, False
+        reading = self._reading
+        if self._closed:
+            raise StopIteration
+        if again and reading.batch is not None and not reading.batch.lost:
+            return reading.batch  # left by a `break`, and not acknowledged
+        reading.settle()
+        if not reading.waiting.over:
+            reading.begun()
+            batch = reading.next()
+            if batch is not None or not reading.waiting.over:
+                return batch
+        self._closed = True
+        self._dropped.detach()
+        if reading.background is not None:
+            reading.background.result()
+        raise StopIteration
+
+    def stop(self) -> None:
+        """End the iteration at its next step, which still acknowledges the batch before; from any thread or signal."""
+        self._reading.stop()
+
+    def close(self) -> None:
+        """Release the leases, and wait for that; the batch that is out is not acknowledged."""
+        self._closed = True
+        self._dropped.detach()
+        self._reading.leave()
+        if self._reading.background is not None:
+            self._reading.background.result()
+
+    async def aclose(self) -> None:
+        """Close, without holding up the loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        self._leave(kind)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        await asyncio.to_thread(self._leave, kind)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        with suppress(*() if kind is None else (Exception,)):  # what ended the worker is not to hide it
+            self.close()
+
+
+def _unused(_batch: Delivery) -> None:
+    """Stand for the handler, which is the consumer."""

@@ -1,0 +1,194 @@
+"""Times, durations, positions and settings as users write them, at the command line or in Python.
+
+A time or duration is `2026-11-22T06:00Z`, `now-2h`, `1h30m`, or a bare number; a position a name in any case, a time,
+or a sequence number; a setting of the planner `name=value`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from leasehold.adapters.json_form import JsonValue, config_of
+from leasehold.adapters.sources.event_hubs.access import paced
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SENTINELS, Position, at_timestamp
+from leasehold.stores.printable import did_you_mean
+
+
+def dashed(option: str) -> str:
+    """The name of an option, as the command line writes it."""
+    return f"--{option.replace('_', '-')}"
+
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+_PARTS = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_ISO = re.compile(
+    r"P(?=.)(?:(\d+)W)?(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE | re.ASCII
+)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_MILLISECONDS = re.compile(r"\d{11,15}", re.ASCII)
+
+DURATION = "a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"
+MOMENT = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1970"
+
+
+def duration(text: str) -> float:
+    """Seconds of a duration, a bare number being seconds. Raises ValueError where it is none."""
+    found = _seconds(text.strip().lower())
+    if not math.isfinite(found):
+        raise ValueError(f"{text!r} is not {DURATION}")
+    return found
+
+
+def seconds_of(value: object, option: str) -> float:
+    """Seconds of an option: a number, or a duration as text. Raises ValueError, naming the option."""
+    try:
+        found = duration(value) if isinstance(value, str) else float(cast("float", value))
+    except (TypeError, ValueError):
+        raise ValueError(f"{option}: {value!r} is not {DURATION}") from None
+    if not found >= 0:
+        raise ValueError(f"{option}: {value!r} is less than 0 s")
+    return found
+
+
+def _seconds(said: str) -> float:
+    """Likewise; not a number where it is none, and infinite with more digits than a number has."""
+    if _NUMBER.fullmatch(said):
+        return float(said)
+    if _PARTS.fullmatch(said):
+        return sum(float(number) * UNITS[unit] for number, unit in _PART.findall(said))
+    if iso := _ISO.fullmatch(said):
+        return sum(
+            float(number) * UNITS[unit]
+            for number, unit in zip(iso.groups(), "wdhms", strict=True)
+            if number is not None
+        )
+    return math.nan
+
+
+def moment(text: str, now: float) -> int:
+    """Milliseconds since 1970 of a time; one without a zone is UTC.
+
+    now  seconds since 1970
+    Raises ValueError where it is no time, or none of the years 1 to 9999.
+    """
+    try:
+        found = _milliseconds(text.strip(), now)
+        datetime.fromtimestamp(found / 1000, UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not {MOMENT}") from None
+    return found
+
+
+def _milliseconds(said: str, now: float) -> int:
+    if _MILLISECONDS.fullmatch(said):
+        return int(said)
+    if said.lower().startswith("now"):
+        return round((now + (_signed(said[3:]) if said[3:] else 0.0)) * 1000)
+    found = datetime.fromisoformat(said)
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _signed(said: str) -> float:
+    if not said.startswith(("+", "-")):
+        raise ValueError(f"{said!r} has no sign")
+    return (1.0 if said[0] == "+" else -1.0) * duration(said[1:])
+
+
+def shift(text: str) -> float:
+    """Seconds of a signed duration, such as -15m. Raises ValueError where it is none."""
+    if not text.strip().startswith(("+", "-")):
+        raise ValueError(f"--shift-by: {text!r} wants a sign, as in -15m or +1h")
+    return _signed(text.strip())
+
+
+def said_moment(milliseconds: float) -> str:
+    """A time as ISO 8601, to the millisecond; as its milliseconds where no calendar has it, for rows may say any."""
+    try:
+        found = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError):
+        return f"{milliseconds:.0f}ms"
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# Positions
+
+STARTS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
+
+_OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": "LATEST"}
+
+
+def named(text: str) -> str | None:
+    """The sentinel of this name, in any case and with - for _; None where it is none."""
+    name = text.strip().upper().replace("-", "_")
+    name = _OTHER_NAMES.get(name, name)
+    return name if name in SENTINELS else None
+
+
+def start(text: str, timestamp_ms: int | None, now: float, field: str, beside: str = "--timestamp-ms") -> Position:
+    """Where to begin: TRIM_HORIZON, LATEST, or a time, which may stand in `timestamp_ms`.
+
+    now     seconds since 1970
+    field   the option that says `text`, as its user writes it
+    beside  the option that says `timestamp_ms`, likewise
+    Raises ValueError, naming the field.
+    """
+    name = named(text)
+    if name == "AT_TIMESTAMP":
+        if timestamp_ms is None:
+            raise ValueError(f"{field}: AT_TIMESTAMP wants {beside}; or write the time itself, {MOMENT}")
+        return at_timestamp(timestamp_ms)
+    if timestamp_ms is not None:
+        raise ValueError(f"{beside}: it goes with AT_TIMESTAMP, and only with it")
+    if name in {"TRIM_HORIZON", "LATEST"}:
+        return Position(name)
+    try:
+        return at_timestamp(moment(text, now))
+    except ValueError:
+        hint = did_you_mean(text.upper(), STARTS)
+        raise ValueError(f"{field}: {text!r} is neither {', '.join(STARTS)} nor {MOMENT}{hint}") from None
+
+
+# Settings
+
+
+def settings(
+    given: dict[str, Any], more: Sequence[str] | Mapping[str, object], option: str = "--set"
+) -> dict[str, Any]:
+    """The named settings that are not None, and those given by name, or as name=value.
+
+    option  the option that says `more`, as its user writes it
+    Raises ValueError for another form.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    if isinstance(more, Mapping):
+        return fields | dict(more)
+    for setting in more:
+        name, separator, text = setting.partition("=")
+        if not separator:
+            raise ValueError(f"{option}: {setting!r} is not of the form name=value")
+        fields[name] = _value(text)
+    return fields
+
+
+def configuration(found: dict[str, Any]) -> Config:
+    """The configuration of these settings. Raises ValueError naming one that cannot be."""
+    return config_of(JsonValue("input", found))
+
+
+def configuration_for(source: str, found: dict[str, Any]) -> Config:
+    """The same for this stream: of a hub, with the seconds that suit a group of official workers where none are set."""
+    config = configuration(found)
+    return paced(config, found) if source.startswith("eventhubs:") else config
+
+
+def _value(text: str) -> Any:  # noqa: ANN401  the field that it is for says what it must be
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,77 @@
+"""Opens a producer from a URL and options, for `leasehold produce` and for Python."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, cast, get_type_hints
+
+from leasehold.adapters.inputs import seconds_of
+from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.producer.core import Settings
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
+from leasehold.stores.printable import did_you_mean
+from leasehold.stores.urls import Scheme, endpoint_of, read_url
+
+REQUESTS = 4
+
+_SCHEMES = {"kinesis": Scheme("", frozenset({"region", "endpoint", "wire"}))}
+
+
+class ProduceOptions(TypedDict, total=False):
+    """The options of `leasehold produce` that are not about lines, by the same names; None stands for the default.
+
+    linger_ms     how long a record may wait for company. [100]
+    share         of each shard's write rate, at most; 1 is all of it. [1]
+    time_to_live  seconds, or a duration, after which a record is late. [30]
+    on_late       block: it keeps its place; fail: it is given up. [block]
+    epoch         mark each record with this number and a counter
+    """
+
+    linger_ms: int | None
+    share: float | None
+    time_to_live: float | str | None
+    on_late: Literal["block", "fail"] | None
+    epoch: int | None
+
+
+def open_producer(source: str, options: ProduceOptions, named: Callable[[str], str] = str) -> Producer:
+    """The producer that these options describe, which looks at its stream first.
+
+    named  how an option is written where these come from
+    Raises ValueError naming what is wrong and never repeating the URL, TypeError for an option that there is not,
+    SourceUnavailable and SourceError.
+    """
+    stream, region, endpoint, wire = _place(source)
+    settings = _settings(options, named)
+    return Producer(clients_of(region, endpoint, REQUESTS, wire), stream, settings)
+
+
+def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
+    """Stream, region, endpoint and form of a URL; it is never repeated, since it may hold a secret."""
+    _, stream, options = read_url(source, "SOURCE", _SCHEMES)
+    if not stream or "/" in stream:
+        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
+    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
+        raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
+    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)
+
+
+def _settings(options: ProduceOptions, named: Callable[[str], str]) -> Settings:
+    known = get_type_hints(ProduceOptions)
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name}: there is no such option{did_you_mean(name, known)}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if (on_late := given.get("on_late", "block")) not in {"block", "fail"}:
+        raise ValueError(f"{named('on_late')}: {on_late!r} is neither block nor fail")
+    share, time_to_live = given.get("share", 1.0), seconds_of(given.get("time_to_live", 30.0), named("time_to_live"))
+    if not isinstance(share, int | float) or not share > 0 or time_to_live <= 0:
+        raise ValueError(f"{named('share')} and {named('time_to_live')}: want numbers above 0")
+    for name in ("linger_ms", "epoch"):
+        if not isinstance(number := given.get(name, 0), int) or number < 0:
+            raise ValueError(f"{named(name)}: {number!r} is no whole number from 0")
+    return Settings(
+        linger_seconds=given.get("linger_ms", 100) / 1000,
+        share=share,
+        time_to_live_seconds=time_to_live,
+        on_late=on_late,
+        epoch=given.get("epoch"),
+    )

@@ -1,0 +1,83 @@
+"""Checks the Python of README and docs/ with pyright, as an editor does: basic, then strict."""
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from pages import PAGES, ROOT, blocks
+
+from leasehold.adapters.local.node import filled, find_node, install
+
+TREE = ROOT / "tests" / "javascript" / "pyright"
+OUT = ROOT / "build" / "snippets"
+MODES = ("basic", "strict")
+UNTYPED = ("pyarrow",)
+"""Libraries that bring no types: what a page shows of them cannot be strict."""
+
+
+def _pyright() -> list[str]:
+    lock = (TREE / "package-lock.json").read_bytes()
+    folder = filled(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install, TREE))
+    return [*find_node().node, str(folder / "node_modules" / "pyright" / "index.js")]
+
+
+def write(folder: Path) -> dict[Path, str]:
+    """The pages' programs as a reader saves them, each page in a folder of its own; the page of each folder.
+
+    A line of a file is the line of the page: what lies between is empty.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folders: dict[Path, str] = {}
+    for page in PAGES:
+        files: dict[str, list[str]] = {}
+        for block in blocks(page):
+            if block.kind == "python":
+                lines = files.setdefault(block.file or "session.py", [])
+                lines += [""] * (block.line - len(lines)) + block.text.splitlines()
+        place = folder / page.replace("/", "_").removesuffix(".md")
+        for name, lines in files.items():
+            place.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            folders[place] = page
+    return folders
+
+
+def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
+    """The errors that pyright finds in this mode."""
+    project = {
+        "typeCheckingMode": mode,
+        "pythonVersion": "3.11",
+        "reportDuplicateImport": False,  # each block of a page says what it imports
+        "executionEnvironments": [{"root": str(place), "extraPaths": [str(ROOT)]} for place in folders],
+    }
+    (OUT / "pyrightconfig.json").write_text(json.dumps(project))
+    command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(OUT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)["generalDiagnostics"]
+    except ValueError:
+        raise SystemExit(f"pyright could not be run: {done.stdout}{done.stderr}") from None
+    return [
+        f"{folders[Path(each['file']).parent]}:{each['range']['start']['line'] + 1} ({mode}): {each['message']}"
+        for each in found
+        if each["severity"] == "error" and not (mode == "strict" and _untyped(Path(each["file"])))
+    ]
+
+
+def _untyped(file: Path) -> bool:
+    return any(f"import {library}\n" in file.read_text(encoding="utf-8") for library in UNTYPED)
+
+
+def main() -> None:
+    """Check, and end with 1 where anything is found."""
+    folders = write(OUT)
+    found = [line for mode in MODES for line in complaints(mode, folders)]
+    sys.exit("\n".join(found) or None)
+
+
+if __name__ == "__main__":
+    main()

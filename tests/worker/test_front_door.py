@@ -1,0 +1,439 @@
+"""`leasehold.run`, `arun`, `worker` and `read`, over shards in memory: what they hand over, acknowledge and release."""
+
+import asyncio
+import doctest
+import gc
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from typing import Any, NoReturn, get_type_hints
+from uuid import uuid4
+
+import pytest
+from running import WAIT
+from typer.main import get_command
+from virtual_fleet import FaultyStore, four_shards
+
+import leasehold
+from leasehold import Lease, Position
+from leasehold.adapters.cli.consume import app
+from leasehold.adapters.cli.produce import app as produce_app
+from leasehold.adapters.consuming import Options, consumption
+from leasehold.adapters.demo.stage import Stream
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.producing import ProduceOptions
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.handling import Handling
+from leasehold.adapters.sources.protocol import Record, Settled, SourceError
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.stores.urls import open_store
+
+ORDERS = "kinesis://orders?region=eu-west-1"
+BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
+
+
+def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
+    """Shards of some records each, in batches of `size`."""
+    listed = four_shards()[:shards]
+    return ListSource(listed, {each.id: ShardRecords(records(count), size=size) for each in listed})
+
+
+class Complete(ListSource):
+    """A stream to which nothing is added any more."""
+
+    def settled(self, _lease: Lease, _until: float) -> Settled:
+        """At once: the first reading that brings nothing shows the end."""
+        return Settled()
+
+
+class NoStream(ListSource):
+    """A stream that there is not."""
+
+    def shards(self) -> NoReturn:
+        """Say so."""
+        raise SourceError("no such stream")
+
+
+def handed(batch: leasehold.Delivery) -> tuple[str, list[int]]:
+    """The shard, and the numbers of its records."""
+    return batch.shard, [int(each.sequence_number) for each in batch.records]
+
+
+def rows(store: FaultyStore) -> dict[str, tuple[str | None, str]]:
+    """Owner and checkpoint of each lease."""
+    return {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in store.list().leases}
+
+
+def test_importing_costs_what_the_planner_costs() -> None:
+    """Without it a program that only plans would load a worker, and wait for it."""
+    code = "import sys; import {0}; print(len(sys.modules), *(m for m in sys.modules if m.startswith('leasehold.a')))"
+    told = [
+        subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
+        for name in ("leasehold.balancer", "leasehold")
+    ]
+    assert told[0] == told[1]
+    assert len(told[0].split()) == 1
+
+
+def test_completion_shows_every_name() -> None:
+    """Without it an editor's completion and `dir` would hide the worker behind the planner."""
+    wanted = {"Delivery", "arun", "plan", "produce", "read", "run", "worker", "__version__"}
+    assert wanted - set(dir(leasehold)) == set()
+    assert all(hasattr(leasehold, name) for name in dir(leasehold))
+    assert set(dir(leasehold.adapters)) == {*leasehold.adapters.__all__, "__doc__"}
+    with pytest.raises(AttributeError, match="module 'leasehold' has no attribute 'wroker'"):
+        _ = leasehold.wroker
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "own"),
+    [
+        (app, Options, {"source", "store", "handler", "events", "processes", "log", "verbose"}),
+        (produce_app, ProduceOptions, {"source", "file", "key", "delimiter", "json_"}),
+    ],
+)
+def test_options_are_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
+    """Without it an option of the command would be missing here, or have another name."""
+    names = {str(each.name) for each in get_command(command).params} - {"help"}
+    assert {name.removesuffix("_") if name == "set_" else name for name in names - own} == set(get_type_hints(options))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"attemps": 3}, "attemps: there is no such option; did you mean 'attempts'?"),
+        ({"attempts": 0}, "attempts: 0 is no whole number above 0"),
+        ({"attempts": "3"}, "attempts: '3' is no whole number above 0"),
+        ({"drain_seconds": "soon"}, "drain_seconds: 'soon' is not a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"),
+        ({"drain_seconds": -1}, "drain_seconds: -1 is less than 0 s"),
+        ({"wait": "no"}, "wait: 'no' is neither True nor False"),
+        ({"worker": 7}, "worker: 7 is no text"),
+        ({"initial_position": "yesterday"}, "initial_position: 'yesterday' is neither TRIM_HORIZON, LATEST,"),
+        ({"initial_position": "AT_TIMESTAMP"}, "initial_position: AT_TIMESTAMP wants timestamp_ms;"),
+        ({"until": "never"}, "until: 'never' is not a time such as"),
+        ({"set": ["max_leases"]}, "set: 'max_leases' is not of the form name=value"),
+        ({"set": {"max_lease": 3}}, "max_lease: unknown field"),
+        ({"rules": "koala"}, 'rules: "koala" is not one of kcl, kcl-rust'),
+        ({"if_recreated": "NOW"}, "if_recreated: 'NOW' is neither TRIM_HORIZON nor LATEST"),
+        ({"dead_letter": ORDERS}, "dead_letter: it is the stream that is read"),
+        ({"concurrency": 2}, "concurrency: only an `async def` handler"),
+        ({"leases": "redis://x"}, "store URL: unknown scheme 'redis'"),
+        ({"source": "kafka://x"}, "source URL: unknown scheme 'kafka'"),
+        ({"handler": "json"}, "'json' is not of the form module:function"),
+    ],
+)
+def test_bad_usage_is_said_before_anything_is_opened(options: dict[str, Any], says: str) -> None:
+    """Without it a typing error would start a worker with other settings than meant."""
+    given: dict[str, Any] = {"source": ORDERS, "leases": "memory://bad", "handler": lambda _batch: None} | options
+    source, handler = given.pop("source"), given.pop("handler")
+    calls: list[Callable[[], object]] = [lambda: leasehold.run(source, handler, **given)]
+    if "concurrency" not in options and "handler" not in options:
+        calls.append(lambda: leasehold.read(source, **given))
+    for call in calls:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call()
+        assert says in str(caught.value)
+
+
+def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a wrong option would be found by a stream that loses records."""
+    monkeypatch.setattr("leasehold.adapters.producing.clients_of", lambda *_: pytest.fail("it was opened"))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
+        ({"on_late": "drop"}, "on_late: 'drop' is neither block nor fail"),
+        ({"share": 0}, "share and time_to_live: want numbers above 0"),
+        ({"epoch": -1}, "epoch: -1 is no whole number from 0"),
+        ({"time_to_live": "long"}, "time_to_live: 'long' is not a duration"),
+    ]
+    for options, says in wrong:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            leasehold.produce("kinesis://orders", **options)
+        assert says in str(caught.value)
+
+
+def test_the_next_step_acknowledges_the_batch_before() -> None:
+    """Without it a consumer that dies at work on a batch would never see it again."""
+    store, seen = FaultyStore(), list[int]()
+    with leasehold.read(stream(shards=1), leases=store, **BEGINNING) as batches:
+        for batch in batches:
+            before = rows(store)["s-0"][1]
+            assert before == ("TRIM_HORIZON" if not seen else str(seen[-1]))
+            seen += handed(batch)[1]
+            if len(seen) == 6:
+                break
+    assert rows(store) == {"s-0": (None, str(seen[3]))}
+
+
+def test_several_shards_are_handed_over_in_turn() -> None:
+    """Without it one busy shard would keep the others from the one loop that reads them."""
+    store, seen = FaultyStore(), list[tuple[str, list[int]]]()
+    batches = leasehold.read(stream(), leases=store, **BEGINNING)
+    for batch in batches:
+        seen.append(handed(batch))
+        if len(seen) == 12:
+            batches.stop()
+    by_shard = {shard: [n for each, numbers in seen for n in numbers if each == shard] for shard, _ in seen}
+    assert by_shard == {f"s-{n}": [int(each.sequence_number) for each in records(6)] for n in range(4)}
+    assert {owner for owner, _ in rows(store).values()} == {None}
+    last = records(6)[-1].sequence_number
+    assert {checkpoint for _, checkpoint in rows(store).values()} == {last}
+
+
+def test_break_leaves_the_batch_unacknowledged_and_releases() -> None:
+    """Without it what a consumer gave up on would be behind a checkpoint, or its leases held by nobody who reads."""
+    store = FaultyStore()
+    for _batch in leasehold.read(stream(shards=1), leases=store, **BEGINNING):
+        break
+    assert rows(store) == {"s-0": (None, "TRIM_HORIZON")}
+    (again,) = [
+        handed(batch) for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
+    ]
+    assert again[1] == [int(each.sequence_number) for each in records(2)]
+
+
+def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
+    """Without it a loop that fails would lose the batch it failed on."""
+    store = FaultyStore()
+
+    def fail() -> None:
+        for number, _batch in enumerate(leasehold.read(stream(shards=1), leases=store, **BEGINNING)):
+            if number == 1:
+                raise LookupError("no such customer")
+
+    with pytest.raises(LookupError):
+        fail()
+    gc.collect()
+    assert rows(store) == {"s-0": (None, records(2)[-1].sequence_number)}
+
+
+def test_what_a_loop_checkpoints_by_itself_is_kept() -> None:
+    """Without it a long batch would come again whole, though its consumer said how far it was."""
+    store = FaultyStore()
+    for batch in leasehold.read(stream(1, size=6), leases=store, **BEGINNING):
+        assert batch.checkpoint(batch.records[2])
+        break
+    assert rows(store) == {"s-0": (None, records(3)[-1].sequence_number)}
+
+
+def test_a_new_loop_over_the_same_batches_begins_with_the_one_that_is_out() -> None:
+    """Without it a batch that was left by `break` would be acknowledged by the next loop, which never saw it."""
+    with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
+        first, again = _first(batches), _first(batches)
+        assert handed(first) == handed(again)
+        assert handed(next(batches))[1] == [int(each.sequence_number) for each in records(4)[2:]]
+
+
+def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
+    for batch in batches:
+        return batch
+    raise AssertionError("there is none")
+
+
+def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None:
+    """Without it a slow loop would be given records that another worker has handled."""
+    store = FaultyStore()
+    with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
+        first = next(batches)
+        other = ({"s-0", "s-1"} - {first.shard}).pop()
+        reading = batches._reading  # noqa: SLF001  what waits is nobody else's to see
+        with reading.waiting.changed:
+            assert reading.waiting.changed.wait_for(lambda: reading.waiting._works, WAIT)  # noqa: SLF001  likewise
+        assert reading.background is not None
+        runner = reading.background._runner  # noqa: SLF001  likewise
+        assert runner is not None
+        (holding,) = [each for each in runner.worker.holdings if each.key == other]
+        holding.drop("taken")
+        assert next(batches).shard == first.shard
+
+
+def test_closing_before_the_first_step_opens_nothing() -> None:
+    """Without it a program that ends early would wait for a stream."""
+    batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
+    batches.close()
+    assert list(batches) == []
+
+
+def test_a_fault_of_the_worker_is_raised_by_the_next_step() -> None:
+    """Without it a loop would wait for ever for a worker that has ended."""
+    source = NoStream()
+    with pytest.raises(SourceError, match="no such stream"):
+        next(leasehold.read(source, leases=FaultyStore(), wait=False))
+
+
+def test_an_async_loop_reads_while_others_run() -> None:
+    """Without it a loop in an event loop would hold up everything else there."""
+    store, seen, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
+
+    async def tick() -> None:
+        while True:
+            ticks.append(1)
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        other = asyncio.create_task(tick())
+        async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
+            async for batch in batches:
+                seen.append(handed(batch))
+                if len(seen) == 12:
+                    break
+        other.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+    assert (len(seen), bool(ticks)) == (12, True)
+    left = {owner for owner, _ in rows(store).values()}
+    assert left == {None}
+    assert min(checkpoint for _, checkpoint in rows(store).values()) == records(4)[-1].sequence_number
+
+
+def test_arun_awaits_handlers_in_the_callers_loop_and_drains_when_cancelled() -> None:
+    """Without it a handler could not use the connections of its program, and leases would be left to expire."""
+    store = FaultyStore()
+
+    async def main() -> None:
+        here, came = asyncio.get_running_loop(), asyncio.Event()
+        loops = set()
+
+        async def handle(batch: leasehold.Delivery) -> None:
+            loops.add(asyncio.get_running_loop())
+            if batch.shard == "s-3":
+                came.set()
+
+        task = asyncio.create_task(leasehold.arun(stream(), handle, leases=store, **BEGINNING))
+        await came.wait()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert (task.cancelled(), loops) == (True, {here})
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+    assert {owner for owner, _ in rows(store).values()} == {None}
+
+
+def test_run_and_read_behave_inside_a_running_loop() -> None:
+    """Without it a cell of a notebook, whose thread runs an event loop, could not read at all."""
+    store, seen = FaultyStore(), list[tuple[str, list[int]]]()
+
+    async def handle(batch: leasehold.Delivery) -> None:
+        seen.append(handed(batch))
+
+    async def cell() -> None:
+        verdict = leasehold.run(
+            finite(), handle, leases="memory://" + uuid4().hex, **(BEGINNING | Options(until="now"))
+        )
+        assert verdict is not None
+        assert verdict.finished
+        for batch in leasehold.read(stream(1), leases=store, **BEGINNING):
+            seen.append(handed(batch))
+            break
+
+    asyncio.run(cell())
+    assert len(seen) == 2
+
+
+def finite() -> Complete:
+    """A stream of two records, as a slice wants it."""
+    return Complete(four_shards()[:1], {"s-0": ShardRecords(records(2))})
+
+
+def test_a_worker_in_the_background_ends_with_its_block() -> None:
+    """Without it a test or a notebook would leave workers behind that hold leases."""
+    store, came = FaultyStore(), threading.Event()
+    with leasehold.worker(stream(), lambda _batch: came.set(), leases=store, **BEGINNING) as worker:
+        assert came.wait(WAIT)
+        assert not worker.wait(0)
+    assert worker.wait(0)
+    assert {owner for owner, _ in rows(store).values()} == {None}
+
+
+def test_what_ends_a_worker_in_the_background_is_raised_by_its_block() -> None:
+    """Without it a worker that could not go on would look like one that did."""
+    source = NoStream()
+    with (
+        pytest.raises(SourceError, match="no such stream"),
+        leasehold.worker(source, print, leases=FaultyStore(), wait=False) as worker,
+    ):
+        assert worker.wait(WAIT)
+
+
+def test_workers_of_one_process_have_ids_of_their_own() -> None:
+    """Without it two workers of a notebook would take each other's leases for their own."""
+    made = [consumption(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
+    assert made[0] != made[1]
+
+
+def test_a_handling_keeps_what_no_option_replaces() -> None:
+    """Without it the default of an option would undo what a program has set."""
+    kept = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
+    assert (kept.handling.attempts, kept.handling.slow_seconds) == (3, 9.0)
+
+
+RUN = """
+import sys, leasehold
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))})
+def handle(batch):
+    print("handled", flush=True)
+leasehold.run(source, handle, leases=sys.argv[1], initial_position="TRIM_HORIZON")
+print("drained", flush=True)
+"""
+ARUN = RUN.replace("leasehold.run(", "import asyncio; asyncio.run(leasehold.arun(").replace('_HORIZON")', '_HORIZON"))')
+
+
+READ = """
+import signal, sys, leasehold
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))})
+batches = leasehold.read(source, leases=sys.argv[1], initial_position="TRIM_HORIZON")
+signal.signal(signal.SIGTERM, lambda *_: batches.stop())
+for batch in batches:
+    print("handled", flush=True)
+print("drained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("program", [RUN, ARUN, READ], ids=["run", "arun", "read"])
+def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  a path
+    """Without it each deployment would leave leases to expire, unread for ten seconds."""
+    url = f"sqlite:///{tmp_path}/leases.db"
+    with subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "handled\n"
+        os.kill(process.pid, signal.SIGTERM)
+        assert (process.stdout.read(), process.wait(WAIT)) == ("drained\n", 0)
+    with closing(open_store(url)) as store:
+        assert [(each.owner, each.checkpoint) for each in store.list().leases] == [
+            (None, Position(records(2)[-1].sequence_number))
+        ]
+
+
+def test_old_names_go_on() -> None:
+    """Without it a program written before would end at its first line."""
+    from leasehold.adapters import Handling, Runner, Worker, by_key, dead_letters, open_source, run  # noqa: PLC0415
+
+    assert list(inspect.signature(run).parameters)[:2] == ["worker", "handling"]
+    assert all(map(callable, (Handling, Runner, Worker, by_key, dead_letters, open_source)))
+    assert issubclass(WorkerError, Exception)
+
+
+@pytest.mark.parametrize("name", ["run", "arun", "worker", "read"])
+def test_the_example_of_each_name_runs(name: str) -> None:
+    """Without it the first thing that an editor shows of a function could be wrong."""
+    books = [Record(data, str(7 + n), partition_key="customer-7") for n, data in enumerate((b"a book", b"a lamp"))]
+    orders = Complete(even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
+    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(leasehold, name), name, globs={"orders": orders})
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("leasehold_credentials")
+def test_the_example_of_produce_runs(leasehold_kinesis: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the first thing that an editor shows of a producer could be wrong."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", leasehold_kinesis.url)
+    with closing(Stream(leasehold_kinesis.url, "bookshop", 1)):
+        (test,) = doctest.DocTestFinder(recurse=False).find(leasehold.produce, "produce", globs={})
+        assert doctest.DocTestRunner().run(test).failed == 0
