@@ -27,7 +27,7 @@ from handoff_workers import LEASES, RATE, Faults, Place, fleet
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.history.events import ReadingEvent, RunHistory
-from leasehold.adapters.history.records import by_shard, reading_of
+from leasehold.adapters.history.tenures import by_shard, reading_of
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from leasehold.stores.writes import GiveLease, RequestLease
 

@@ -33,7 +33,7 @@ from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
 from leasehold.adapters.demo.stage import TICK_SECONDS
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.explanations import Explanations, RecordWait, RunVerdict, verdict_on
-from leasehold.adapters.history.records import by_shard, reading_of
+from leasehold.adapters.history.tenures import by_shard, reading_of
 from leasehold.adapters.steering.doctor.examination import gap_seconds
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Promises

@@ -23,7 +23,7 @@ from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage
 from leasehold.adapters.history.events import Sent
 from leasehold.adapters.history.explanations import RunVerdict, verdict_on
-from leasehold.adapters.history.records import by_shard
+from leasehold.adapters.history.tenures import by_shard
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.balancer.model import Shard
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION

@@ -8,7 +8,7 @@ from attrs import evolve
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import Incident, ObservedRow, ReadingEvent, RunHistory, Sent
 from leasehold.adapters.history.explanations import Explanations, RecordWait, verdict_on
-from leasehold.adapters.history.records import by_shard, reading_of
+from leasehold.adapters.history.tenures import by_shard, reading_of
 from leasehold.balancer.model import TRIM_HORIZON
 
 LIMITS = Limits(wait_seconds=3.0, reach_seconds=10.0)

@@ -25,7 +25,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
-from leasehold.stores.writes import StealLease
+from leasehold.stores.writes import CreateLease, StealLease
 
 
 @define
@@ -125,10 +125,11 @@ def test_a_shard_that_cannot_be_read_here_is_let_go_at_once_and_not_taken_for_a_
 def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> None:
     """Without it the query would end in a fault, or read a shard from a place of which its owner knows nothing."""
     stream, hands = Stream({"a": ["x"]}), Hands()
-    config = Config(initial_position=LATEST)
-    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=lambda: 0.0)
+    store, config = MemoryStore(), Config(initial_position=LATEST)
+    store.write(CreateLease(Lease("a", checkpoint=LATEST)))  # as other libraries do, which do not say when that was
+    worker = Worker(store=store, source=stream, me="w", config=config, consumer=hands, clock=lambda: 0.0)
     due = 0.0
-    while not hands.held:  # under LATEST a row is created once nobody else has made it for a renewal's time
+    for _ in range(3):
         due = worker.turn(due)
     feed = ShardPrefetcher(worker, hands.held[0], a_shelf(), lambda _feed: None)
     assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)

@@ -47,7 +47,7 @@ from leasehold.adapters.history.events import (
     event_of,
 )
 from leasehold.adapters.history.explanations import RunVerdict, verdict_on
-from leasehold.adapters.history.records import TenureHistory
+from leasehold.adapters.history.tenures import TenureHistory
 from leasehold.adapters.local.services import dynalite, kinesis_local
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Store

@@ -30,9 +30,9 @@ from leasehold.adapters.history import rights as answers
 from leasehold.adapters.history import rights as rest
 from leasehold.adapters.history.breach import Breach, Limits
 from leasehold.adapters.history.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, worker_of
-from leasehold.adapters.history.records import Tenure
 from leasehold.adapters.history.rights import longest_unowned, read_spans
 from leasehold.adapters.history.run import JudgedRun, ReaderChange, alive_at
+from leasehold.adapters.history.tenures import Tenure
 from leasehold.balancer.rules.shares import least_moves
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})

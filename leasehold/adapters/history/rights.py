@@ -39,8 +39,8 @@ from leasehold.adapters.history.events import (
     WriteVerb,
     worker_of,
 )
-from leasehold.adapters.history.records import Tenure
 from leasehold.adapters.history.run import TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
+from leasehold.adapters.history.tenures import Tenure
 from leasehold.balancer.rules.shares import least_moves, uneven
 
 CLOCK_RATE = 0.999

@@ -18,7 +18,7 @@ from leasehold.adapters.history.events import (
     WriteVerb,
     worker_of,
 )
-from leasehold.adapters.history.records import Tenure, TenureHistory, by_shard, reading_of
+from leasehold.adapters.history.tenures import Tenure, TenureHistory, by_shard, reading_of
 
 TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
 """The writes in whose reply a process finds the checkpoint that it starts from."""
