@@ -17,7 +17,7 @@ if _TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "Delivery": "adapters.reading.handlers.handling",
+    "Delivery": "adapters.reading.handling",
     "arun": "adapters.front",
     "produce": "adapters.front",
     "read": "adapters.front",
