@@ -222,7 +222,7 @@ def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert run_slice(worker, handling, **asked).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])
     given = run.given.pop("handling")
-    assert run.given == {"worker": worker, **odd}
+    assert run.given == {"worker": worker, "crew": None, **odd}
     assert evolve(handling, handler=given.handler, observer=given.observer) == given
 
 

@@ -93,7 +93,7 @@ def test_a_letter_that_fails_again_is_put_back_for_the_next_replay_with_its_atte
     assert post.replay("r-1") == ReplayVerdict(done=3, failed=1)
     assert post.told == ["the letter at 1001: ValueError: again"]
     last = letter_of(post.source.shelves["p"].records[-1].data)
-    assert evolve(last, time_ms=1) == evolve(letter("2", shard="p"), attempts=6, worker="r-1", text="again")
+    assert evolve(last, time_ms=1) == evolve(letter("2", shard="p"), alone=1, worker="r-1", text="again")
     post.poison = set()
     assert post.replay("r-2") == ReplayVerdict(done=1)
     assert sorted(post.taken) == ["1", "2", "2", "3", "9"]
