@@ -124,7 +124,7 @@ SECOND = Snapshot(
 THIRD = Snapshot(125.0, SECOND.leases[1:], malformed=1)
 
 
-def test_what_changed_between_snapshots() -> None:
+def test_the_changes_between_snapshots() -> None:
     """A fleet that moves its leases to and fro would look as calm as one that holds them."""
     assert changes((FIRST, SECOND, THIRD)) == (
         SnapshotChange(
