@@ -35,7 +35,7 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest -q --quick -n 6 --hypothesis-profile quick
+	$(BIN)/pytest -q --quick -n 3 --hypothesis-profile quick
 
 test: $(READY) ## run every test that needs no opt-in
 	$(BIN)/pytest -m 'not more' -n 4 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0

@@ -172,7 +172,7 @@ SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("kind", SPARK)
 @pytest.mark.usefixtures("planted")
-def test_what_spark_stores_and_sends_to_tasks_holds_no_credential(kind: str) -> None:
+def test_nothing_that_spark_stores_or_sends_to_tasks_holds_a_credential(kind: str) -> None:
     """A checkpoint folder is read by many, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     made = source({**options, "lease.store": "sqlite://x"})

@@ -64,7 +64,7 @@ def test_the_page_and_its_charts_show_escapes_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])
-def test_what_cannot_be_used_is_told_without_its_escapes(url: str, command: tuple[str, ...]) -> None:
+def test_an_unusable_value_is_told_without_its_escapes(url: str, command: tuple[str, ...]) -> None:
     """The very message that names a bad row would be its weapon."""
     output = shown(command[0], url, *command[1:])
     assert SHOWN in output
@@ -115,7 +115,7 @@ def test_every_logger_of_ours_is_such() -> None:
         ("\ud800", r"\ud800"),
     ],
 )
-def test_what_cannot_be_seen_is_written_out(text: str, safe: str) -> None:
+def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
     """Eight-bit escapes, characters that turn the text around, and halves of characters do harm too."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"

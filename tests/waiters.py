@@ -1,9 +1,41 @@
-"""How boto3's waiters wait for stand-ins, which make a stream in milliseconds: they ask again at once."""
+"""Time in tests: a clock that the test moves, waiting for other threads, and boto3's waiters."""
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import define
 
 if TYPE_CHECKING:
     from types_boto3_kinesis.type_defs import WaiterConfigTypeDef
 
-# The least that a waiter waits otherwise is a second. How often it may ask is left to the time limit of the test.
+WAIT = 120
+"""Seconds: no test needs them, and one that fails may take as long on a busy machine."""
+
+# Stand-ins make a stream in milliseconds, and the least that a waiter waits otherwise is a second.
+# How often it may ask is left to the time limit of the test.
 AT_ONCE: "WaiterConfigTypeDef" = {"Delay": 0, "MaxAttempts": 100_000}
+
+
+@define
+class Clock:
+    """Seconds that pass when told to."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def monotonic(self) -> float:
+        """The same, as the module `time` names it."""
+        return self.now
+
+
+def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  whatever is looked for
+    """Look until there is something, and return it; of what does not come in time, say what it was."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.01)
+    return found

@@ -107,7 +107,7 @@ def test_the_dead_ones_leases_are_freed_for_all_but_what_is_taken() -> None:
     assert look(LOOKOUT, dead, FULL, taking).notes == note_of(Bulletin(8, 3, 1))
 
 
-def test_what_is_free_is_called_out_for_half_a_minute_and_then_once_a_cycle() -> None:
+def test_a_free_lease_is_called_out_for_half_a_minute_and_then_once_a_cycle() -> None:
     """C6: uncalled, what its successor should take stays unread; called for ever, all list for what nobody may take."""
     loud, silent = note_of(Bulletin(8, 3, 1)), note_of(Bulletin(8, 2, 1))
     for idle, acts_still, notes in ((1.0, 1.0, loud), (31.0, 1.0, silent), (31.0, 21.0, loud)):
@@ -116,7 +116,7 @@ def test_what_is_free_is_called_out_for_half_a_minute_and_then_once_a_cycle() ->
         assert look(LOOKOUT, free, lately).notes == notes
 
 
-def test_what_may_be_read_only_now_is_called_out() -> None:
+def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
     """C6, M1: a merge child that waited for its slower parent would wait for a cycle more for its reader."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
@@ -158,7 +158,7 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
     assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
 
 
-def test_who_lost_the_first_rank_says_so_once() -> None:
+def test_a_lookout_that_lost_the_first_rank_says_so_once() -> None:
     """C3: readers of the old lookout's row would wait until it falls silent."""
     old = tuple(
         evolve(lease, notes=row("", READER, bulletin="9 2 1").notes) if lease.owner == READER else lease
@@ -182,7 +182,7 @@ def test_after_taking_one_looks_soon() -> None:
     assert look(READER, TABLE, QUIET, Claim(TABLE[0], "M5")) == Look(0.7)
 
 
-def test_those_that_start_together_do_not_look_together() -> None:
+def test_workers_that_start_together_do_not_look_together() -> None:
     """C15: forty that draw their first lease of a hundred at one moment are refused six times."""
     waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
     assert 0.0 <= min(waits) < 0.05
@@ -241,7 +241,7 @@ def test_owners_watch_what_newcomers_will_ask_for() -> None:
     assert look(READER, many, lately) == Look(1.0)
 
 
-def test_who_joins_is_called_out() -> None:
+def test_a_newcomer_is_called_out() -> None:
     """C6: owners that have not seen a newcomer do not watch what it will ask for."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
     assert look(LOOKOUT, TABLE, lately).notes == note_of(Bulletin(8, 3, 1))
@@ -263,7 +263,7 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
     assert heartbeat([evolve(lease, idle=1.4) for lease in mine], Me(LOOKOUT), CONFIG) == ()
 
 
-def test_who_judges_all_judges_itself() -> None:
+def test_a_lookout_judges_itself_too() -> None:
     """C9: a lease of the lookout that it believes to renew and does not would stay unread for ever."""
     mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
     assert stalled_keys(standing_still(6.9), Me(LOOKOUT), CONFIG) == mine
@@ -297,7 +297,7 @@ def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
     ] == [note_of(Bulletin(8, acts, 1)) for acts in (3, 2, 2)]
 
 
-def test_who_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
+def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
     """C16: who lists once a cycle learns of a death at the second listing, up to two cycles after it."""
 
     def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
@@ -379,7 +379,7 @@ def test_a_count_has_eighteen_digits_at_most(looks: str, heard_as: int) -> None:
     assert bulletin_of(row("s-0", "a", bulletin=f"{looks} 0 0")) == Bulletin(heard_as)
 
 
-def test_whoever_asked_for_one_of_several_polls_them_all() -> None:
+def test_a_worker_that_asked_for_one_of_several_polls_them_all() -> None:
     """Without it an heir whose first choice another had asked for would not see that its second was given to it."""
     first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))

@@ -163,13 +163,13 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
             )
 
 
-def test_what_an_operator_set_to_a_place_is_of_the_stream_that_is_there() -> None:
+def test_a_lease_that_an_operator_reset_is_of_the_present_stream() -> None:
     """Without it a stream that was set back by hand would be refused for ever."""
     settled = tuple(evolve(lease, notes=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
     assert contradictions(SPLIT, settled, NEW) == ()
 
 
-def test_what_workers_noted_is_told_until_it_is_settled() -> None:
+def test_a_note_of_workers_is_told_until_it_is_settled() -> None:
     """Without it those who see the table alone would see nothing, or what was long mended."""
     rows = (Lease("b", notes=((CONTRADICTION, "is wrong"),)), Lease("a", notes=((CONTRADICTION, SETTLED),)), Lease("c"))
     assert noted(rows) == ("is wrong",)

@@ -53,7 +53,7 @@ def test_every_start_comes_to_rest_in_balance(rules: RuleSet) -> None:
 
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
-def test_whatever_is_free_is_taken(rules: RuleSet) -> None:
+def test_every_free_lease_is_taken(rules: RuleSet) -> None:
     """A lease that nobody wants is never read."""
     for free in range(1, 8):
         for size in range(1, len(FLEET) + 1):
@@ -61,7 +61,7 @@ def test_whatever_is_free_is_taken(rules: RuleSet) -> None:
             assert None not in settled(plan, fleet).owners.values()
 
 
-def test_who_holds_more_than_the_floor_does_a_zombies_part_too() -> None:
+def test_a_worker_with_more_than_the_floor_does_a_zombies_part_too() -> None:
     """M9 before M3: of 6, 4 and a zombie's 1 the second would rest at 4 for ever, for the floor is 3."""
     owners = "aaaaaabbbbz"
     leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]

@@ -58,7 +58,7 @@ def test_where_our_own_leases_stood_still_as_long_the_store_had_paused() -> None
     assert late_owners(Me("me", history=History(paces=paused)), CONFIG) == {"b"}
 
 
-def test_whoever_holds_nothing_measures_others_by_its_own_settings() -> None:
+def test_a_worker_without_leases_measures_others_by_its_own_settings() -> None:
     """With short leases a newcomer would take every slow owner for a fast one that died."""
     short = Config(rules=Minimal(), lease_seconds=1.0)
     assert slow_owners(Me("me", history=History(gaps=(("a", 0.9),))), short) == (("a", 0.9),)

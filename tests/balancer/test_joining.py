@@ -40,7 +40,7 @@ def test_the_wait_ends_a_cycle_after_the_first_lease() -> None:
     assert not awaits_joiners([Lease("0", owner="a", held=20.0), others], OFTEN, CONFIG)
 
 
-def test_whoever_holds_nothing_is_new_however_short_the_cycle() -> None:
+def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
     """It would take from the living at its first look, and so would all that start with it."""
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=0.5)
     assert awaits_joiners([], evolve(OFTEN, history=History(full_apart=0.3)), config)

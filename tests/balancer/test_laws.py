@@ -79,7 +79,7 @@ def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
 
 
 @given(leases(), configs(), hearings())
-def test_what_has_expired_is_freed_in_order_of_key(
+def test_expired_leases_are_freed_in_order_of_key(
     table: tuple[Lease, ...], config: Config, hearing: BulletinState
 ) -> None:
     """C6: in the order of a listing, two stores that hold the same would be written to differently."""

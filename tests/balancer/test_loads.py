@@ -165,13 +165,13 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
 
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
-def test_who_has_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int | None, loaded: bool) -> None:
+def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int | None, loaded: bool) -> None:
     """M13: measures wander: it would be given a lease, and it be taken away again; the unmeasured weigh the average."""
     other = Lease("b-0", owner="b", weight=55 if weight is None else 100 - weight)
     assert shares_of(Lease("a-0", owner="a", weight=weight), other).loaded("a") is loaded
 
 
-def test_what_is_on_its_way_counts_for_its_heir_alone() -> None:
+def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
     """H1: counted for nobody, a worker with its load would be given more for its count's sake."""
     going = Lease("b-1", owner="b", weight=45, heir="a", yields=True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
@@ -186,7 +186,7 @@ def test_the_unmeasured_weigh_the_average_in_everybodys_load() -> None:
     assert not shares_of(*measured, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
 
 
-def test_who_takes_for_its_count_is_seen_or_led() -> None:
+def test_a_worker_that_takes_for_its_count_is_seen_or_led() -> None:
     """M13: loads would wait for ever for workers that were announced and did not come."""
     fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
     one = Lease("a-0", owner="a", weight=1)

@@ -47,7 +47,7 @@ def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
     return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
 
 
-def test_whoever_abdicates_says_so_whatever_it_looks_at_next() -> None:
+def test_a_lookout_that_abdicates_says_so_before_any_next_look() -> None:
     """C3: the readers of its row would wait until it falls silent."""
     notes = note_of(Bulletin(10, 3, 1))
     old, history = abdicating(acts_read=2)
@@ -96,12 +96,12 @@ def test_requests_come_for_fifteen_seconds(fleet_still: float, keys: int) -> Non
     assert len(found) == keys
 
 
-def test_who_has_no_more_than_a_share_watches_for_no_request() -> None:
+def test_a_worker_with_no_more_than_a_share_watches_for_no_request() -> None:
     """C7: nobody will ask for any of its leases."""
     assert look(READER, TABLE, evolve(QUIET, fleet_still=14.0)) == Look(2.5, keys=KEYS, stale_ok=True)
 
 
-def test_who_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
+def test_a_worker_that_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
     """C7: owners would not watch what a newcomer without a lease asks for next."""
     asked = tuple(evolve(x, heir="new") if x.key == KEYS[0] else x for x in TABLE)
     found = look(READER, asked, evolve(QUIET, fleet_still=14.0))
@@ -133,7 +133,7 @@ def test_an_owner_at_its_limit_is_read_once_more() -> None:
         assert look_again((), standing_still(idle, "w-2"), me, CONFIG).seconds == pytest.approx(seconds)
 
 
-def test_who_is_just_due_is_no_suspect_and_no_dead_one() -> None:
+def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
     """C3, C9: warnings about the living make everybody hurry, and a rank given away too soon sends all to the table."""
     config = Config(rules=Minimal(), renew_seconds=5.0)
     mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
@@ -150,13 +150,13 @@ def test_each_rank_stands_in_once_its_time_is_over() -> None:
     assert [ranks.on_duty(Me(worker), hearing, twice) for worker in (NEXT, *THIRDS)] == [True, True, False]
 
 
-def test_who_holds_nothing_has_no_row_to_renew() -> None:
+def test_a_worker_without_leases_has_no_row_to_renew() -> None:
     """C4: whoever has just lost its last lease would fail in place of looking on."""
     assert heartbeat((), Me(LOOKOUT), CONFIG) == ()
     assert heartbeat((evolve(TABLE[0], checkpoint=SHARD_END),), Me(str(TABLE[0].owner)), CONFIG) == ()
 
 
-def test_what_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
+def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
     """C6: everybody would list the table for a lease that is gone."""
     free = row("s-x", None)
     assert look(LOOKOUT, (*TABLE, free), LATELY).notes == LOUD
@@ -174,14 +174,14 @@ def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object)
     assert look(LOOKOUT, (*TABLE, parent, child), LATELY).notes == notes
 
 
-def test_what_lasts_is_called_out_after_a_whole_cycle() -> None:
+def test_a_lasting_state_is_called_out_after_a_whole_cycle() -> None:
     """C6: each call costs everybody a listing."""
     free = (*TABLE, row("s-x", None, idle=31.0))
     assert look(LOOKOUT, free, LONG_AGO).notes == LOUD
 
 
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
-def test_who_joins_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, acts: int) -> None:
+def test_a_newcomer_to_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, acts: int) -> None:
     """C6: owners that hold one lease each are asked for nothing."""
     rows = (evolve(row("s-0", "a"), heir="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))

@@ -57,7 +57,7 @@ def test_a_newcomer_is_seen_at_once_in_a_fleet_of_few_leases() -> None:
     assert turn([*count("a", 2), *count("b", 1)], History(), "c") == [("M5", "a")]
 
 
-def test_whoever_holds_its_share_gives_a_newcomer_nothing() -> None:
+def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
     """It would fall below its share, and take a lease back: two moves for nothing."""
     table = [*count("a", 2), *count("b", 5)]
     for number in range(30):
@@ -95,7 +95,7 @@ def test_a_successor_takes_what_the_median_of_the_others_holds(
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(4.9, []), (5.0, ["M6", "M6"])])
-def test_what_was_let_go_waits_for_its_owners_successor_and_no_longer(idle: float, rules: list[str]) -> None:
+def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float, rules: list[str]) -> None:
     """M12: each rolling restart would move every lease twice."""
     taken = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
     assert [rule for rule, _ in taken] == rules
@@ -129,7 +129,7 @@ def test_a_request_says_whose_place_it_takes() -> None:
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
-def test_what_nobody_takes_is_taken_after_patience_one_lease_a_turn(idle: float, rules: list[str]) -> None:
+def test_a_lease_that_nobody_takes_is_taken_after_patience_one_a_turn(idle: float, rules: list[str]) -> None:
     """Too early it is somebody else's, and two leases at a time would make this worker the next one to be robbed."""
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, idle)]
     assert [rule for rule, _ in turn(table, worker="b")] == rules
@@ -203,7 +203,7 @@ def test_beside_loads_a_lease_is_let_go_only_where_counts_are_far_off(fullest: i
     assert turn(table, history, "a", release=True) == ([("M11", "a")] if goes else [])
 
 
-def test_whoever_carries_its_load_in_one_lease_takes_no_others_for_its_count() -> None:
+def test_a_worker_with_its_load_in_one_lease_takes_no_others_for_its_count() -> None:
     """A hot shard's reader would be given its full number of leases beside it, and fall behind."""
     assert turn([*held("a", *[10] * 7), *held("b", 100)]) == []
 
@@ -229,7 +229,7 @@ def test_loads_give_nobody_more_than_it_may_hold() -> None:
 # Workers of a KCL 3.x leader (M14)
 
 
-def test_what_falls_to_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
+def test_a_lease_for_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
     """What is free is for those before it: counted against it, an owner would let go a lease too many, or too few."""
     history = evolve(LATELY, led=(("j", 0.0),))
     table = [*count("a", 5), *count("b", 4), *free(1, 1.0)]

@@ -73,7 +73,7 @@ def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
     assert [step.lease.key for step in steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
 
 
-def test_what_was_given_and_taken_back_is_asked_for_once_more() -> None:
+def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
     """An heir that was late by a second would never ask again, and balance would not be reached."""
     found = evolve(ASKED, heir=None)
     assert asked_again(ASKED, found) == RequestHandoff(found, "ann", "H4")
@@ -89,7 +89,7 @@ def test_what_was_given_and_taken_back_is_asked_for_once_more() -> None:
         pytest.param(evolve(ASKED, heir=None, checkpoint=SHARD_END), id="finished"),
     ],
 )
-def test_what_was_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
+def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
     """A worker would ask for what it no longer lacks, or whom it need not ask."""
     assert asked_again(ASKED, found) is None
 

@@ -22,7 +22,7 @@ def test_a_hot_lease_that_would_only_change_places_stays() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_who_gains_gives_nothing_in_the_same_series(seed: int) -> None:
+def test_a_worker_that_gains_gives_nothing_in_the_same_series(seed: int) -> None:
     """Each takes its own part: the second step of a lease's way, carried out before the first, is a move too many."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     held = {
@@ -121,7 +121,7 @@ def test_a_lease_without_an_owner_comes_first_and_one_on_its_way_stays() -> None
     assert moves({**held, "": [Lease("free", weight=10_000)]}, 2) == {}
 
 
-def test_what_is_not_measured_weighs_as_much_as_the_average() -> None:
+def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
     """The children of a split would count as idle, and draw load to their owner."""
     held = {
         "a": [*(Lease(f"a-{place}", owner="a", weight=100_000) for place in range(6)), Lease("z", owner="a")],
@@ -155,7 +155,7 @@ def test_a_move_under_way_counts_as_made(held: dict[str, list[Lease]], moving: d
     assert moves(held, 1, moving) == {}
 
 
-def test_what_changed_hands_within_the_last_cycle_stays() -> None:
+def test_a_lease_that_changed_hands_within_the_last_cycle_stays() -> None:
     """A plan made from the reading before would carry on with it: one lease in sixteen moved twice."""
     held = weighed(a=(20, 19), b=())
     held["a"][0] = evolve(held["a"][0], held=19.5)

@@ -13,7 +13,7 @@ def reported(**stamps: str) -> Reports:
     return Reports("j", tuple(sorted(stamps.items())))
 
 
-def test_who_is_new_lives_and_who_was_there_lives_from_its_next_report_on() -> None:
+def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -> None:
     """A dead worker's last report would keep leases unread, or a new worker go without for a report's interval."""
     roll = WorkerReports().after(reported(j="1"), (), ended=1)
     assert roll.led(began=5) == ()
@@ -21,7 +21,7 @@ def test_who_is_new_lives_and_who_was_there_lives_from_its_next_report_on() -> N
     assert roll.led(began=14) == (("j", 4), ("k", 4))
 
 
-def test_whose_leases_went_lives_from_its_next_report_on() -> None:
+def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
     """Killed a moment after its report, it would be waited for, and its leases stay unread."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J,), ended=9)

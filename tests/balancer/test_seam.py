@@ -207,7 +207,7 @@ def test_a_key_that_another_stream_has_is_not_made_again() -> None:
     assert plan([taken], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
 
 
-def test_what_a_lookout_claims_it_does_not_free_too() -> None:
+def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
     """Two writes of one lease in a turn: the second would set free what the first had just taken."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
     asked = Lease("s-1", owner="dead", heir="a", idle=90.0, yields=True)

@@ -258,7 +258,7 @@ def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it()
     assert [action for action in actions if isinstance(action, Delete)] == [Delete(gone, "L10")]
 
 
-def test_what_is_wrong_with_a_listing_is_said_of_its_stream() -> None:
+def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
     """Of twenty streams nobody would know which one stands still."""
     keys = {"stream": "orders", "hash_range": (0, 9)}
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]

@@ -115,7 +115,8 @@ def test_no_lease_moves_twice_for_the_sake_of_loads_that_stay(asked: bool) -> No
     assert {seed for seed, fleet in fleets.items() if any(move.at > 10 * CYCLE for move in fleet.moves)} == set()
 
 
-def test_what_moves_twice_moved_for_its_count_first() -> None:
+@pytest.mark.slow
+def test_a_lease_that_moves_twice_moved_for_its_count_first() -> None:
     """S9: counts are evened out first, and no order of M4 knows what each lease weighs; more than that is a fault."""
     fleets = [settling(seed, even=False, asked=False) for seed in range(40)]
     assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}
@@ -125,6 +126,7 @@ def test_what_moves_twice_moved_for_its_count_first() -> None:
         assert max(fleet.loads.values()) <= max(1.25 * mean, fleet.hottest + BAND * mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("even", [True, False])
 def test_where_hardly_anything_flows_counts_alone_decide(even: bool) -> None:
     """M13: at 43 bytes a second in all, eight leases each became two to thirteen."""

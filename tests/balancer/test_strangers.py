@@ -45,12 +45,12 @@ DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), 
 """What six leases of a dead stranger fall to two living ones for, who come within twenty seconds."""
 
 
-def test_what_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> None:
+def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> None:
     """It would lie unread until they look, 20 s after it was freed; and ours that all took it would meet there."""
     assert claimed(DIED) == {"M15": 6}
 
 
-def test_what_nobody_has_owned_yet_is_left_to_strangers() -> None:
+def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
     """Children of a reshard would all be ours, and be stolen from us one by one."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
@@ -75,7 +75,7 @@ def test_ours_stand_before_strangers_in_the_line() -> None:
     ],
     ids=["nothing is heard", "we let go for peers that never steal"],
 )
-def test_what_strangers_shall_have_is_left_to_them(history: History, config: Config) -> None:
+def test_the_share_of_strangers_is_left_to_them(history: History, config: Config) -> None:
     """What we let go for them would be ours again at once, and go for ever."""
     assert claimed(DIED, history, config) == {}
 
@@ -86,13 +86,13 @@ def test_no_more_is_taken_than_may_be_held() -> None:
     assert 0 < claimed(DIED, config=Config(Minimal(max_leases=7)))["M15"] <= 3
 
 
-def test_who_is_expected_is_no_stranger() -> None:
+def test_an_expected_worker_is_no_stranger() -> None:
     """M1: a fleet that starts anew on an old table would not wait for those that it was told of."""
     expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
     assert claimed((*BALANCED, *free(12)), config=expecting) == {}
 
 
-def test_who_is_led_gets_its_count_where_loads_are_known_too() -> None:
+def test_a_led_worker_gets_its_count_where_loads_are_known_too() -> None:
     """By loads one lease more or less is even enough: each of two that came would have been left without any (M13)."""
     weighed = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
     history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))

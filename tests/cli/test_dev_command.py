@@ -92,7 +92,7 @@ def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.services
-def test_what_it_says_to_paste_works_and_nothing_is_left(tmp_path: Path) -> None:
+def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
     """A newcomer would fail at the second line, or find processes running the next day."""
     with running(tmp_path, "orders=2", "--rate", "50") as (told, dev):
         consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")

@@ -130,7 +130,7 @@ def test_one_row_for_each_worker_or_group() -> None:
     ]
 
 
-def test_what_is_wrong_stands_below() -> None:
+def test_faults_stand_below_the_table() -> None:
     """A row nobody can read would stop all creation without a word, and markup in a name spoil the screen."""
     assert text(
         WatchedTable((), malformed=(Malformed("[red]s-9", "checkpoint", "is missing"),), trouble="the line is down")

@@ -33,7 +33,7 @@ def test_a_duration_is_what_it_says(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5", "1y", "2h 5", "P", "PT", "P1DT", "nan", "inf", "1e3", "٣s", "9" * 400]
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
     """A typing error would become a waiting time."""
     with pytest.raises(ValueError, match="is not a duration"):
         duration(text)
@@ -60,7 +60,7 @@ def test_a_time_is_what_it_says(text: str, milliseconds: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "now2h", "now-", "2023-13-01", "2h", "22:13", "999999999999999", "now-99999999999h"]
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_a_text_that_is_no_time_is_refused(text: str) -> None:
     """A typing error would set a checkpoint."""
     with pytest.raises(ValueError, match=r"is not a (time|duration)"):
         moment(text, NOW)

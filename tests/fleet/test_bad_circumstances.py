@@ -4,7 +4,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from attrs import define, field
@@ -17,6 +16,7 @@ from leasehold.adapters.cli.consume import app
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Shard
@@ -34,16 +34,6 @@ CONFIG = Config(lease_seconds=12.0, cycle_seconds=4.0, renew_seconds=1.0)
 SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
 
 
-class Partitions:
-    """A hub that only has partitions."""
-
-    stream = PREFIX
-
-    def shards(self) -> tuple[Shard, ...]:
-        """Four."""
-        return tuple(Shard(str(number), self.stream) for number in range(4))
-
-
 @define
 class Member:
     """A worker whose clock the test moves, cycle by cycle."""
@@ -54,7 +44,7 @@ class Member:
 
     def __attrs_post_init__(self) -> None:
         """Bring it to life."""
-        source: Any = Partitions()
+        source = ListSource([Shard(str(number), PREFIX) for number in range(4)], stream=PREFIX)
         self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
 
     def cycle(self) -> list[str]:
@@ -175,9 +165,7 @@ def ended(url: str, *more: str) -> tuple[int, str]:
     return done_with.exit_code, done_with.stderr
 
 
-def test_what_cannot_be_used_is_said_by_the_command(
-    hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_hub_is_said_by_the_command(hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waited for what will never come would look healthy to whoever watches the process."""
     source = f"eventhubs://{hubs.namespace}/nowhere"
     store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"

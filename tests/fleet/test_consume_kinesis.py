@@ -4,15 +4,15 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import define, field
+from waiters import until
 
 from leasehold.stores.urls import open_store
 
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.services
 STREAM = "orders"
 KEYS = 23
 WAIT = 60.0
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for something that will be seen from outside."""
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}"
-        time.sleep(0.05)
 
 
 @define

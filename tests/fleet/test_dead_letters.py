@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import boto3
 import pytest
+from waiters import until
 
 from leasehold.adapters.reading.letters.letter import letter_of
 
@@ -40,14 +39,6 @@ def handle(batch):
 async def mended(batch):
     note("replayed", batch.records)
 """
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for something that will be seen from outside."""
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}"
-        time.sleep(0.05)
 
 
 def noted(folder: Path, name: str) -> list[str]:

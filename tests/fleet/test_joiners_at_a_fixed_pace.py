@@ -1,7 +1,7 @@
 """As many workers again join a large fleet at one moment: real workers in threads, and one table in a file."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ from time import sleep
 
 import pytest
 from attrs import define, field
+from waiters import until
 
 from leasehold.adapters.proving.simulator.world.process import Paced
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
@@ -101,14 +102,6 @@ def even(table: Store) -> bool:
     leases = table.list().leases
     counts = Counter(lease.owner for lease in leases)
     return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.heir for lease in leases)
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something that threads do."""
-    deadline = seconds() + SETTLE_SECONDS
-    while not true():
-        assert seconds() < deadline
-        sleep(0.1)
 
 
 def test_48_that_join_48_with_97_leases_make_the_least_moves(tmp_path: Path) -> None:

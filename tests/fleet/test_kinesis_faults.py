@@ -1,7 +1,6 @@
 """Workers on a stream and a table over lines that fail: what breaks, what is said, and that nothing is lost."""
 
 import base64
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from threading import Lock, Thread
@@ -12,7 +11,7 @@ import pytest
 from attrs import Factory, define, evolve, field
 from faulty_line import Line, Refused, Reset, Said, line
 from typer.testing import CliRunner
-from waiters import AT_ONCE
+from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.reading.handling import Delivery, Handling
@@ -38,14 +37,6 @@ EXPIRED, SLOW_DOWN = Refused("ExpiredIteratorException"), Refused("ProvisionedTh
 BROKEN = Refused("InternalFailure", 500)
 BURSTS = ((EXPIRED,), (SLOW_DOWN,) * 4, (BROKEN,) * 2, (Reset(), Reset(late=True)), (EXPIRED, BROKEN))
 MOST_BYTES = 10 * 1024 * 1024
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Wait for what other threads do."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @define
@@ -140,7 +131,7 @@ def rows(store: Store) -> list[tuple[str | None, str]]:
     return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
 
 
-def test_whatever_a_service_answers_each_record_comes_once_and_in_order(
+def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
     orders: Orders, stream_line: Line, table_line: Line, table: Store
 ) -> None:
     """A bad hour of the cloud would cost records, or have them handled twice with nobody gone."""

@@ -37,7 +37,7 @@ def test_the_jars_that_are_listed_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("language", "tools"), [("java", "no java, no javac, no mvn on the PATH"), ("go", "no go on the PATH")]
 )
-def test_what_a_machine_lacks_is_named(language: str, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_the_machine_lacks_is_named(language: str, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a skipped test would not say how to have it run."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=tools):

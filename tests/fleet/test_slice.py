@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from test_consume_kinesis import WAIT, until
+from test_consume_kinesis import WAIT
+from waiters import until
 
 from leasehold.stores.urls import open_store
 

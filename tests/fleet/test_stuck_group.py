@@ -18,6 +18,7 @@ from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from hub_stage import a_container
 
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.tidings import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -71,16 +72,6 @@ def group(blobs: str) -> Iterator[Blobs]:
         yield laid
 
 
-class Partitions:
-    """A hub that only has partitions."""
-
-    stream = stream_of(NAMESPACE, HUB, GROUP)
-
-    def shards(self) -> tuple[Shard, ...]:
-        """All of them."""
-        return tuple(Shard(pid, self.stream) for pid in PARTITIONS)
-
-
 @pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))
 def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancingStrategy) -> None:
     """If a release of the SDK mends it, what `docs/event-hubs.md` says of it is out of date."""
@@ -106,7 +97,8 @@ def test_one_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: RuleSet
     now = 1000.0
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
     with closing(open_store(group.url)) as store:
-        source: Any = Partitions()
+        stream = stream_of(NAMESPACE, HUB, GROUP)
+        source = ListSource([Shard(pid, stream) for pid in PARTITIONS], stream=stream)
         alone: dict[str, Any] = {"consumer": Unread(), "clock": lambda: now, "process": "p-1"}
         worker = Worker(store=store, source=source, me=ours, config=config, **alone)
         managers = [group.official(me, LoadBalancingStrategy.GREEDY) for me in "abc" if me != ours]

@@ -64,7 +64,7 @@ def test_a_counter_never_falls() -> None:
 
 
 @pytest.mark.parametrize("verb", ["claim", "steal", "checkpoint", "give"])
-def test_who_takes_a_lease_or_checkpoints_it_finds_every_checkpoint_that_was_answered(verb: WriteVerb) -> None:
+def test_a_claim_or_checkpoint_finds_every_checkpoint_that_was_answered(verb: WriteVerb) -> None:
     """Without it a checkpoint that was acknowledged could be lost, and its records come again, or one go back."""
     found = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
     expected = f"of s-0: (1, 10, 0) was answered to a#1, and (1, 9, 0) to the later {verb} of a#2"
@@ -83,7 +83,7 @@ def test_nothing_is_checkpointed_once_another_has_taken_the_lease() -> None:
     assert said(*taken, unknown(3.9, "a#1", "claim"), late) == []
 
 
-def test_what_is_handed_over_is_held_by_a_write_of_late() -> None:
+def test_every_record_handed_over_is_held_by_a_recent_write() -> None:
     """Without it a worker could read on for ever whose renewals nobody confirms."""
     claimed = done(1, "a#1", "claim", 1)
 

@@ -117,7 +117,7 @@ def test_faults_that_overlap_are_counted_once() -> None:
     )
 
 
-def test_who_owned_the_lease_meanwhile_is_concerned_though_it_read_nothing() -> None:
+def test_an_owner_in_between_is_concerned_though_it_read_nothing() -> None:
     """Without it a worker that took the lease and was stopped before it could read would look like no fault."""
     stopped = Incident(21, "trouble", "c", 12, "the stream parted")
     rows = [ObservedRow(25, "s-0", "c", TRIM_HORIZON)]
@@ -125,7 +125,7 @@ def test_who_owned_the_lease_meanwhile_is_concerned_though_it_read_nothing() -> 
     assert said(left_unread(stopped, rows=[evolve(rows[0], t=50)])) == (GAP.format("20.0", "20.0", "all faults"),)
 
 
-def test_what_befell_the_reader_of_a_parent_keeps_its_child_waiting() -> None:
+def test_a_fault_of_the_reader_of_a_parent_keeps_its_child_waiting() -> None:
     """Without it a child that may not be read before its parent's end would have to be read nevertheless."""
     events = [begins(0, "a#1"), begins(40, "b#1", "s-1"), record(40, "b#1", 1, "s-1")]
     assert said(history(events, (20.0,), Incident(19, "trouble", "a", 15, "the stream parted"))) == ()

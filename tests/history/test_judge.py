@@ -136,14 +136,14 @@ def stored(t: float, number: int) -> ObservedRow:
     return ObservedRow(t, "s-0", "a", Position(str(100 + number)))
 
 
-def test_what_was_not_checkpointed_may_come_again() -> None:
+def test_a_record_that_was_not_checkpointed_may_come_again() -> None:
     """Without it every crash would be called a fault, or its duplicates not be counted."""
     found = verdict(sent(1, 2, 3, 4, 5), crash(2, 3), incidents=[Incident(15, "crash", "a")], rows=[stored(12, 1)])
     assert (found.duplicates, found.faults) == (2, ())
     assert found.owner_changes == (ReaderChange(30, "s-0", "a", "b", "cut", duplicates=2, since=2, replayed=0),)
 
 
-def test_what_was_checkpointed_may_not() -> None:
+def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
     """Without it a successor that starts before the checkpoint, or reads a finished shard, would pass."""
     for row in (stored(12, 2), ObservedRow(12, "s-0", None, SHARD_END)):
         found = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
@@ -178,7 +178,7 @@ def _gap(events: list[ReadingEvent], parents: dict[str, tuple[str, ...]], end: f
     return found.unowned_seconds_max, found.unowned_shard
 
 
-def test_who_was_killed_reads_no_more() -> None:
+def test_a_killed_process_reads_no_more() -> None:
     """Without it the time between a crash and the takeover would not count."""
     found = verdict(sent(1, 2, 3, 4, 5), crash(), incidents=[Incident(15, "crash", "a")])
     assert (found.unowned_seconds_max, found.unowned_shard) == (15.0, "s-0")
@@ -222,7 +222,7 @@ def test_a_row_made_anew_begins_its_tokens_again() -> None:
     assert "token" not in {breach.what for breach in judged}
 
 
-def test_what_a_later_token_supersedes_is_counted() -> None:
+def test_a_record_superseded_by_a_later_token_is_counted() -> None:
     """Without it nobody could say how much a handler that compares tokens spares."""
     tokens = {"a": 3, "b": 5}
     late = [begins(0, "a"), *records(10, "a", 1, 2), begins(30, "b"), *records(40, "b", 3), *records(60, "a", 3)]
@@ -237,7 +237,7 @@ def test_a_child_waits_for_its_parent() -> None:
     assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(found)
 
 
-def test_what_a_handler_failed_with_may_come_again() -> None:
+def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
     """Without it every handler that raises once would be called a fault of the reading."""
     finished = [evolve(event, t=11, event="finished") for event in records(10, "a", 1)]
     failed = [begins(0, "a"), *records(10, "a", 1, 2), *finished, *records(12, "a", 2)]

@@ -189,7 +189,7 @@ def test_every_action_has_its_json(action: Action, said: dict[str, Any]) -> None
     assert action_json(action) == {"key": "s-0", "rule": action.rule} | said
 
 
-def test_who_is_led_is_let_have_its_part() -> None:
+def test_a_led_worker_is_let_have_its_part() -> None:
     """A program that plans by the command line could not share with workers that take nothing themselves (M14)."""
     leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
     me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
@@ -197,7 +197,7 @@ def test_who_is_led_is_let_have_its_part() -> None:
     assert answered["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
 
 
-def test_what_stops_a_stream_is_said() -> None:
+def test_a_fault_that_stops_a_stream_is_said() -> None:
     """Otherwise nobody would know why no lease is created for it."""
     shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
     (problem,) = asked(WHOLE | {"shards": shards, "leases": []})["problems"]
@@ -279,7 +279,7 @@ def test_every_rule_set_has_a_form() -> None:
 
 
 @given(leases(), workers())
-def test_what_is_written_is_read_as_it_was(table: tuple[Lease, ...], me: Me) -> None:
+def test_a_written_answer_is_read_as_it_was(table: tuple[Lease, ...], me: Me) -> None:
     """`leases --json` and another language's bindings write this form; a field lost on the way changes the plan."""
     history = asdict(me.history) | {name: dict(getattr(me.history, name)) for name in ("gaps", "paces", "led")}
     for hole in history["holes"]:

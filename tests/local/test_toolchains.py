@@ -85,7 +85,7 @@ def test_without_cargo_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatc
         pass
 
 
-def test_what_to_do_without_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_without_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it S3's races would fail where they should be skipped with a reason."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceError, match="put go on the PATH"), versitygw():
@@ -112,14 +112,14 @@ def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_what_to_do_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a user would be told of a missing file and not of the wheel that brings it."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=r"pip install 'leasehold\[demo\]', or put node on the PATH"):
         node.find_node.__wrapped__()
 
 
-def test_what_npm_said_when_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_an_npm_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a failed installation would say nothing of its cause."""
     (tmp_path / "aws").mkdir()
     (tmp_path / "aws" / "package.json").write_text("{}")
@@ -161,7 +161,7 @@ def test_the_absent_module_is_not_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_what_to_do_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a user without Java would not learn how to get one."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")

@@ -21,6 +21,10 @@ LEAVER, PEER, NEWCOMER = "a-0", "a-1", "a-2"
 LEASE = CONFIG.lease_seconds
 STOPS = 20.0
 
+SLOW, MORE = pytest.mark.slow, pytest.mark.more
+SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 4 else MORE) for seed in range(1, 10))]
+"""Each history takes a fifth of a second of a processor."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
@@ -75,10 +79,6 @@ def expiries(history: SimulatedHistory) -> list[str]:
     ]
 
 
-def told(history: SimulatedHistory, limits: Limits) -> list[str]:
-    return [str(breach) for breach in judge(history, limits)]
-
-
 def gaps(history: SimulatedHistory) -> list[str]:
     """What the leaver still had in its drain and did not renew for a lease, with room for a request."""
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
@@ -101,36 +101,37 @@ def gaps(history: SimulatedHistory) -> list[str]:
 
 @pytest.mark.parametrize("newcomer", [None, 0.3, 2.0, 9.0])
 @pytest.mark.parametrize("lease_seconds", [LEASE, 3.0])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_drain_of_slow_batches_costs_no_record_twice_and_no_expiry(
-    newcomer: float | None, lease_seconds: float
+    seed: int, newcomer: float | None, lease_seconds: float
 ) -> None:
     """Renewals that stop when a drain begins let every lease expire under the batch that is being finished."""
     config = Config(lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
-    for seed in range(10):
-        history = drained(seed, newcomer=newcomer, config=config)
-        limits = Limits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
-        assert (twice(history), expiries(history), told(history, limits)) == ([], [], []), seed
-        finished = {(each.shard, each.digest) for each in history.events if each.event == "finished"}
-        assert finished == {(each.key, each.digest) for each in history.sent}
+    history = drained(seed, newcomer=newcomer, config=config)
+    limits = Limits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
+    said = [str(breach) for breach in judge(history, limits)]
+    assert (twice(history), expiries(history), said) == ([], [], [])
+    finished = {(each.shard, each.digest) for each in history.events if each.event == "finished"}
+    assert finished == {(each.key, each.digest) for each in history.sent}
 
 
 @pytest.mark.parametrize("handling", [0.1, 0.9 * LEASE, 2.9 * LEASE])
-def test_a_drain_renews_what_it_holds_until_it_lets_go(handling: float) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drain_renews_what_it_holds_until_it_lets_go(seed: int, handling: float) -> None:
     """Nobody would be there to show that a lease has expired: the shard is handed over twice a cycle later."""
-    for seed in range(6):
-        history = drained(seed, handling=handling, shards=5, peers=False)
-        assert (gaps(history), twice(history), expiries(history)) == ([], [], []), seed
+    history = drained(seed, handling=handling, shards=5, peers=False)
+    assert (gaps(history), twice(history), expiries(history)) == ([], [], [])
 
 
 @pytest.mark.parametrize("drain_seconds", [5.0, 12.0, 25.0])
-def test_what_a_drain_cannot_finish_is_held_until_its_time_is_over(drain_seconds: float) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lease_that_a_drain_cannot_finish_is_held_until_its_time_is_over(seed: int, drain_seconds: float) -> None:
     """Others would begin on a shard whose handler is still at work, with time left to finish."""
-    for seed in range(6):
-        history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
-        (stop,) = (each.t for each in history.incidents if each.what == "leave")
-        (gone,) = (each.t for each in history.incidents if each.what == "gone")
-        assert gone == pytest.approx(stop + drain_seconds, abs=1.0)
-        ends = [float(said.rpartition(" ")[2]) for said in expiries(history)]
-        assert ends
-        assert min(ends) >= gone + LEASE / 3, seed
-        assert gaps(history) == []
+    history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
+    (stop,) = (each.t for each in history.incidents if each.what == "leave")
+    (gone,) = (each.t for each in history.incidents if each.what == "gone")
+    assert gone == pytest.approx(stop + drain_seconds, abs=1.0)
+    ends = [float(said.rpartition(" ")[2]) for said in expiries(history)]
+    assert ends
+    assert min(ends) >= gone + LEASE / 3
+    assert gaps(history) == []

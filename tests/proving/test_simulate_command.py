@@ -58,6 +58,7 @@ def test_spark_answers_as_this_machine_does() -> None:
     assert answered(*sweep, "--master", "local[2]") == answered(*sweep, "--jobs", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,7 +5,7 @@ import math
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 
 
-def test_what_waits_for_ever_ends_with_the_run() -> None:
+def test_a_task_that_waits_for_ever_ends_with_the_run() -> None:
     """Left alone it would keep its whole run in memory: ten thousand fleets came to more than two gigabytes."""
     ended: list[str] = []
     tasks = Tasks()

@@ -125,7 +125,7 @@ SECOND = WatchedTable(
 THIRD = WatchedTable(SECOND.leases[1:], at=125.0, malformed=(Malformed("x", "f", "w"),))
 
 
-def test_what_changed_between_snapshots() -> None:
+def test_the_changes_between_snapshots() -> None:
     """A fleet that moves its leases to and fro would look as calm as one that holds them."""
     assert changes((FIRST, SECOND, THIRD)) == (
         SnapshotChange(

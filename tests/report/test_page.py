@@ -181,7 +181,7 @@ def test_from_saved_snapshots_to_json(tmp_path: Path) -> None:
         (["memory://x", "--json", "--groups", ""], 2, "groups"),
     ],
 )
-def test_what_cannot_be_reported_is_said_in_one_line(
+def test_a_table_that_cannot_be_reported_is_said_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
     """A user would see a traceback."""

@@ -1,6 +1,5 @@
 """The policies under docs/rights are enough for what they are for, and no right of theirs is too many."""
 
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,6 +12,7 @@ from attrs import evolve, frozen
 from policies import actions, policy
 from standins.iam import REGION, Account, Document
 from typer.testing import CliRunner
+from waiters import until
 
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.produce import app as produce
@@ -111,14 +111,6 @@ def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     placed(store, Lease(SHARD, parents=("shardId-gone",), checkpoint=TRIM_HORIZON))
     store.close()
     return evolve(made, earlier=len(aws.asked()))
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Wait for it."""
-    end = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:

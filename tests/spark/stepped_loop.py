@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from attrs import Factory, define
 from fake_stream import Mortal, Stream
+from waiters import Clock
 
 from leasehold.adapters.reading.runner import Step
 from leasehold.adapters.spark.feed import SourceSpec
@@ -20,21 +21,6 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.stores.protocol import Store
 
 TICK = 0.05
-
-
-@define
-class Clock:
-    """The time of all runs of a query, one after the other."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return self.now
-
-    def monotonic(self) -> float:
-        """The same, as the module `time` names it."""
-        return self.now
 
 
 @define

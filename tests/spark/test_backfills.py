@@ -11,7 +11,7 @@ from attrs import define, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
-from waiting import WAIT, until
+from waiters import WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
 from leasehold.adapters.spark.pipeline import begun

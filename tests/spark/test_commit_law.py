@@ -15,7 +15,8 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from stepped_loop import Clock, a_reader, stepped
+from stepped_loop import a_reader, stepped
+from waiters import Clock
 
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.spark.stream import LeasedReader

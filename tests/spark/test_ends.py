@@ -63,6 +63,7 @@ def reader(tmp_path: Path) -> Iterator[Process]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
     """Spark sends it just after it has closed the channel: leases stayed held until they expired, without a word."""
     reader.hangs_up()
@@ -72,6 +73,7 @@ def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_alone_releases_and_ends(reader: Process, number: signal.Signals) -> None:
     """A channel that stays open would have the process live on, and hold its leases, after its query has ended."""

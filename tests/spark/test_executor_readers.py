@@ -14,7 +14,7 @@ from attrs import define
 from standins.executors import LISTENS, executor_of, readers, sockets
 from standins.spark import ON_CLUSTER, spark_cluster
 from types_boto3_kinesis import KinesisClient
-from waiting import until
+from waiters import until
 
 pytestmark = [
     pytest.mark.spark,

@@ -138,7 +138,7 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
 
 
 @pytest.mark.parametrize("last", [20, 19, 21])
-def test_what_was_committed_up_to_the_last_number_is_written_without_a_reading(last: int) -> None:
+def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) -> None:
     """Without it a nightly query that finds nothing new would never end, or write what is another stream's."""
     stream, done = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
     shelf = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
@@ -153,7 +153,7 @@ def test_what_was_committed_up_to_the_last_number_is_written_without_a_reading(l
     assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # what is behind 19 may be past retention
 
 
-def test_what_is_read_is_measured() -> None:
+def test_every_reading_is_measured() -> None:
     """Without it the metrics of a query would say that nothing is read."""
     shelf, told = a_shelf(), list[tuple[str, int, float | None]]()
     shelf.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
@@ -163,7 +163,7 @@ def test_what_is_read_is_measured() -> None:
     assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
 
 
-def test_what_was_read_ahead_and_not_committed_is_not_checkpointed_on_the_way_out() -> None:
+def test_rows_read_ahead_and_not_committed_are_not_checkpointed_on_the_way_out() -> None:
     """Without it whoever takes the shard next would skip what was still in memory here."""
     stream = Stream({"a": ["x"] * 30})
     shelf = a_shelf()
@@ -268,7 +268,7 @@ def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
     assert chunk.rows["sequenceNumber"].to_pylist() == [str(place) for place in range(1, 16)]
 
 
-def test_what_an_earlier_run_committed_is_written_once_the_shard_was_read() -> None:
+def test_a_commit_of_an_earlier_run_is_written_once_the_shard_was_read() -> None:
     """Without it the numbers of another stream would be in a lease before anybody had seen that they are foreign."""
     stream = Stream({"a": ["x"] * 30}, silent={"a"})
     shelf = ReadAheadState(

@@ -61,7 +61,7 @@ def test_each_task_gets_its_own_rows_as_often_as_it_asks(tmp_path: Path, most: i
     server.close()
 
 
-def test_what_is_kept_in_memory_is_bounded(tmp_path: Path) -> None:
+def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
     """Without it a large batch would take the driver's memory twice: as it waits, and as it is planned."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
@@ -178,7 +178,7 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
         got(part)
 
 
-def test_who_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
+def test_a_task_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
     """Without it each connection that is half open would keep a thread and a descriptor for ever."""
     monkeypatch.setattr(fetching, "REQUEST_SECONDS", 0.05)
     with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent:

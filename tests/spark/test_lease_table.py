@@ -96,7 +96,7 @@ def test_a_task_reads_every_kind_of_table(urls: dict[str, str], kind: str, filte
     url = urls[kind]
     store = open_store(url)
     there = {lease.key for lease in store.list().leases}  # left by another form of this test
-    for lease in LEASES:
+    for lease in LEASES[::5]:  # some of each kind
         if lease.key not in there:
             placed(store, lease)
     expected = [row(lease) for lease in store.list().leases]
@@ -132,7 +132,7 @@ def test_each_part_is_asked_for_the_owner(table: str) -> None:
     assert sorted(key for part in parts for key, *_ in part) == ["t-01", "t-03", "t-05", "t-07"]
 
 
-def test_what_cannot_be_read_is_a_row_too() -> None:
+def test_an_unreadable_lease_is_a_row_too() -> None:
     """Its values would stand under other columns' names, and Spark stop at the first such row."""
     read = row(Malformed("s-0", "checkpoint", "is missing"))
     assert (read[0], read[-1], set(read[1:-1])) == ("s-0", "checkpoint: is missing", {None})

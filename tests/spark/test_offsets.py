@@ -232,7 +232,7 @@ def test_released_shards_leave_the_offset() -> None:
     assert after == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))
 
 
-def test_what_no_lease_says_yet_stays_in_the_offset() -> None:
+def test_a_place_that_no_lease_says_yet_stays_in_the_offset() -> None:
     """Without it a second kill, before the shard was taken again, would have its rows done twice."""
     end = Range(SHARD_END, SHARD_END, 4)
     after = advance(Offset(3), {"b": Held(2, Position("1"))}, {"b": Position("2")}, [("a", end), ("b", end)])

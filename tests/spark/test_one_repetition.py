@@ -206,7 +206,7 @@ def test_a_reader_that_asks_for_a_longer_pause_has_it() -> None:
     assert trial.waits.seconds == [7.0, 0.5]
 
 
-def test_what_cannot_be_reached_is_opened_again_later_and_later_and_the_reason_is_kept() -> None:
+def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is_kept() -> None:
     """A throttled service would be asked at once and again, and nobody would be told what the batch waits for."""
     trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
     again = trial.repetition()
@@ -256,7 +256,7 @@ def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> No
     assert (again.answers, trial.script.asked, trial.store.readings) == (0, 0, 0)
 
 
-def test_what_is_trimmed_is_given_up_at_once_and_noted() -> None:
+def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
     """The next run would take the range for done: Spark has committed its batch."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None

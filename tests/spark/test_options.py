@@ -191,7 +191,7 @@ def test_a_field_that_the_schema_lacks_is_refused_before_spark_starts() -> None:
 
 
 @pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
-def test_what_becomes_of_misplaced_aggregates_is_told_to_every_reader(given: dict[str, str], place: str) -> None:
+def test_the_choice_for_misplaced_aggregates_is_told_to_every_reader(given: dict[str, str], place: str) -> None:
     """Readers on executors would hand over other records than those of the driver."""
     assert kinesis_options({**KINESIS, **given}).place["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):

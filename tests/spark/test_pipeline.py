@@ -172,7 +172,7 @@ class Endless(Idler):
 
 
 @pytest.mark.usefixtures("_as_it_is")
-def test_whoever_is_asked_to_end_looks_no_further() -> None:
+def test_a_pipeline_asked_to_end_looks_no_further() -> None:
     """An interrupt may be raised where it is swallowed, between two calls to Java, and the pipeline would go on."""
     looks: list[None] = []
     told = pipeline_run.finished(

@@ -228,7 +228,7 @@ def test_nobody_else_may_enter_where_readers_are_asked_for(monkeypatch: pytest.M
     [WISH.pack(0, 1) + b"x", WISH.pack(READERS_MOST + 1, 1) + b"x", WISH.pack(1, 1 << 40), b"GET / HTTP/1.1\r\n\r\n"],
     ids=["none", "too many", "too long", "another protocol"],
 )
-def test_what_no_query_asks_for_starts_nothing(wish: bytes) -> None:
+def test_a_job_that_no_query_asks_for_is_not_started(wish: bytes) -> None:
     """Without it a process at fault could fill the cluster with jobs, or the program's memory."""
     session = Session()
     with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:

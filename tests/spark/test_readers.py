@@ -80,7 +80,7 @@ def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> 
 # What is reported
 
 
-def test_what_is_reported_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
+def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
     """Without it a batch would end inside a piece, at a position that nobody knows."""
     opening, buffer = an_opening(), FarBuffer(columns("fake"))
     opening.report(reported(3, 6, rows=3))
@@ -438,7 +438,7 @@ def test_a_reader_whose_disk_is_full_goes_on_and_leaves_its_tasks_to_the_planner
         assert len(pool.connected) == 1
 
 
-def test_what_is_reported_late_counts_for_nothing() -> None:
+def test_a_late_report_counts_for_nothing() -> None:
     """Without it a shard that has been taken away, and given back, would begin with rows of its earlier reading."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as late:
         first = opened(pool)

@@ -146,7 +146,7 @@ def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
         assert crash.sink.rows == everything(place.stream)
 
 
-def test_what_was_trimmed_is_left_out_and_the_rest_comes(place: Place) -> None:
+def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
     """Without it a query would never start again once a part of its last batch is past retention."""
     crash = crashed(place, sunk=False)
     oldest = min(row[1] for row in crash.rows if row[0] == "a")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from test_feed import a_feed, pace
 from test_readers import HELLO, HOST, a_spec, closed_by_pool, read_for_ever
-from waiting import WAIT, until
+from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching

@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter as Writer
 from types_boto3_kinesis import KinesisClient
-from waiters import AT_ONCE
-from waiting import WAIT, until
+from waiters import AT_ONCE, WAIT, until
 
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
 from leasehold.adapters.spark.pipeline import begun

@@ -317,7 +317,7 @@ def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_what_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
+def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
     """A script would take a typing error for an illness."""
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout) == (2, "")

@@ -1,9 +1,8 @@
 """`leasehold doctor` on local services: a healthy fleet, a denied right, a foreign table, and nothing left or told."""
 
 import json
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,7 +12,7 @@ import pytest
 from standins.careless_line import careless_line
 from typer.testing import CliRunner
 from types_boto3_dynamodb import DynamoDBClient
-from waiters import AT_ONCE
+from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
@@ -108,7 +107,7 @@ def test_a_service_that_ignores_conditions_is_told_and_cleaned(
     assert dynalite_client.scan(TableName=table)["Items"] == []
 
 
-def test_what_is_not_there_is_not_made(source: str, dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
+def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
     """A typing error in the name would leave a table behind."""
     table = f"absent-{uuid4().hex[:8]}"
     status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
@@ -251,14 +250,6 @@ def of_hub(place: str, **options: str) -> list[Finding]:
     (trial,) = hub_trials(place, options)
     with closing(trial):
         return list(attempted(trial, read_only=False))
-
-
-def until(seen: Callable[[], object]) -> None:
-    """Wait for what will come."""
-    deadline = time.monotonic() + 20
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
         (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),
     ],
 )
-def test_what_cannot_be_explained_is_said_in_one_line(
+def test_a_table_that_cannot_be_explained_is_said_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
     """A user would see a traceback."""

@@ -77,7 +77,7 @@ def test_after_a_crash_each_take_over_has_its_rule(every: float, phase: float) -
     assert {move.rule for move in moves if move.after is not None} == {"M6"}
 
 
-def test_what_the_lookout_frees_is_said_to_be_freed() -> None:
+def test_a_lease_freed_by_the_lookout_is_said_to_be_freed() -> None:
     """A lease would seem to have been let go by somebody who is dead."""
     moves = seen_moves(Minimal(), "crash", 0.5, 0.0)
     assert [(move.before, move.rule) for move in moves if move.after is None] == [("a", "C6")] * 3
@@ -90,6 +90,7 @@ def test_a_take_over_by_rules_that_free_nothing_is_theirs() -> None:
     assert {move.rule for move in moves} <= {"K5", "K7"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "phase"), [(0.5, 0.0), (2.0, 0.4), (3.0, 1.1), (5.0, 1.9)])
 def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: float) -> None:
     """Somebody would look for a crash where a worker was stopped in good order."""
@@ -103,7 +104,7 @@ def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: floa
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "phase"), [(2.0, 1.5), (5.0, 0.0), (5.0, 2.5), (9.0, 4.5), (15.0, 3.75)])
 @pytest.mark.parametrize("newcomers", ["d", "def"])
-def test_what_newcomers_take_between_two_seldom_readings_has_its_rule(
+def test_a_lease_taken_by_newcomers_between_two_seldom_readings_has_its_rule(
     newcomers: str, every: float, phase: float
 ) -> None:
     """A page that is read every few seconds would show a deployment as moves without a reason."""

@@ -91,7 +91,7 @@ def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
         (["--rules", "none"], "rules"),
     ],
 )
-def test_what_cannot_be_tried_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_a_question_that_cannot_be_tried_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
     """A typing error would be simulated."""
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, ROWS[1])

@@ -24,7 +24,7 @@ LEAVING = Lease("s-0", owner="ann", heir="java-1", leaving=True, version=Version
 @pytest.mark.parametrize(
     "write", [ClaimLease(LEAVING, "bob"), StealLease(LEAVING, "bob"), TakeBackLease(LEAVING, "bob")], ids=repr
 )
-def test_who_takes_a_lease_ends_its_hand_over(write: Write) -> None:
+def test_a_worker_that_takes_a_lease_ends_its_hand_over(write: Write) -> None:
     """The new owner would give away at once what it has just taken, to an heir of its predecessor."""
     assert applied(write, LEAVING) == Lease("s-0", owner="bob", yields=True, version=Version("8"), epoch=8)
 
@@ -47,7 +47,7 @@ def test_a_gift_wants_the_hand_over_as_seen() -> None:
     assert applied(GiveLease(LEAVING, Position("5")), ours) is None
 
 
-def test_what_a_leader_moves_is_neither_asked_for_nor_withdrawn() -> None:
+def test_a_lease_that_a_leader_moves_is_neither_asked_for_nor_withdrawn() -> None:
     """Our requests would undo what the leader decides, each time it decides it."""
     willing = evolve(LEAVING, yields=True)
     assert applied(RequestLease(willing, "java-1"), willing) is None

@@ -83,7 +83,7 @@ def test_a_listing_has_all_pages(objects: BlobObjects, blobs: ContainerClient, m
     assert [one.name for one in objects.list("a/")] == [f"a/{number}" for number in range(5)]
 
 
-def test_what_strangers_and_peers_leave_in_the_prefix(objects: BlobObjects) -> None:
+def test_blobs_of_strangers_and_peers_in_the_prefix(objects: BlobObjects) -> None:
     """One odd blob makes the SDKs' listings fail; ours would stop with them."""
     objects.put_new(f"{PREFIX}/ownership/0", {})
     objects.put_new(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})

@@ -208,7 +208,7 @@ def test_a_measured_lease_stays_so() -> None:
     assert lease.weight == 12_800
 
 
-def test_who_answers_requests_and_was_sent_none_has_no_heir() -> None:
+def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
     """It would give its lease to nobody."""
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
     assert lease is not None

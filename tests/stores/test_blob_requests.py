@@ -88,7 +88,7 @@ def test_a_reading_without_an_answer_is_tried_again(objects: BlobObjects, memory
         (BlobFault(403, "AuthorizationFailure"), "the service refused: AuthorizationFailure; check the key in"),
     ],
 )
-def test_what_the_service_refuses_for_good_is_said(
+def test_a_permanent_refusal_of_the_service_is_said(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object], fault: BlobFault, says: str
 ) -> None:
     """A worker without rights would wait for them for ever."""

@@ -8,9 +8,11 @@ opt-in, and to azurite, which runs the same code.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
 
 import pytest
-from object_stores import bucket
+from object_stores import AgelessS3, bucket
 from process_race import assert_one_winner_each
 
 from leasehold.stores.contract import StoreContract
@@ -23,16 +25,24 @@ from leasehold.stores.objects.store import EtagStore
 
 pytestmark = pytest.mark.services
 
+_numbers = count()
+
+
+@pytest.fixture
+def store(objects: AgelessS3) -> EtagStore:
+    """A store under a prefix of its own."""
+    return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
+
 
 class TestS3(Ownership, Checkpoints, Handoff, Resets):
     """Every clause but the races."""
 
-    @pytest.fixture
-    def store(self, moto_url: str) -> Iterator[EtagStore]:
-        """A store in a bucket of its own."""
-        store = EtagStore(bucket(moto_url), ObjectLayout("fleet/one"))
-        yield store
-        store.close()
+    @pytest.fixture(scope="class")
+    @classmethod
+    def objects(cls, moto_url: str) -> Iterator[AgelessS3]:
+        """One bucket: its clients take longer to be made than a clause takes."""
+        with closing(bucket(moto_url)) as objects:
+            yield objects
 
 
 @pytest.mark.more
@@ -40,12 +50,12 @@ class TestS3(Ownership, Checkpoints, Handoff, Resets):
 class TestVersitygw(StoreContract):
     """Every clause, races included."""
 
-    @pytest.fixture
-    def store(self, versitygw_url: str) -> Iterator[EtagStore]:
-        """A store in a bucket of its own."""
-        store = EtagStore(bucket(versitygw_url), ObjectLayout("fleet/one"))
-        yield store
-        store.close()
+    @pytest.fixture(scope="class")
+    @classmethod
+    def objects(cls, versitygw_url: str) -> Iterator[AgelessS3]:
+        """Likewise."""
+        with closing(bucket(versitygw_url)) as objects:
+            yield objects
 
 
 @pytest.mark.more

@@ -49,7 +49,7 @@ def test_one_winner_between_processes(path: str) -> None:
     assert_one_winner_each(f"sqlite://{path}")
 
 
-def test_what_was_done_is_there_after_reopening(path: str, store: SqliteStore) -> None:
+def test_a_write_that_was_done_is_there_after_reopening(path: str, store: SqliteStore) -> None:
     """A restart would begin every shard anew."""
     seen = done(
         store.write(
@@ -325,7 +325,7 @@ def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: Sqlite
     newcomer.close()
 
 
-def test_what_was_written_while_the_file_was_replaced_may_not_count(path: str, store: SqliteStore) -> None:
+def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: SqliteStore) -> None:
     """A claim in a file that is gone would be believed."""
     seen = done(store.write(CreateLease(FULL)))
 

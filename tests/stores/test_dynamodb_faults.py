@@ -175,7 +175,7 @@ def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: 
         (NoCredentialsError(), "set AWS credentials in the environment"),
     ],
 )
-def test_what_asking_again_cannot_help_is_said(
+def test_a_fault_that_asking_again_cannot_help_is_said(
     store: DynamoStore, line: Line, table: str, answer: AWSResponse | Exception, says: str
 ) -> None:
     """A worker would try for ever what only its operator can put right."""

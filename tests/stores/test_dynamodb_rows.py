@@ -133,7 +133,7 @@ def test_items_written_by_others_are_understood(attributes: dict[str, Any], leas
 
 
 @pytest.mark.parametrize("entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS", "NEW"])
-def test_what_is_no_lease_is_skipped(entity: str) -> None:
+def test_an_item_that_is_no_lease_is_skipped(entity: str) -> None:
     """Java 3.5 keeps its own rows in the same table; taken for leases, they would be read as shards."""
     assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 

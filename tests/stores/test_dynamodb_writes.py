@@ -305,7 +305,7 @@ def test_notes_have_names_of_their_own(name: str) -> None:
         "a start",
     ],
 )
-def test_what_the_lease_as_seen_rules_out_is_no_request(write: writes.Write) -> None:
+def test_a_write_that_the_lease_as_seen_rules_out_is_no_request(write: writes.Write) -> None:
     """The service would be asked for what cannot hold, or about an owner without a name."""
     assert request_of(write) is None
 

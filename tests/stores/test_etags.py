@@ -352,7 +352,7 @@ def spoil(objects: ObjectMemory, layout: Layout) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("verb", ["renew", "checkpoint", "steal"])
-def test_whoever_finds_a_spoilt_object_on_its_way_is_told_of_which_lease(layout: Layout, verb: str) -> None:
+def test_a_spoilt_object_found_on_the_way_is_told_with_its_lease(layout: Layout, verb: str) -> None:
     """Of ten thousand leases nobody would know which one to mend."""
     objects, store = opened(layout)
     lease = owned(objects, store)
@@ -431,7 +431,7 @@ def test_eight_objects_are_read_side_by_side() -> None:
 
 
 @LAYOUTS
-def test_what_is_noted_of_a_new_lease_is_stored_with_the_least_writes(layout: Layout) -> None:
+def test_the_notes_of_a_new_lease_are_stored_with_the_least_writes(layout: Layout) -> None:
     """The SDKs' layout keeps notes on the ownership; ours would write an object more for each lease."""
     objects, store = opened(layout)
     made = done(store.write(CreateLease(Lease("0", notes=(("seal", "7"),)))))

@@ -66,7 +66,7 @@ def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | 
     return list(store.claim_ownership([record]))
 
 
-def test_they_read_what_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """An official worker would start our partitions from the beginning, or fail at its listing."""
     lease = placed(ours, Lease("0", owner="ann"))
     done(ours.write(CreateLease(Lease("1"))))
@@ -98,7 +98,7 @@ def test_we_read_what_they_write(ours: EtagStore, theirs: BlobCheckpointStore) -
     assert ours.get(["0"])[0].owner is None
 
 
-def test_they_lose_what_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """Both would read on, each with a claim it believes in."""
     (record,) = claimed(theirs, "0", "sdk-1")
     taken = done(ours.write(StealLease(ours.list().leases[0], "ann")))

@@ -51,7 +51,7 @@ def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
     assert [lease.owner for lease in store.list().leases] == ["cat", "cat", "ann"]
 
 
-def test_who_was_asked_by_somebody_else_is_not_waited_for(store: MemoryStore) -> None:
+def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) -> None:
     """A newcomer whose only request is refused stays unseen until its next look, and shares are computed without it."""
     first, second = (owned(store, "ann", key) for key in ("s-0", "s-1"))
     done(store.write(RequestLease(first, "cat")))

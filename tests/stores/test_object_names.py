@@ -161,7 +161,7 @@ def test_a_counter_that_is_none_is_not_counted_on() -> None:
     assert caught.value.field == "counter"
 
 
-def test_what_can_be_read_is_written_as_it_is() -> None:
+def test_a_readable_character_is_written_as_it_is() -> None:
     """Whoever looks into the bucket would read %40 and %28 in place of a worker's name."""
     assert FLEET.ownership({}, Lease("s-0"), Lease("s-0", owner="pod-1@eu:(a)")) == {
         "ownerid": "pod-1@eu:(a)",

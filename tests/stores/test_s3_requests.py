@@ -95,7 +95,7 @@ def test_no_usable_answer_is_an_unknown_outcome(
 
 @OPERATIONS
 @pytest.mark.parametrize("status", [400, 403, 499])
-def test_what_the_service_refuses_for_good_is_said(
+def test_a_permanent_refusal_of_the_service_is_said(
     objects: S3Objects, bucket: S3Bucket, operation: str, status: int
 ) -> None:
     """A worker without rights would wait for them for ever."""
@@ -200,7 +200,7 @@ def test_a_body_that_a_write_has_torn_is_read_again(objects: S3Objects, bucket: 
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"[1]", b'{"a": 1}', b"[" * 100_000, b"'"])
-def test_what_is_not_ours_says_nothing(objects: S3Objects, body: bytes) -> None:
+def test_an_object_of_others_says_nothing(objects: S3Objects, body: bytes) -> None:
     """A file dropped into the wrong folder would stop every worker."""
     objects.put_body("a", body)
     stored = objects.get("a")
@@ -257,7 +257,7 @@ def test_a_fault_that_is_no_missing_bucket_makes_none(objects: S3Objects, bucket
 @pytest.mark.parametrize(
     ("code", "missing"), [("404", True), ("NoSuchBucket", True), ("403", False), ("AccessDenied", False)]
 )
-def test_who_may_not_ask_is_not_told_that_a_bucket_is_missing(
+def test_a_caller_without_the_right_is_not_told_that_a_bucket_is_missing(
     objects: S3Objects, bucket: S3Bucket, code: str, missing: bool
 ) -> None:
     """A worker with few rights would not start."""

@@ -109,7 +109,7 @@ def test_as_many_are_at_work_as_there_are_tasks(calendar: Calendar) -> None:
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (4.0, "c")]
 
 
-def test_whoever_is_hurried_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
+def test_a_hurried_task_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
     """A handler's end would wait for the time of the next reading; or each hurry be a call too many later on."""
     calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
     calendar.at(2.0, lambda: calendar.kept.hurry("a"))
@@ -117,7 +117,7 @@ def test_whoever_is_hurried_is_called_at_once_and_its_former_time_is_void(calend
     assert calendar.calls == [(0.0, "a"), (2.0, "a"), (12.0, "a")]
 
 
-def test_whoever_is_hurried_while_it_runs_is_called_again_and_only_once(calendar: Calendar) -> None:
+def test_a_task_hurried_while_it_runs_is_called_again_and_only_once(calendar: Calendar) -> None:
     """The end of a handler that comes while the step still runs would be missed until the next reading."""
     calendar.kept.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
     calendar.at(1.0, lambda: calendar.kept.hurry("a"))

@@ -93,7 +93,7 @@ KINDS: dict[str, Callable[[Handle], Handle]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_can_be_awaited_is_awaited(kind: str) -> None:
+def test_every_awaitable_is_awaited(kind: str) -> None:
     """Without it nothing is processed, and all of it is checkpointed."""
     store, seen = FaultyStore(), Seen(20)
 
@@ -207,7 +207,7 @@ def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> 
     assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
-def test_what_was_awaited_must_end_with_none_too() -> None:
+def test_an_awaited_handler_must_end_with_none_too() -> None:
     """Without it an async function that returns another's coroutine would process nothing."""
     store, tries, stopped = FaultyStore(), list[int](), Event()
 
@@ -249,14 +249,14 @@ def plain(_batch: Delivery) -> None:
         ({"handler": plain, "handler_seconds": 0}, "handler_seconds"),
     ],
 )
-def test_what_can_never_handle_anything_is_refused_at_the_start(given: dict[str, object], says: str) -> None:
+def test_an_object_that_can_never_handle_anything_is_refused_at_the_start(given: dict[str, object], says: str) -> None:
     """Without it a worker would take leases, and find at its first batch that it cannot call its handler."""
     with pytest.raises(ValueError, match=says):
         Handling(**given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("handler", [*KINDS, "decorator that brings an argument", "built in"])
-def test_whatever_fits_is_taken(handler: str) -> None:
+def test_every_callable_that_fits_is_taken(handler: str) -> None:
     """Without it a decorated handler could be refused by the signature of what it decorates."""
 
     async def handle(_delivery: Delivery) -> None:

@@ -160,7 +160,7 @@ CASES = st.tuples(
 
 @given(CASES)
 @settings(max_examples=200, deadline=None)
-def test_whatever_is_poisoned_and_forgotten_all_else_is_handled_in_order(
+def test_all_but_the_poisoned_is_handled_in_order_though_faults_are_forgotten(
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float],
 ) -> None:
     """Without it a record could be passed over where the batch comes again with another end."""
@@ -196,7 +196,7 @@ def _passed(bench: Bench) -> int:
     return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
 
 
-def test_what_has_passed_is_left_out_of_a_batch_that_comes_again() -> None:
+def test_a_record_that_passed_is_left_out_of_a_batch_that_comes_again() -> None:
     """Handled records would be handed over once more, although nothing had gone wrong with them."""
     bench, batch = Bench(), Batch(tuple(records(4)), None, 0.0, 0.2)
     attempts = Attempts(Handling(lambda _batch: None), bench.holding, lambda least, _most: least)
@@ -242,7 +242,7 @@ def test_the_first_record_there_is_comes_again_too() -> None:
     assert numbers_of(attempts.piece(batch)) == ([0, 1], 2)
 
 
-def test_what_follows_a_buried_record_has_all_its_attempts() -> None:
+def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
     """A batch that grew while its first record was buried would be searched for poison at its first fault."""
     attempts, batch = tried(2), batch_of(7)
     assert attempts.failed(attempts.piece(batch), FAULT) == TryAgain(3.0)
@@ -251,7 +251,7 @@ def test_what_follows_a_buried_record_has_all_its_attempts() -> None:
     assert numbers_of(attempts.piece(batch_of(7, 8))) == ([8], 1)
 
 
-def test_what_failed_together_stays_suspect_where_the_batch_comes_again_with_another_end() -> None:
+def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_end() -> None:
     """The records behind the new end would have all their attempts again, and the search begin anew."""
     attempts, whole, short = tried(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
     assert attempts.failed(attempts.piece(whole), FAULT) == TryAgain(0.0)

@@ -17,7 +17,8 @@ from opentelemetry.sdk.metrics import Counter, MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
 from standins.cloudwatch import Point, collect, in_alarm, template
-from virtual_fleet import Clock, Driven, FaultyStore, member, together
+from virtual_fleet import Driven, FaultyStore, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.reading.metrics import WorkerMetrics

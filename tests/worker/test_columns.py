@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from attrs import define, evolve, frozen
+from attrs import evolve
 from test_reading import Bench, data
+from virtual_fleet import FaultySource
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources import arrow
-from leasehold.adapters.sources.protocol import Batch, Reader, Record
-from leasehold.balancer.model import Lease, Position
+from leasehold.adapters.sources.protocol import Batch, Record
 
 
 def told(given: Sequence[Record]) -> list[bytes]:
@@ -20,33 +20,19 @@ def told(given: Sequence[Record]) -> list[bytes]:
     return [record.data for record in given][::-1]
 
 
-@frozen
-class ColumnReader:
-    """Reads what another reads, and knows how to make columns of it."""
-
-    reader: Reader
-
-    def read(self) -> Batch:
-        """With the columns."""
-        return evolve(self.reader.read(), in_columns=told)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@define
-class ColumnSource(ListSource):
-    """A source whose batches can be had as columns."""
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """Such a reader."""
-        return ColumnReader(super().open(lease, start))
+def in_columns(batch: Batch) -> Batch:
+    """The batch of a source that knows how to make columns of it."""
+    return evolve(batch, in_columns=told)
 
 
 def test_a_handler_is_given_the_columns_of_its_source() -> None:
     """Without it a handler would pay for an object for each record to make columns of them again."""
     had: list[object] = []
-    bench = Bench(ShardRecords(records(3)), source=ColumnSource(), does=lambda batch: had.append(batch.to_arrow()))
+    bench = Bench(
+        ShardRecords(records(3)),
+        source=FaultySource(on_read=in_columns),
+        does=lambda batch: had.append(batch.to_arrow()),
+    )
     bench.steps(bench.reading(), 2)
     assert had == [data(3)[::-1]]
 
@@ -61,7 +47,7 @@ def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
-    bench = Bench(ShardRecords(records(3)), source=ColumnSource(), does=fail_once)
+    bench = Bench(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), does=fail_once)
     bench.steps(bench.reading(), 4)
     assert had == [data(3)[::-1], data(2, 1)[::-1]]
 

@@ -9,20 +9,20 @@ import math
 from typing import Any
 
 import pytest
-from attrs import define, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from virtual_fleet import Clock, FaultyStore, Kept, four_shards
+from virtual_fleet import Crew, FaultySource, FaultyStore, Kept, four_shards
+from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers, Work
+from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.reading import RECORD_BYTES, Room, ShardReading
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import CreateLease
 
 SHARDS = 4
@@ -32,78 +32,15 @@ PLACES = st.integers(0, SHARDS - 1)
 pytestmark = pytest.mark.slow
 
 
-@define
-class Manual:
-    """A crew whose work the test does, when it likes."""
-
-    queue: list[Work] = field(factory=list)
-    begun: int = 0
-    stuck: bool = False
-    refuses: bool = False
-
-    def start(self, work: Work) -> None:
-        """Keep it, unless there is no thread."""
-        if self.refuses:
-            raise RuntimeError("can't start new thread")
-        self.queue.append(work)
-
-    def withdraw(self, work: Work) -> bool:
-        """Forget it."""
-        if work not in self.queue:
-            return False
-        self.queue.remove(work)
-        return True
-
-    def replace(self, work: Work) -> None:
-        """Nobody is at work."""
-
-    def close(self) -> None:
-        """There are no threads."""
-
-
-class CountedReader:
-    """A reader that raises behind an advance when it is told to, and counts itself."""
-
-    def __init__(self, inner: Reader, source: "CountedSource") -> None:
-        self.inner, self.source, self.closed = inner, source, False
-
-    def read(self) -> Batch:
-        """The next records; they are gone for this reader where it raises."""
-        assert not self.closed, "a reader that was closed is read"
-        batch = self.inner.read()
-        if self.source.raises:
-            fault = self.source.raises.pop()
-            raise fault
-        return batch
-
-    def close(self) -> None:
-        """Once."""
-        assert not self.closed, "a reader is closed twice"
-        self.closed = True
-        self.source.open_now -= 1
-
-
-@define
-class CountedSource(ListSource):
-    """Counts the readers that are open."""
-
-    open_now: int = 0
-    raises: list[Exception] = field(factory=list)
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """One more."""
-        self.open_now += 1
-        return CountedReader(super().open(lease, start), self)
-
-
 class Conservation(RuleBasedStateMachine):
     """What a worker holds for its readings, and all that may become of it."""
 
     @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
         """Four held shards of twelve records each."""
-        self.clock, self.store, self.crew, consumer = Clock(), FaultyStore(), Manual(), Kept()
-        self.source = CountedSource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
+        self.clock, self.store, self.crew, consumer = Clock(), FaultyStore(), Crew(), Kept()
+        self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
+        self.source.on_read, self.raises = self._raise, list[Exception]()
         for each in four_shards():
             self.store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
         self.worker = Worker(
@@ -177,7 +114,7 @@ class Conservation(RuleBasedStateMachine):
         for _ in range(times):
             for place in range(SHARDS):
                 self.step(place, 1)
-            while self.crew.queue:
+            while self.crew.waiting:
                 self._work(0)
             self.clock.now += 0.5
 
@@ -191,16 +128,20 @@ class Conservation(RuleBasedStateMachine):
         """The next call of a handler ends like this."""
         self.outcomes.append(what)
 
+    def _raise(self, _batch: Batch) -> None:
+        if self.raises:
+            raise self.raises.pop()
+
     @rule(last=st.booleans())
     def work(self, *, last: bool) -> None:
         """A thread takes the first call that waits, or the last."""
-        if self.crew.queue:
+        if self.crew.waiting:
             self._work(-1 if last else 0)
 
     @rule(fault=st.sampled_from([SourceUnavailable("slow down"), MemoryError(), ValueError("odd")]))
     def fault_of_source(self, fault: Exception) -> None:
         """The next reading raises, behind its advance."""
-        self.source.raises.append(fault)
+        self.raises.append(fault)
 
     @rule(place=PLACES)
     def steal(self, place: int) -> None:
@@ -230,7 +171,7 @@ class Conservation(RuleBasedStateMachine):
             self.dues[place] = self.clock.now
 
     def _work(self, place: int) -> None:
-        work = self.crew.queue.pop(place)
+        work = self.crew.waiting.pop(place)
         calls = dict(self.handovers._at_work)  # noqa: SLF001  what is given back is the point
         work()
         for each in calls.values():
@@ -272,12 +213,12 @@ class Conservation(RuleBasedStateMachine):
         if not hasattr(self, "room"):
             return
         self.store.down = self.crew.stuck = self.crew.refuses = False
-        self.source.raises.clear()
+        self.raises.clear()
         self.outcomes.clear()
         for holding in self.holdings:
             holding.ask_release()
         for _ in range(STEPS_MOST):
-            while self.crew.queue:
+            while self.crew.waiting:
                 self._work(0)
             self.clock.now += 1.0
             going = [place for place in range(SHARDS) if self.dues[place] < math.inf]
@@ -286,9 +227,9 @@ class Conservation(RuleBasedStateMachine):
             if not going:
                 break
         self.handovers.close()
-        left = self.handovers._at_work, self.crew.queue, self.room.held, self.room._waiting, self.room._spare  # noqa: SLF001
+        left = self.handovers._at_work, self.crew.waiting, self.room.held, self.room._waiting, self.room._spare  # noqa: SLF001
         assert [list(each) for each in left] == [[]] * 5
-        assert (self.room.used_bytes, self.source.open_now) == (0, 0)
+        assert (self.room.used_bytes, [each for each in self.source.readers if not each.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
         assert [each for each in self.dues if each < math.inf] == []
 

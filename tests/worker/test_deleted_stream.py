@@ -1,8 +1,9 @@
 """A stream that is deleted while a fleet reads it: its checkpoints outlive it."""
 
 import pytest
-from attrs import Factory, define
-from virtual_fleet import Clock, FaultyStore, four_shards, member
+from attrs import define
+from virtual_fleet import FaultySource, FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Handling
@@ -34,20 +35,7 @@ class Deletable(ListSource):
         return super().gone(shard)
 
 
-@define
-class Reluctant(ListSource):
-    """A stream that cannot be listed, for one reason after another; "" stands for an answer."""
-
-    reasons: list[str] = Factory(list)
-
-    def shards(self) -> tuple[Shard, ...]:
-        """The next refusal, or the listing."""
-        if reason := self.reasons.pop(0):
-            raise SourceUnavailable(reason)
-        return super().shards()
-
-
-def test_its_leases_and_checkpoints_stay(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a stream deleted by mistake, or made anew, would be begun from scratch, and nobody be told."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
     source.shelves["s-0"] = ShardRecords(records(3))
@@ -74,7 +62,7 @@ def test_its_leases_and_checkpoints_stay(caplog: pytest.LogCaptureFixture) -> No
 def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
     """A log of one line for each turn buries all else; one that says a thing once for ever hides the next fault."""
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
-    discovery = Discovery(Reluctant(reasons=reasons.copy()))
+    discovery = Discovery(FaultySource(faults=[SourceUnavailable(why) if why else None for why in reasons]))
     for turn in range(len(reasons)):
         discovery.want()
         discovery.shards(float(turn), Listing(()), Me("w-1"))

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 from attrs import define, evolve
-from virtual_fleet import KCL, Clock, Driven, FaultyStore, Kept, four_shards, member
+from virtual_fleet import KCL, Driven, FaultySource, FaultyStore, Kept, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
@@ -75,7 +76,7 @@ def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery,
     return workers
 
 
-def test_what_a_whole_fleet_sees_is_listed_for_by_a_few_in_turns() -> None:
+def test_a_sight_of_the_whole_fleet_is_listed_for_by_a_few_in_turns() -> None:
     """Without it five hundred workers would ask at once, and be throttled together, for what one answer tells."""
     workers = fleet(100)
     owned = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
@@ -110,31 +111,17 @@ def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-class Failing(ListSource):
-    """A stream that fails as told."""
-
-    faults: tuple[SourceError | None, ...] = ()
-
-    def shards(self) -> tuple[Shard, ...]:
-        """The listing, or the next fault."""
-        fault, *rest = self.faults or (None,)
-        self.faults = tuple(rest)
-        if fault is not None:
-            raise fault
-        return super().shards()
-
-
 def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for() -> None:
     """Without it a misspelt name would be waited for, or a passing refusal would end a worker at work."""
-    source = Failing(four_shards())
-    source.faults = (SourceUnavailable("slow down"), SourceError("no such stream"))
+    source = FaultySource(four_shards())
+    source.faults = [SourceUnavailable("slow down"), SourceError("no such stream")]
     discovery = Discovery(source)
     assert discovery.shards(0.0, HEALTHY, ME) is None
     with pytest.raises(SourceError, match="no such stream"):
         discovery.shards(1.0, HEALTHY, ME)
     assert discovery.shards(2.0, HEALTHY, ME) is not None
     discovery.want()
-    source.faults = (SourceError("no such stream"),)
+    source.faults = [SourceError("no such stream")]
     assert discovery.shards(3.0, HEALTHY, ME) is None
     assert discovery.shards(4.0, HEALTHY, ME) is not None, "asked again at the next turn"
 
@@ -197,21 +184,9 @@ def test_the_shards_are_listed_again_every_five_minutes() -> None:
     assert [sooner.shards(now, HEALTHY, ME) is not None for now in (0.0, 9.9, 10.0)] == [True, False, True]
 
 
-class Unanswered(ListSource):
-    """A stream whose first listings fail, each for its reason."""
-
-    reasons: list[str] = ["no", "no", "yet"]  # noqa: RUF012  of one test
-
-    def shards(self) -> tuple[Shard, ...]:
-        """Fail, while there is a reason left."""
-        if self.reasons:
-            raise SourceUnavailable(self.reasons.pop(0))
-        return super().shards()
-
-
 def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
     """A fault said at every turn buries the rest of the log; one that is never called over is searched for."""
-    discovery = Discovery(Unanswered(four_shards()))
+    discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
     found = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
     assert found == [False, False, False, True, False, False]
     again = "the shards could not be listed, trying again at each turn: "

@@ -105,7 +105,7 @@ def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands
     assert hands.done == ["a", "b"]
 
 
-def test_who_was_slow_goes_on_where_nobody_stands_in(hands: Hands) -> None:
+def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
     """Nobody would take the next batch."""
     crew = ThreadExecutor(1, most=1)
     slow = hands.work("a", lambda: crew.replace(slow))
@@ -159,7 +159,7 @@ def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands,
     assert not crew.stuck
 
 
-def test_who_stands_in_goes_on_while_the_slow_one_is_at_work(hands: Hands) -> None:
+def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> None:
     """After one batch of another shard all would wait for the slow one again."""
     crew = ThreadExecutor(1, most=3)
 
@@ -196,7 +196,7 @@ def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
     assert (hands.done, len(hands.names)) == (["a", "b", "c"], 1)
 
 
-def test_what_waits_can_be_taken_back_and_what_began_cannot(hands: Hands) -> None:
+def test_waiting_work_can_be_taken_back_and_begun_work_cannot(hands: Hands) -> None:
     """A batch whose lease is lost would be handed over all the same, or its end be waited for in vain."""
     crew = ThreadExecutor(1)
     first = hands.work("a", lambda: withdrawn.append(crew.withdraw(first)))

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member
+from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.inputs import configuration_for
 from leasehold.adapters.proving.simulator.world.world import ListSource
@@ -34,7 +35,7 @@ def test_over_event_hubs_the_seconds_suit_official_workers(rules: RuleSet, secon
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 
 
-def test_what_was_asked_for_stays() -> None:
+def test_a_lease_that_was_asked_for_stays() -> None:
     """A setting that is silently replaced cannot be trusted."""
     asked = Config(lease_seconds=6.0, cycle_seconds=45.0)
     assert paced(asked, {"lease_seconds", "cycle_seconds"}) == asked

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import pytest
-from virtual_fleet import Clock, FaultyStore
+from virtual_fleet import FaultyStore
+from waiters import Clock
 
 from leasehold.adapters.worker.holdings import Handoffs
 from leasehold.balancer.actions import RequestHandoff

@@ -6,44 +6,12 @@ from collections.abc import Callable
 import pytest
 from attrs import define, field
 from test_reading import Bench
-from virtual_fleet import Clock
+from virtual_fleet import Crew
+from waiters import Clock
 
 from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.handovers import CallEnded, GivenUp, HandlerWatch, Handovers, Later, LeaseLost, Work
+from leasehold.adapters.reading.handovers import CallEnded, GivenUp, HandlerWatch, Handovers, Later, LeaseLost
 from leasehold.adapters.worker.holding import Holding
-
-
-@define
-class Crew:
-    """Threads that do nothing until the test says so.
-
-    during  called in the midst of a call
-    """
-
-    waiting: list[Work] = field(factory=list)
-    replaced: list[Work] = field(factory=list)
-    stuck: bool = False
-    refuses: bool = False
-
-    def start(self, work: Work) -> None:
-        """Let it wait."""
-        if self.refuses:
-            raise RuntimeError("can't start new thread")
-        self.waiting.append(work)
-
-    def withdraw(self, work: Work) -> bool:
-        """Not once it has begun."""
-        if work not in self.waiting:
-            return False
-        self.waiting.remove(work)
-        return True
-
-    def replace(self, work: Work) -> None:
-        """Remember for whom."""
-        self.replaced.append(work)
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 @define

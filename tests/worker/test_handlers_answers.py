@@ -76,7 +76,7 @@ FITTING = [plain, later, of_two, lambda *_all: None, partial(lambda _more, _batc
 
 
 @pytest.mark.parametrize("given", FITTING)
-def test_what_can_be_called_with_a_batch_is_taken(given: Callable[..., object]) -> None:
+def test_a_callable_of_one_batch_is_taken(given: Callable[..., object]) -> None:
     """A decorated, async, partial or built-in function could not be a handler."""
     judge(given)
 
@@ -98,7 +98,7 @@ def test_a_generator_is_refused(given: Callable[..., object]) -> None:
         judge(given)
 
 
-def test_what_does_not_fit_is_refused_with_the_words_for_what_it_is_given() -> None:
+def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments() -> None:
     """Every call would fail, after the worker has begun."""
     with pytest.raises(ValueError, match=r"^handler: 7 cannot be called$"):
         judge(7)
@@ -137,7 +137,7 @@ def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"), [(SystemExit(3), Ending), (KeyboardInterrupt(), Ending), (GeneratorExit(), Unhandled)], ids=repr
 )
-def test_what_is_no_exception_becomes_one_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
+def test_a_base_exception_becomes_an_exception_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
     """The policy for failed batches would not see it, or a call that asks for the end would be tried again."""
     fault = fault_from(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)

@@ -1,25 +1,17 @@
 """Planned moves between two workers: asked for, given at the batch boundary, accepted by a write."""
 
 import pytest
-from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
+from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.holding import Identity
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Promises
-from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease, WithdrawRequest, Write
+from leasehold.stores.protocol import Done, OutcomeUnknown, Promises
+from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease, WithdrawRequest
 
 MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
-
-
-class Listed(FaultyStore):
-    """A store where everybody lists the table once a cycle and no more often (C14), as of Azure Blob."""
-
-    @property
-    def promises(self) -> Promises:
-        """A note would look like a renewal."""
-        return Promises(free_notes=False)
 
 
 def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
@@ -63,7 +55,7 @@ def test_an_owner_asked_for_a_lease_is_told_at_its_next_renewal() -> None:
     assert store.row("s-0").owner == "b-1"
 
 
-def test_whoever_was_alone_watches_its_heir_at_once() -> None:
+def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
     """C13: an heir that dies with its first lease would be noticed as late as somebody who is alone looks."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
@@ -86,7 +78,7 @@ def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
     assert store.row("s-0").owner == "b-1"
 
 
-def test_whoever_waits_for_a_lease_takes_nothing_else_from_what_it_read_before() -> None:
+def test_a_worker_that_waits_for_a_lease_takes_nothing_else_from_its_former_reading() -> None:
     """Without it a newcomer would fill up before it has seen who else joined, and take what must be given back."""
     clock, store = Clock(), FaultyStore()
     _one, two = pair(clock, store)
@@ -94,7 +86,7 @@ def test_whoever_waits_for_a_lease_takes_nothing_else_from_what_it_read_before()
     assert sorted(str(lease.heir) for lease in store.list().leases) == ["None", "None", "None", "b-1"]
 
 
-def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
+def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     """Without it a taker that died would leave the lease to expire."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
@@ -106,29 +98,16 @@ def test_what_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     assert ("s-0" in one.held, store.row("s-0").owner) == (True, "a-1")
 
 
-class Mute(FaultyStore):
-    """The first time that something is taken back there is no answer."""
-
-    told = False
-
-    def write(self, write: Write) -> Outcome:
-        """Carried out, each time."""
-        outcome = super().write(write)
-        if self.told or not isinstance(write, TakeBackLease):
-            return outcome
-        self.told = True
-        raise OutcomeUnknown("the reply was lost")
-
-
-def test_what_was_taken_back_without_an_answer_is_held_all_the_same() -> None:
+def test_a_gift_taken_back_without_an_answer_is_held_all_the_same() -> None:
     """Without it the table would say ours, nobody would read it, and it would wait for its expiry."""
-    clock, store = Clock(), Mute()
+    clock, store = Clock(), FaultyStore()
+    store.lose_replies, store.losing = 1, (TakeBackLease,)
     one, _two = pair(clock, store)
     asked_for(store)
     one.run(MINIMAL.renew_seconds + 0.1)
     one.turn_due = clock.now
     one.run(2.5)
-    assert ("s-0" in one.held, store.row("s-0").owner, store.told) == (True, "a-1", True)
+    assert ("s-0" in one.held, store.row("s-0").owner, store.lose_replies) == (True, "a-1", 0)
 
 
 def given(store: FaultyStore) -> tuple[Driven, Driven, str]:
@@ -148,9 +127,9 @@ def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
     assert (store.row(wanted).owner, store.row(wanted).heir) == ("a-1", None)
 
 
-def test_who_finds_a_gift_taken_back_asks_for_it_again_at_once() -> None:
+def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> None:
     """Without it an heir that was late would wait for its next look at the whole table, a newcomer unseen by others."""
-    store = Listed()
+    store = FaultyStore(Promises(free_notes=False))
     one, two, wanted = given(store)
     taken_back(one, store, wanted)
     two.step()
@@ -158,9 +137,9 @@ def test_who_finds_a_gift_taken_back_asks_for_it_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_who_accepts_a_gift_too_late_asks_for_it_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
+def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     """Without it an heir whose acceptance came a moment late would wait as long, and not look at the lease again."""
-    store = Listed()
+    store = FaultyStore(Promises(free_notes=False))
     one, two, wanted = given(store)
     seen, listed = store.get([wanted]), store.list()
     taken_back(one, store, wanted)
@@ -176,7 +155,7 @@ def test_who_accepts_a_gift_too_late_asks_for_it_again_at_once(monkeypatch: pyte
     assert wanted in two.held
 
 
-def test_what_was_accepted_is_not_taken_back() -> None:
+def test_an_accepted_gift_is_not_taken_back() -> None:
     """Without it two workers would process one shard."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)

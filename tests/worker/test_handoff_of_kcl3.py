@@ -1,11 +1,9 @@
 """A worker of ours whose lease a KCL 3.x leader moves away, by KCL's own fields, on a real table."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
+from waiters import until
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
@@ -19,14 +17,6 @@ from leasehold.stores.urls import open_store
 pytestmark = pytest.mark.services
 
 TABLE, WAIT = "victim-of-a-leader", 20.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something another thread does."""
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(

@@ -84,7 +84,7 @@ def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
     assert told.reasons == []
 
 
-def test_what_ends_a_task_of_the_scheduler_is_no_fault_of_the_call() -> None:
+def test_an_exception_that_ends_a_task_is_no_fault_of_the_call() -> None:
     """A simulated process that is killed would count its handler as failed, and go on."""
     told = Told()
     with pytest.raises(Fatal):
@@ -100,7 +100,7 @@ async def _raises() -> None:
     raise ValueError("later")
 
 
-def test_what_can_be_awaited_is_over_when_it_was_awaited() -> None:
+def test_an_awaitable_is_over_when_it_was_awaited() -> None:
     """A batch of an async handler would be done before it was begun."""
     told, done = Told(), Event()
     handover = told.begin(lambda: _waits(done))
@@ -113,7 +113,7 @@ def test_what_can_be_awaited_is_over_when_it_was_awaited() -> None:
     told.handovers.close()
 
 
-def test_what_is_awaited_and_given_up_is_cancelled() -> None:
+def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
     """It would go on beside the next owner's handler."""
     told, begun = Told(), Event()
 
@@ -199,7 +199,7 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
 
-def test_what_ends_a_task_is_no_fault_of_an_onlooker() -> None:
+def test_an_exception_that_ends_a_task_is_no_fault_of_an_onlooker() -> None:
     """A simulated process that is killed in its observer would go on."""
     with pytest.raises(Fatal):
         Told().handovers.tell("observer", raising(Fatal()))
@@ -252,7 +252,7 @@ class Awaited:
         return self.thread.get(timeout=WAIT), cancel
 
 
-def test_what_is_cancelled_is_over_with_a_fault() -> None:
+def test_a_cancelled_call_is_over_with_a_fault() -> None:
     """A batch that was given up would count as done, or never be over."""
     awaited = Awaited()
     _, cancel = awaited.begin()

@@ -1,22 +1,20 @@
 """A batch is held, or its place in the stream is not left; and nothing is handed over under an expired lease."""
 
-from collections.abc import Callable
 from random import Random
 from typing import Never
 
 import pytest
-from attrs import define
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_handler_watch import Crew
 from test_reading import Bench, data
+from virtual_fleet import Crew, FaultySource
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records, shard
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.reading import Room, ShardReading
-from leasehold.adapters.sources.protocol import Batch, Reader
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import ClaimLease, RenewLease, Write
 
@@ -26,35 +24,6 @@ FAULTS = (MemoryError, ValueError)
 def raises(fault: type[BaseException]) -> Never:
     """As a call does that fails."""
     raise fault("injected")
-
-
-@define
-class Breaking(ListSource):
-    """A stream whose readers are past a page before they fail to bring it."""
-
-    breaks: Callable[[], None] = lambda: None
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader of that kind."""
-        return BreakingReader(super().open(lease, start), self)
-
-
-@define
-class BreakingReader:
-    """Fails as its stream says, after having gone on."""
-
-    reader: Reader
-    source: Breaking
-
-    def read(self) -> Batch:
-        """The next few, or a fault."""
-        batch = self.reader.read()
-        self.source.breaks()
-        return batch
-
-    def close(self) -> None:
-        """Let the reader go."""
-        self.reader.close()
 
 
 def stubborn(bench: Bench, reading: ShardReading, steps: int) -> None:
@@ -72,12 +41,12 @@ def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: typ
     """Without it a page that could not be unpacked would be skipped for good, and checkpoints would pass it."""
     calls: list[int] = []
 
-    def once() -> None:
+    def once(_batch: Batch) -> None:
         calls.append(len(calls))
         if len(calls) == 2:
             raises(fault)
 
-    bench = Bench(ShardRecords(records(6), size=2), source=Breaking(breaks=once))
+    bench = Bench(ShardRecords(records(6), size=2), source=FaultySource(on_read=once))
     stubborn(bench, bench.reading(checkpoint_seconds=3600), 8)
     assert bench.handed == [data(2), data(2, 2), data(2, 4)]
     assert bench.source.opened == [("s-0", TRIM_HORIZON), ("s-0", Position("101"))]
@@ -133,7 +102,7 @@ def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with
         done.update(record.data for record in delivery.records)
 
     bench = Bench(ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), does=handle)
-    bench.source = bench.worker.source = Breaking(shelves=bench.source.shelves, breaks=perhaps)
+    bench.source = bench.worker.source = FaultySource(shelves=bench.source.shelves, on_read=perhaps)
     reading = bench.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
         calm += [True] * (step == 30)
@@ -163,7 +132,7 @@ def test_nothing_is_read_under_an_expired_lease() -> None:
 
 def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
     """Without it a stop in the middle of a request would end in records handed over twice."""
-    bench = Bench(ShardRecords(records(2)), source=Breaking(breaks=lambda: asleep(bench)))
+    bench = Bench(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(bench)))
     reading = bench.reading()
     bench.steps(reading, 2)
     bench.store.write(ClaimLease(bench.store.row("s-0"), "b-1"))

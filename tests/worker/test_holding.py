@@ -5,25 +5,14 @@ from threading import Barrier, Thread
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Clock, FaultyStore
+from virtual_fleet import FaultyStore
+from waiters import Clock
 
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
-from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises
-from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease, Write
-
-
-class CountingStore(FaultyStore):
-    """Counts refusals."""
-
-    refused = 0
-
-    def write(self, write: Write) -> Outcome:
-        """Apply it, and count a refusal."""
-        outcome = super().write(write)
-        self.refused += isinstance(outcome, Lost)
-        return outcome
+from leasehold.stores.protocol import Lost, OutcomeUnknown, Promises
+from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease
 
 
 def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holding:
@@ -42,7 +31,7 @@ def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holdin
 
 def test_writes_from_many_threads_never_refuse_one_another() -> None:
     """Without it a renewal beside a checkpoint would look like a theft."""
-    store = CountingStore()
+    store = FaultyStore()
     holding = held(store)
     together = Barrier(8)
 
@@ -56,7 +45,7 @@ def test_writes_from_many_threads_never_refuse_one_another() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (store.refused, holding.lost.is_set()) == (0, False)
+    assert ([each for each in store.outcomes if isinstance(each, Lost)], holding.lost.is_set()) == ([], False)
     assert store.row("s-0").checkpoint == Position(str(99 * 8 + 6))
     assert holding.lease == store.row("s-0")
 
@@ -95,18 +84,10 @@ def test_a_note_is_no_sign_of_life() -> None:
     assert holding.confirmed == 1005.0
 
 
-class Uncounted(FaultyStore):
-    """A layout in which nobody counts owners."""
-
-    @property
-    def promises(self) -> Promises:
-        """All but the count."""
-        return Promises(counts_owners=False)
-
-
 def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
     """Without it a handler would fence by a number that stays 0, and let every former owner in."""
-    tokens = [Delivery((), Position("1"), None, held(store)).epoch for store in (FaultyStore(), Uncounted())]
+    stores = FaultyStore(), FaultyStore(Promises(counts_owners=False))
+    tokens = [Delivery((), Position("1"), None, held(store)).epoch for store in stores]
     assert tokens == [1, None]
 
 
@@ -134,7 +115,7 @@ def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
     assert (store.row("s-0").owner, holding.why) == (None, "now owned by None")
 
 
-def test_what_is_lost_stays_lost() -> None:
+def test_a_lost_lease_stays_lost() -> None:
     """Without it a reader that was told to stop could go on with another owner's lease."""
     store = FaultyStore()
     holding = held(store)

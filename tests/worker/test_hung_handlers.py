@@ -206,7 +206,7 @@ def test_a_lost_lease_waits_for_its_handler_only_until_it_is_slow(hung: Hung) ->
     assert hung.bench.happened == ["initialize", "lease-lost"]
 
 
-def test_what_is_done_after_a_theft_is_still_said() -> None:
+def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
     """Without it the option would hold only for handlers that notice the theft themselves."""
     hung = Hung({"late_checkpoints": True})
     hung.hand_over()
@@ -266,7 +266,7 @@ def test_when_every_thread_hangs_what_waits_goes_to_others(hung: Hung, caplog: p
     assert (other.bench.handed, other.bench.store.row("s-0").owner) == ([], None)
 
 
-def test_what_is_awaited_beyond_the_limit_is_cancelled() -> None:
+def test_an_awaited_handler_beyond_the_limit_is_cancelled() -> None:
     """Without it whatever a hung handler awaits would gather for as long as the worker lives."""
     cancelled, store = Event(), FaultyStore()
 

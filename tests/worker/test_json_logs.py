@@ -4,13 +4,14 @@ import json
 import logging
 
 import pytest
-from virtual_fleet import Clock, FaultyStore, four_shards, member
+from virtual_fleet import FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.events import JsonLines
 
 
-def test_what_is_taken_is_told_with_lease_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
     """Why a lease moved in the night would have to be read out of prose."""
     caplog.set_level(logging.INFO, "leasehold")
     ours = member(FaultyStore(), ListSource(four_shards()), Clock())

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Clock, Driven, FaultyStore, member, together
+from virtual_fleet import Driven, FaultyStore, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.actions import Action, Claim, Create, Release, RequestHandoff
@@ -52,7 +53,7 @@ def test_a_deployment_does_not_wait_for_expiry() -> None:
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-def test_whoever_dies_nothing_waits_for_a_leader(victim: str) -> None:
+def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
     """Thread 1803: when the leader of KCL 3 was killed, nothing was assigned for two minutes, or ever again."""
     _, store, workers = fleet("abc")
     living = [each for each in workers if each.worker.me != victim]
@@ -130,7 +131,7 @@ def test_a_restart_under_the_same_id_moves_nothing() -> None:
     assert again.held == [key for key, owner in before.items() if owner == "b"]
 
 
-def test_who_holds_everything_lets_one_go_for_a_peer_that_asks_for_nothing() -> None:
+def test_a_worker_with_all_leases_lets_one_go_for_a_peer_that_asks_for_nothing() -> None:
     """A KCL 3 leader takes nothing from an owner without worker metrics: what we do not free, its workers never get."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
     leases = held("me", "s-0", "s-1", "s-2", "s-3")

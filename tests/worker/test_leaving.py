@@ -21,7 +21,7 @@ from leasehold.adapters.worker.tidings import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 WAIT = 30.0
 
@@ -100,19 +100,11 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
     assert {lease.owner for lease in store.list().leases} <= {None}
 
 
-class Broken(FaultyStore):
-    """A table whose listing raises what no store may."""
-
-    fault: BaseException = SystemExit(3)
-
-    def list(self) -> Listing:
-        """Never."""
-        raise self.fault
-
-
 def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
     """Nobody would look any more, while leases are renewed for ever."""
-    ran = Ran(Runner(joined(Broken()), done_with))
+    store = FaultyStore()
+    store.fault = SystemExit(3)
+    ran = Ran(Runner(joined(store), done_with))
     assert ran.ended()
     assert "SystemExit: 3" in str(ran.faults[0])
 
@@ -148,7 +140,7 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
 
 @pytest.mark.parametrize("fault", [BrokenPipeError(), GeneratorExit()])
 @pytest.mark.parametrize("who", ["observer", "measure"])
-def test_who_looks_on_cannot_keep_a_shard_from_being_read_and_left(who: str, fault: BaseException) -> None:
+def test_an_observer_cannot_keep_a_shard_from_being_read_and_left(who: str, fault: BaseException) -> None:
     """A closed pipe would leave every lease held, unread, and never released."""
     store, count, all_done = FaultyStore(), [0], Event()
 

@@ -293,7 +293,7 @@ def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
     assert kinesis.made == []
 
 
-def test_what_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user would not know which of the URLs is wrong."""
     with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
         open_letters("kinesis://orders?endpoint=http://h:1")

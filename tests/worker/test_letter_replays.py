@@ -101,7 +101,7 @@ def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None
         batch.to_arrow()
 
 
-def test_what_a_handler_answers_or_raises_is_its_fault() -> None:
+def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
     """A letter that failed again would be removed, or end the replay."""
     error = OSError("disk")
 

@@ -79,7 +79,7 @@ def test_a_letter_is_one_line_that_says_all_of_itself(letter: Letter) -> None:
         ("shard", 3, "shard: it wants a text"),
     ],
 )
-def test_what_is_no_letter_is_refused_by_the_field(field: str, value: object, says: str) -> None:
+def test_a_line_that_is_no_letter_is_refused_by_the_field(field: str, value: object, says: str) -> None:
     """Without it a damaged letter would be handed over as a record that never was."""
     told = json.loads(letter("7").line) | {field: value}
     with pytest.raises(BadLetter, match=says):
@@ -160,7 +160,7 @@ def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_an_error_hides_is_told_and_long_texts_are_cut(tmp_path: Path) -> None:
+def test_the_cause_of_an_error_is_told_and_long_texts_are_cut(tmp_path: Path) -> None:
     """Without it a letter would say only that something was no exception, or be too large for its stream."""
     bench, _ = poison(0)
     (delivery,) = deliveries(bench)
@@ -242,7 +242,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: 
     assert (got, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
 
 
-def test_what_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
     """Without it a damaged letter would be passed over in silence."""
     folder = filled(tmp_path / "box", letter("1"))
     (folder / "notes.txt").write_text("mine")

@@ -1,50 +1,21 @@
 """What a worker does as lookout or reader, seen in the table: bulletins, renewals, and what it takes up as its own."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Clock, Driven, FaultyStore, Kept, four_shards, member, together
+from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.actions import Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_of, bulletin_row, lookout_ranks, note_of
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
-from leasehold.stores.protocol import Listing, Promises
+from leasehold.stores.protocol import Promises
 from leasehold.stores.writes import ClaimLease, RequestLease, StealLease, merged
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
-
-
-class Listened(FaultyStore):
-    """A store that remembers what was read of it, and when each row's version moved."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.clock = clock
-        self.readings: list[tuple[tuple[str, ...] | None, bool]] = []
-
-    def list(self) -> Listing:
-        """Every lease."""
-        self.readings.append((None, True))
-        return super().list()
-
-    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """These leases."""
-        asked = tuple(keys)
-        self.readings.append((asked, stale_ok))
-        return super().get(asked, stale_ok=stale_ok)
-
-
-class Dumb(FaultyStore):
-    """A store whose notes move the version."""
-
-    @property
-    def promises(self) -> Promises:
-        """No free notes."""
-        return Promises(free_notes=False)
 
 
 def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[Driven]:
@@ -66,7 +37,7 @@ def board(store: FaultyStore, lookout: Driven) -> Lease:
 def test_others_read_one_row_and_may_read_it_stale() -> None:
     """C4, C7: sixty workers would read the table sixty times, or pay twice for each reading of the row."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
     row = board(store, lookout).key
     store.readings.clear()
@@ -77,7 +48,7 @@ def test_others_read_one_row_and_may_read_it_stale() -> None:
 def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None:
     """C2, C4: too seldom, and others stand in; too often, and the table is written for nothing."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     row = board(store, lookout).key
     store.writes.clear()
@@ -91,7 +62,7 @@ def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None
 def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
     """C4: whoever reads another row than the last would see it live and never hear of anything."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     for second in range(20):
         for holding in lookout.worker.holdings:
@@ -105,7 +76,7 @@ def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
 def test_a_checkpoint_is_a_renewal() -> None:
     """C2: a lease that is checkpointed every 5 s would be written twice as often as need be."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     together([lookout, reader], 6.0)
     store.writes.clear()
@@ -116,10 +87,10 @@ def test_a_checkpoint_is_a_renewal() -> None:
     assert {store.writes.count(key) for key in reader.held} == {12}
 
 
-def test_what_the_lookout_finds_is_written_at_once() -> None:
+def test_a_finding_of_the_lookout_is_written_at_once() -> None:
     """C6: what it freed would wait for the next beat before anybody came for it."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     before = bulletin_of(board(store, lookout))
     lookout.turn_due = clock.now
@@ -161,7 +132,7 @@ def first_of(*names: str) -> str:
 def test_an_own_lease_that_stands_still_is_renewed_by_who_lists_it() -> None:
     """C9: the lookout judges all others; a lease whose renewals it forgets would stay unread for ever."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     forgotten = next(h for h in lookout.worker.holdings if h.key != board(store, lookout).key)
     version = store.row(forgotten.key).version
@@ -216,7 +187,7 @@ def test_nothing_is_done_to_what_was_not_just_read(monkeypatch: pytest.MonkeyPat
 def test_a_gift_is_taken_up_without_a_listing() -> None:
     """H3: an heir that accepts only at its next listing leaves the lease unread, and the giver takes it back."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     wanted = lookout.held[0]
     store.write(RequestLease(store.row(wanted), reader.worker.me))
@@ -229,10 +200,10 @@ def test_a_gift_is_taken_up_without_a_listing() -> None:
     assert ((wanted,), True) in store.readings
 
 
-def test_what_was_taken_back_is_looked_at_again() -> None:
+def test_a_gift_taken_back_is_looked_at_again() -> None:
     """C7: its owner believes that it has nothing to spare, and would not see that it is asked for once more."""
     clock = Clock()
-    store = Listened(clock)
+    store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
     key = reader.held[0]
     store.write(RequestLease(store.row(key), "gone"))
@@ -246,7 +217,7 @@ def test_what_was_taken_back_is_looked_at_again() -> None:
 
 def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     """C14: a bulletin would look like a renewal; nobody may believe in one, nor write one."""
-    clock, store = Clock(), Dumb()
+    clock, store = Clock(), FaultyStore(Promises(free_notes=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)
     assert worker.worker.watch.bulletins is None

@@ -8,7 +8,8 @@ import pytest
 from attrs import evolve
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from virtual_fleet import Clock, FaultyStore, four_shards, member, together
+from virtual_fleet import FaultyStore, four_shards, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.exporting import exporting
@@ -156,7 +157,7 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
     assert metrics is not None
 
 
-def test_what_is_no_longer_held_is_told_by_its_new_owner() -> None:
+def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
     """Without it a lease that moved would look as far behind as on the day it left."""
     clock, store = Clock(), FaultyStore()
     ours = member(store, ListSource(four_shards()), clock)
@@ -208,7 +209,7 @@ def test_an_unknown_exporter_is_named(
         pass
 
 
-def test_what_has_gathered_is_exported_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """Without it a worker's last seconds would be missing, and standard output would not be events alone."""
     with exporting("console") as meter:
         assert meter is not None

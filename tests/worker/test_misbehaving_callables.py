@@ -48,7 +48,7 @@ def stream(count: int = 5) -> ListSource:
 
 
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
-def test_whatever_a_handler_raises_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
     bench = Bench(does=raising(error))
     bench.until_over(bench.reading(attempts=2))
@@ -60,7 +60,9 @@ def test_whatever_a_handler_raises_fails_its_batch(error: BaseException, caplog:
 
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
-def test_what_cannot_be_shown_is_tried_again_and_buried(by: str, base: type[BaseException], tmp_path: Path) -> None:
+def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
+    by: str, base: type[BaseException], tmp_path: Path
+) -> None:
     """Without it the thread that tells of such a fault ends, and its shard is held and never read again."""
     letters = dead_letters(f"file://{tmp_path}")
     bench = Bench(does=raising(unsayable(by, base)))
@@ -71,7 +73,7 @@ def test_what_cannot_be_shown_is_tried_again_and_buried(by: str, base: type[Base
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 @pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
-def test_who_looks_on_may_raise_what_cannot_be_shown(by: str, whose: str) -> None:
+def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
     """Without it likewise; a dead letter that fails stops its shard."""
     stops = whose == "dead_letter"
     bench = Bench(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
@@ -91,7 +93,7 @@ def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [CancelledError(), Odd()], ids=repr)
-def test_whatever_a_dead_letter_raises_stops_the_shard(error: BaseException) -> None:
+def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
     """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
     bench = Bench(does=raising(OSError()))
     bench.until_over(bench.reading(attempts=1, dead_letter=raising(error)))

@@ -1,15 +1,14 @@
 """One held lease, write by write: what each stores, what a refusal means, and why it ended."""
 
-from collections.abc import Callable
-
 import pytest
 from attrs import evolve
-from virtual_fleet import Clock, FaultyStore
+from virtual_fleet import FaultyStore
+from waiters import Clock
 
 from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
-from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown
+from leasehold.stores.protocol import Outcome, OutcomeUnknown
 from leasehold.stores.writes import (
     CheckpointLate,
     CheckpointLease,
@@ -28,28 +27,11 @@ from leasehold.stores.writes import (
 SIGNED = (("process", "p-1/ann"),)
 
 
-class Recorder(FaultyStore):
-    """Keeps each write as it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Write] = []
-        self.before: Callable[[], None] | None = None
-
-    def write(self, write: Write) -> Outcome:
-        """Let somebody else be faster, once, and apply it then."""
-        if before := self.before:
-            self.before = None
-            before()
-        self.asked.append(write)
-        return super().write(write)
-
-
 class Held:
     """Ann's lease s-0, as her process p-1 holds it."""
 
-    def __init__(self, process: str = "p-1", replaced: str | None = None, store: Recorder | None = None) -> None:
-        self.store, self.clock = store or Recorder(), Clock()
+    def __init__(self, process: str = "p-1", replaced: str | None = None, store: FaultyStore | None = None) -> None:
+        self.store, self.clock = store or FaultyStore(), Clock()
         self.noticed: list[Holding] = []
         self.said: list[tuple[str, bool, bool]] = []
         self.remade: list[str] = []
@@ -219,7 +201,7 @@ def test_a_gift_never_moves_the_checkpoint_back() -> None:
     assert one.row.checkpoint == Position("9")
 
 
-def test_what_a_kcl_3_leader_moves_is_not_taken_back() -> None:
+def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
     """Its heir polls seldom, and would find its lease taken back each time."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, heir="bob", yields=False, leaving=True))
@@ -247,7 +229,7 @@ def test_a_lease_may_be_released_to_a_stranger() -> None:
     assert (one.row.owner, one.end, one.holding.given) == ("java-1", (True, "given to java-1"), None)
 
 
-def test_who_is_not_to_part_keeps_its_lease() -> None:
+def test_a_holding_that_is_not_to_part_keeps_its_lease() -> None:
     """A drain that came too early would release what is being read."""
     one = Held()
     assert one.holding.part(Position("7")) is False
@@ -262,9 +244,10 @@ def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_
     seen = one.row
 
     def bob_changes_his_mind() -> None:
+        one.store.passes = lambda: None
         one.store.write(WithdrawRequest(seen, "bob"))
 
-    one.store.before = bob_changes_his_mind
+    one.store.passes = bob_changes_his_mind
     assert one.holding.part(Position("7")) is False
     assert (one.end, one.row.owner, one.holding.lease) == ((False, ""), "ann", one.row)
     assert not one.holding.parting
@@ -322,7 +305,7 @@ def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_whoever_has_it(
     assert (one.row.checkpoint, one.remade) == (Position("49"), [])
 
 
-def test_what_became_of_a_row_that_was_deleted_is_told() -> None:
+def test_the_fate_of_a_deleted_row_is_told() -> None:
     """Nobody would learn that the table was emptied, nor that records may be unread."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
@@ -378,24 +361,10 @@ def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
     assert (one.end, one.holding.confirmed, one.holding.lease) == ((False, ""), 1004.0, one.row)
 
 
-class Refusing(Recorder):
-    """Refuses renewals, or writes of another kind, and says that the lease is its owner's all the same."""
-
-    def __init__(self, refused: type[Write] = RenewLease) -> None:
-        super().__init__()
-        self.refused = refused
-
-    def write(self, write: Write) -> Outcome:
-        """Refuse each write of that kind."""
-        if isinstance(write, self.refused):
-            self.asked.append(write)
-            return Lost("s-0", self.row("s-0"))
-        return super().write(write)
-
-
 def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> None:
     """A thread would spin, and nobody learn that the store contradicts itself."""
-    one = Held(store=Refusing())
+    one = Held()
+    one.store.refuses = (RenewLease,)
     with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were refused although we own it"):
         one.holding.renew()
     assert (len(one.store.asked), one.end) == (3, (False, ""))
@@ -442,7 +411,7 @@ def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
     assert (one.store.asked, one.row.owner) == ([], "ann")
 
 
-def test_what_was_dropped_is_not_released_any_more() -> None:
+def test_a_dropped_lease_is_not_released_any_more() -> None:
     """A worker would free a lease that it no longer owns, or that it dropped because it could not tell."""
     one = Held()
     one.holding.ask_release()
@@ -490,7 +459,8 @@ def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> Non
 )
 def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write], now: float) -> None:
     """A shard would be reported as finished that its thief still reads."""
-    one = Held(store=Refusing(refused))
+    one = Held()
+    one.store.refuses = (refused,)
     one.clock.now = now
     tries = iter(("ann", "ann", "bob"))
     refuse = one.store.write
@@ -522,7 +492,7 @@ def test_a_renewal_carries_what_was_read_a_second() -> None:
     assert one.row.weight == 150
 
 
-def test_whoever_sees_a_lease_lost_can_read_why() -> None:
+def test_the_loss_of_a_lease_has_a_reason_to_read() -> None:
     """Told before its reason is there, the log would say nothing, and a second process of one id go on."""
     one = Held()
     said: list[tuple[str, bool]] = []

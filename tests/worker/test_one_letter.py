@@ -43,7 +43,7 @@ def test_a_letter_needs_little() -> None:
 
 
 @pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
-def test_what_a_letter_needs_is_asked_for_by_name(field: str) -> None:
+def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
     """A record would be handed over as one of another shard, or as an empty one."""
     told = json.loads(said())
     del told[field]
@@ -52,14 +52,14 @@ def test_what_a_letter_needs_is_asked_for_by_name(field: str) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])
-def test_what_is_not_json_is_no_letter(line: bytes) -> None:
+def test_a_text_that_is_not_json_is_no_letter(line: bytes) -> None:
     """One damaged letter would end a replay."""
     with pytest.raises(BadLetter, match=r"^it is not JSON$"):
         letter_of(line)
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b"null"])
-def test_what_is_no_object_is_no_letter(line: bytes) -> None:
+def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
     """One damaged letter would end a replay."""
     with pytest.raises(BadLetter, match=r"^it is no object$"):
         letter_of(line)

@@ -2,7 +2,8 @@
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Clock, FaultyStore, four_shards, member
+from virtual_fleet import FaultySource, FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Handling
@@ -149,7 +150,7 @@ TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, 
         (Lease("s-0"), LeaseLag()),
     ],
 )
-def test_what_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
+def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
     """A lease that nobody reads would look as good as on the day it was left."""
     assert lag_of(lease, NOW, 10.0) == lag
 
@@ -181,29 +182,15 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     assert (told.owner, told.host, told.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
 
 
-class Counting(ListSource):
-    """A stream that numbers its events, as Event Hubs does."""
-
-    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one for all
-        """The last of 12."""
-        return Position("12")
-
-
-class Timed(ListSource):
-    """A stream that knows the time, as Kinesis does."""
-
-    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one for all
-        """Now."""
-        return at_timestamp(round(NOW * 1000))
-
-
 def test_the_stream_is_asked_where_no_row_tells() -> None:
     """Of a fleet of Java workers no lag would be known at all."""
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
-    assert asked(Counting(four_shards()), [java], {"s-0": LeaseLag()}) == {"s-0": LeaseLag(None, 2)}
+    assert asked(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
+        "s-0": LeaseLag(None, 2)
+    }
     known = {"s-0": LeaseLag(3.0)}
-    assert asked(Counting(four_shards()), [java], known) == known
-    source = Timed(four_shards())
+    assert asked(FaultySource(four_shards(), present=Position("12")), [java], known) == known
+    source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
     source.shelves["s-0"] = ShardRecords(waiting, size=20)
     assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0

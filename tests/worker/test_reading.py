@@ -8,11 +8,11 @@ import pytest
 from attrs import define, evolve, field
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_fleet import KCL, Clock, FaultyStore, Kept
+from virtual_fleet import KCL, FaultySource, FaultyStore, Kept
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import (
     FIRST_MS,
-    ListReader,
     ListSource,
     ShardRecords,
     records,
@@ -20,7 +20,7 @@ from leasehold.adapters.proving.simulator.world.world import (
 )
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.reading import Room, ShardReading
-from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -115,21 +115,9 @@ def test_records_are_handed_over_in_order_and_checkpointed() -> None:
     assert bench.source.opened == [("s-0", TRIM_HORIZON)]
 
 
-@define
-class Numbered(ListSource):
-    """Remembers under which number each reader was opened."""
-
-    epochs: list[int] = field(factory=list)
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """With the lease's epoch noted."""
-        self.epochs.append(lease.epoch)
-        return super().open(lease, start)
-
-
 def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
     """Without it what repeats a batch under the ownership's number would be shut out by that ownership's own reader."""
-    source, tokens = Numbered(), []
+    source, tokens = FaultySource(), []
     bench = Bench(source=source, does=lambda delivery: tokens.append(delivery.epoch))
     assert bench.holding.renew()
     assert bench.holding.renew()
@@ -188,28 +176,14 @@ def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
     assert bench.handed == [data(3, 2)]
 
 
-def test_what_a_reader_passed_over_and_did_not_deliver_is_read_again() -> None:
+def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> None:
     """Without it a source of a user's own that raises in the midst of a reading would lose what it had fetched."""
 
-    @define
-    class BreaksOffOnce(ListReader):
-        """Fetches, and then finds that the connection broke off."""
+    def break_off_once(_batch: Batch) -> None:
+        if len(bench.source.opened) == 1:
+            raise SourceUnavailable("the connection broke off")
 
-        def read(self) -> Batch:
-            batch = super().read()
-            if len(bench.source.opened) == 1:
-                raise SourceUnavailable("the connection broke off")
-            return batch
-
-    class Breaking(ListSource):
-        """A stream with such readers."""
-
-        def open(self, lease: Lease, start: Position) -> Reader:
-            reader = super().open(lease, start)
-            assert isinstance(reader, ListReader)
-            return BreaksOffOnce(reader.shelf, reader.at)
-
-    bench = Bench(ShardRecords(records(4), size=2), source=Breaking())
+    bench = Bench(ShardRecords(records(4), size=2), source=FaultySource(on_read=break_off_once))
     bench.steps(bench.reading(), 5)
     assert bench.handed == [data(2), data(2, 2)]
 
@@ -452,27 +426,9 @@ def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.
     assert "lease s-0 starts AT_TIMESTAMP, and no initial position says when" in caplog.text
 
 
-class Linked(ListSource):
-    """Its readings say for how long the link was not ours."""
-
-    unlinked = 0.0
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader that says so."""
-        return _LinkedReader(self, super().open(lease, start))
-
-
-@define
-class _LinkedReader:
-    source: Linked
-    reader: Reader
-
-    def read(self) -> Batch:
-        """The next records."""
-        return evolve(self.reader.read(), unlinked_seconds=self.source.unlinked)
-
-    def close(self) -> None:
-        """Nothing to close."""
+def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
+    """Readings that say for how long the link was not ours."""
+    return lambda batch: evolve(batch, unlinked_seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -482,8 +438,7 @@ def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
     renewals: float, handed: list[list[bytes]]
 ) -> None:
     """Without it a link that opens after a theft drives the thief's out, and hands over what that one handed over."""
-    source = Linked()
-    source.unlinked = renewals * MINIMAL.renew_seconds
+    source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
     bench = Bench(source=source)
     reading = bench.reading()
     bench.steps(reading, 1)
@@ -494,8 +449,7 @@ def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
 
 def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease_is() -> None:
     """Without it a store that is away for a moment would let a former owner hand over all the same."""
-    source = Linked()
-    source.unlinked = MINIMAL.lease_seconds
+    source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     bench = Bench(source=source)
     reading = bench.reading()
     bench.steps(reading, 1)
@@ -544,14 +498,13 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
 
 def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     """Without it a batch that was forgotten for want of room would be read again, and handed over unconfirmed."""
-    source = Linked()
-    source.unlinked = MINIMAL.lease_seconds
+    source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     bench = Bench(source=source)
     reading = bench.reading()
     bench.steps(reading, 1)
     bench.store.down = True
     bench.steps(reading, 1)
-    source.unlinked = 0.0
+    source.on_read = unlinked_for(0.0)
     reading._slot.forget()  # noqa: SLF001  as another reading does that wants its room
     bench.store.down = False
     bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
@@ -561,14 +514,13 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
 
 def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> None:
     """Without it a link that opened late once would cost a renewal with each batch from then on."""
-    source = Linked()
-    source.unlinked = MINIMAL.lease_seconds
+    source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     bench = Bench(ShardRecords(records(4), size=2), source=source)
     reading = bench.reading()
     bench.steps(reading, 1)
     bench.store.down = True
     bench.steps(reading, 2)
-    bench.store.down, source.unlinked = False, 0.0
+    bench.store.down, source.on_read = False, unlinked_for(0.0)
     renewals: list[Write] = []
     stored = bench.store.write
 

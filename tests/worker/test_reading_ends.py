@@ -2,42 +2,28 @@
 
 import logging
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import cast
 
 import pytest
 from attrs import define, evolve, field
 from test_reading import Bench, data
-from virtual_fleet import Clock, FaultyStore
+from virtual_fleet import FaultySource, FaultyStore
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.handovers import Found, GivenUp, Later, LeaseLost
 from leasehold.adapters.reading.lifecycle import EXPIRED_SECONDS, ROOM_SECONDS
 from leasehold.adapters.reading.reading import Room
-from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
-from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, RequestLease, StealLease, Write
 
 
-class Recorded(FaultyStore):
-    """Remembers each write as it was asked for, and each reading."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Write] = []
-
-    def write(self, write: Write) -> Outcome:
-        """As asked."""
-        self.asked.append(write)
-        return super().write(write)
-
-    def kinds(self, *kinds: type) -> list[Write]:
-        """Those of these kinds."""
-        return [write for write in self.asked if isinstance(write, kinds)]
+def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
+    """The writes of this kind that were asked for."""
+    return [write for write in store.asked if isinstance(write, kind)]
 
 
 def rob(bench: Bench) -> None:
@@ -51,37 +37,11 @@ def found_robbed(bench: Bench) -> None:
     assert not bench.holding.renew()
 
 
-@define
-class Interrupted(ListReader):
-    """Something happens while a batch is read."""
-
-    meanwhile: Callable[[], None] = lambda: None
-
-    def read(self) -> Batch:
-        """A batch that took its time."""
-        batch = super().read()
-        self.meanwhile()
-        return batch
-
-
-@define
-class Slow(ListSource):
-    """A stream with such readers."""
-
-    meanwhile: Callable[[], None] = lambda: None
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader that takes its time."""
-        reader = super().open(lease, start)
-        assert isinstance(reader, ListReader)
-        return Interrupted(reader.shelf, reader.at, meanwhile=self.meanwhile)
-
-
-def test_what_was_read_while_the_lease_was_lost_is_not_handed_over() -> None:
+def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
     """Two workers would handle it; and the observer must hear why reading ended."""
-    source = Slow()
+    source = FaultySource()
     bench = Bench(source=source)
-    source.meanwhile = lambda: found_robbed(bench)
+    source.on_read = lambda _batch: found_robbed(bench)
     assert bench.steps(bench.reading(), 2) == math.inf
     assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
 
@@ -133,7 +93,7 @@ def test_at_the_end_of_a_shard_no_time_is_lost() -> None:
 
 def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
     """The shard stands still for each write and each second between the last record here and the first one there."""
-    store = Recorded()
+    store = FaultyStore()
     bench = Bench(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
     def is_asked_for(_delivery: Delivery) -> None:
@@ -147,8 +107,8 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
     bench.steps(reading, 1)
     assert bench.steps(reading, 1) == bench.clock.now
     assert bench.steps(reading, 1) == math.inf
-    assert store.kinds(CheckpointLease) == []
-    (given,) = store.kinds(GiveLease)
+    assert of_kind(store, CheckpointLease) == []
+    (given,) = of_kind(store, GiveLease)
     assert isinstance(given, GiveLease)
     assert (given.position, store.row("s-0").owner) == (Position("101"), "b-1")
     assert bench.happened == ["initialize", "stopped"]
@@ -281,7 +241,7 @@ def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog:
 # The end of a shard (L3)
 
 
-def ended(store: Recorded, *children: Shard, listed: tuple[Shard, ...] = ()) -> Bench:
+def ended(store: FaultyStore, *children: Shard, listed: tuple[Shard, ...] = ()) -> Bench:
     """A shard read to its end, which these follow; what was listed by then was no business of its reading."""
     bench = Bench(ShardRecords(records(1), children, ended=True), store=store)
     bench.source.listed, bench.source.listings = list(listed), 0
@@ -291,27 +251,27 @@ def ended(store: Recorded, *children: Shard, listed: tuple[Shard, ...] = ()) -> 
 
 def test_a_split_needs_no_listing_and_names_the_children_on_the_row() -> None:
     """A listing of ten thousand shards for each one that ends; and KCL 2.x reads childShardIds."""
-    store = Recorded()
+    store = FaultyStore()
     bench = ended(store, shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
     assert bench.source.listings == 0
-    (end,) = store.kinds(CheckpointLease)[-1:]
+    (end,) = of_kind(store, CheckpointLease)[-1:]
     assert isinstance(end, CheckpointLease)
     assert (end.position, end.children) == (SHARD_END, ("c-0", "c-1"))
 
 
 def test_children_that_are_there_are_not_made_again() -> None:
     """A write for each child of each parent, refused each time."""
-    store = Recorded()
+    store = FaultyStore()
     store.write(CreateLease(Lease("c-0", parents=("s-0",), checkpoint=Position("7"))))
     ended(store, shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
-    assert [write.lease.key for write in store.kinds(CreateLease)] == ["c-0", "s-0", "c-1"]
+    assert [write.lease.key for write in of_kind(store, CreateLease)] == ["c-0", "s-0", "c-1"]
     assert store.row("c-0").checkpoint == Position("7")
 
 
 @pytest.mark.parametrize(("other", "listings"), [("leased", 0), ("listed", 1), ("gone", 1)])
 def test_the_end_of_a_merges_first_parent_asks_for_a_listing_only_where_it_must(other: str, listings: int) -> None:
     """A child whose other parent is past retention must not wait for it; one whose other parent is leased need not."""
-    store, child = Recorded(), shard("c-0", 0, 9, "s-0", "s-1")
+    store, child = FaultyStore(), shard("c-0", 0, 9, "s-0", "s-1")
     if other == "leased":
         store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END)))
     bench = ended(store, child, listed=(shard("s-1", 5, 9),) if other == "listed" else ())
@@ -322,21 +282,11 @@ def test_the_end_of_a_merges_first_parent_asks_for_a_listing_only_where_it_must(
 # Where reading starts
 
 
-@define
-class Exact(ListSource):
-    """A source that knows the position of LATEST, as partitions do."""
-
-    asked: list[str] = field(factory=list)
-
-    def latest(self, lease: Lease) -> Position:
-        """The last one's."""
-        self.asked.append(lease.key)
-        return Position("101")
-
-
 def test_where_latest_is_a_position_it_is_stored_as_the_checkpoint() -> None:
     """After a crash before the first checkpoint another worker would start at another present."""
-    bench = Bench(ShardRecords(records(4)), lease=Lease("s-0", checkpoint=LATEST), source=Exact())
+    bench = Bench(
+        ShardRecords(records(4)), lease=Lease("s-0", checkpoint=LATEST), source=FaultySource(present=Position("101"))
+    )
     bench.steps(bench.reading(), 1)
     assert (bench.store.row("s-0").checkpoint, bench.store.row("s-0").note("latest_ms")) == (Position("101"), None)
     assert bench.source.opened == [("s-0", Position("101"))]
@@ -344,7 +294,7 @@ def test_where_latest_is_a_position_it_is_stored_as_the_checkpoint() -> None:
 
 def test_nothing_is_read_where_the_lease_was_stolen_while_latest_was_pinned() -> None:
     """The thief pins a present of its own: both would read."""
-    for source in (ListSource(), Exact()):
+    for source in (ListSource(), FaultySource(present=Position("101"))):
         bench = Bench(lease=Lease("s-0", checkpoint=LATEST), source=source)
         rob(bench)
         assert bench.steps(bench.reading(), 1) == math.inf
@@ -436,7 +386,9 @@ def test_reading_goes_on_at_the_stored_number() -> None:
     assert bench.handed == [data(3, 2)]
 
 
-def test_who_finds_no_room_asks_again_after_a_second_and_measures_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A wake-up that was missed would stop the shard for good; and it would look idle for as long as it waited."""
     bench = Bench(ShardRecords(records(2)))
     reading = bench.reading()
@@ -446,18 +398,6 @@ def test_who_finds_no_room_asks_again_after_a_second_and_measures_from_then_on(m
     bench.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + ROOM_SECONDS == now + 1.0
     assert bench.holding.throughput.average(now) is None
-
-
-@define
-class Opened(ListSource):
-    """Keeps its readers."""
-
-    readers: list[Reader] = field(factory=list)
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """One more."""
-        self.readers.append(super().open(lease, start))
-        return self.readers[-1]
 
 
 @pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])
@@ -470,12 +410,12 @@ def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
         if how == "interrupted":
             raise KeyboardInterrupt
 
-    bench, room = Bench(ShardRecords(records(2)), source=Opened(), does=handle), Room()
+    bench, room = Bench(ShardRecords(records(2)), source=FaultySource(), does=handle), Room()
     reading = bench.reading(room)
     bench.steps(reading, 1)
-    (reader,) = cast("Opened", bench.source).readers
+    (reader,) = cast("FaultySource", bench.source).readers
     if how == "broken":
-        cast("ListReader", reader).shelf = cast("ShardRecords", None)
+        cast("ListReader", reader.reader).shelf = cast("ShardRecords", None)
     with pytest.raises(AttributeError) if how == "broken" else nullcontext():
         bench.steps(reading, 1)
     assert (room.used_bytes > 0) is (how == "stolen")
@@ -484,4 +424,4 @@ def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
         assert not bench.holding.renew()
         bench.until_over(reading)
     assert room.used_bytes == 0
-    assert cast("ListReader", reader).closed is (how in {"broken", "stolen"})
+    assert reader.closed is (how in {"broken", "stolen"})

@@ -1,27 +1,17 @@
 """A refusal after a first success, as new roles and refreshed tokens bring, is waited for and ends no worker."""
 
 import pytest
-from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member
+from virtual_fleet import Driven, FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.balancer.model import Lease
-from leasehold.stores.protocol import Listing, StoreError
+from leasehold.stores.protocol import StoreError
 from leasehold.stores.writes import CreateLease
 
+REFUSED = StoreError("leases: AccessDeniedException: 403")
 ALL = ["s-0", "s-1", "s-2", "s-3"]
-
-
-class Guarded(FaultyStore):
-    """A store that refuses listings while it is told to."""
-
-    refuses = False
-
-    def list(self) -> Listing:
-        """Every lease, or a refusal."""
-        if self.refuses:
-            raise StoreError("leases: AccessDeniedException: 403")
-        return super().list()
 
 
 class Choosy(ListSource):
@@ -44,9 +34,9 @@ def at_work(store: FaultyStore, source: ListSource) -> Driven:
 
 def test_a_refused_listing_is_waited_for_and_what_is_held_is_read_on(caplog: pytest.LogCaptureFixture) -> None:
     """Without it one 403 would end a worker that has worked for hours."""
-    store = Guarded()
+    store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
-    store.refuses = True
+    store.fault = REFUSED
     driven.run(120.0)
     assert driven.held == ALL
     assert "4 leases are read while they can be renewed: leases: AccessDeniedException: 403" in caplog.text
@@ -64,21 +54,21 @@ def test_a_lease_that_the_source_does_not_know_is_waited_for(caplog: pytest.LogC
 
 def test_after_the_leases_expired_a_worker_goes_on_trying(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a fleet would have to be started by hand after an outage longer than its leases."""
-    store = Guarded()
+    store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
-    store.refuses = store.down = True
+    store.fault, store.down = REFUSED, True
     driven.run(60.0)
     assert driven.held == []
     assert "nothing is held: leases: AccessDeniedException: 403" in caplog.text
-    store.refuses = store.down = False
+    store.fault, store.down = None, False
     driven.run(60.0)
     assert driven.held == ALL
 
 
 def test_a_store_or_a_source_that_was_never_of_use_is_an_error() -> None:
     """Without it a misspelt name, or a right that is missing, would be waited for in silence."""
-    store = Guarded()
-    store.refuses = True
+    store = FaultyStore()
+    store.fault = REFUSED
     with pytest.raises(StoreError, match="403"):
         member(store, ListSource(four_shards()), Clock()).run(1.0)
     strange = FaultyStore()

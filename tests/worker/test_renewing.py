@@ -7,7 +7,8 @@ from typing import Any
 
 from attrs import define, field
 from running import running
-from virtual_fleet import Clock, Driven, FaultyStore, four_shards, member
+from virtual_fleet import Driven, FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
@@ -63,7 +64,7 @@ def test_a_renewal_that_stalls_is_not_begun_again_beside_itself() -> None:
     assert stalling.begun.count("s-0") == 1
 
 
-def test_what_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
+def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
     """The renewals would be gone through twenty times a second for as long as one request has no answer."""
     _, alone, _ = stalled()
     alone.run(6)
@@ -78,7 +79,7 @@ def test_what_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
     assert min(waits[1:]) == 1.0
 
 
-def test_what_is_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
+def test_a_lease_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
     """Others may have it by then: two would hand over its records."""
     _, alone, _ = stalled()
     (holding, *_) = alone.worker.holdings

@@ -7,7 +7,8 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from test_reading import Bench, data
-from virtual_fleet import Clock, FaultyStore, Kept
+from virtual_fleet import FaultyStore, Kept
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards
 from leasehold.adapters.reading.handling import Delivery, Handling

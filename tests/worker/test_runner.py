@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultyStore, four_shards
+from virtual_fleet import FaultySource, FaultyStore, four_shards
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
@@ -247,13 +247,9 @@ def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
 
 def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
     """Without it a misspelt stream would look like an empty one."""
-
-    class Missing(ListSource):
-        def shards(self) -> tuple[Shard, ...]:
-            raise SourceError("stream 'orders': it does not exist")
-
+    missing = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
-        run(joined(FaultyStore(), Missing()), lambda _delivery: None)
+        run(joined(FaultyStore(), missing), lambda _delivery: None)
 
 
 class Counted(Worker):

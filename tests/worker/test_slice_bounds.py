@@ -143,7 +143,7 @@ def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...])
         CUT.store(store)
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_a_stream_that_cannot_be_cut_is_refused() -> None:
     """Without it a worker would run for ever."""
     with pytest.raises(ValueError, match="this source does not tell"):
         CUT.source(ListSource())
@@ -175,7 +175,7 @@ def test_a_reading_that_is_all_within_the_slice_stays_as_it_is(times: tuple[floa
 
 
 @pytest.mark.parametrize("outside", [999.9, 1060.0])
-def test_what_arrived_before_or_after_is_left_out(outside: float) -> None:
+def test_a_record_that_arrived_before_or_after_is_left_out(outside: float) -> None:
     """Two slices side by side would both hand it over."""
     read = batch(1000.0, outside, None)
     kept = CUT.within(read)
@@ -241,7 +241,7 @@ def test_a_shard_ends_when_all_that_arrived_in_time_is_read(settled: Settled | N
     assert ends(settled, read) == [ended]
 
 
-def test_what_was_read_before_counts() -> None:
+def test_an_earlier_reading_counts() -> None:
     """A shard whose last record was read before the time was over would never end."""
     script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
@@ -278,7 +278,7 @@ def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
         (((NOTE, "0..5"),), "slice: its table holds leases of another slice (s-0); give it a table of its own"),
     ],
 )
-def test_whose_the_leases_of_a_table_are_is_said(notes: tuple[tuple[str, str], ...], says: str) -> None:
+def test_the_slice_of_the_leases_of_a_table_is_said(notes: tuple[tuple[str, str], ...], says: str) -> None:
     """The user would not know whether to finish the other slice, or to name another table."""
     store = FaultyStore()
     placed(store, Lease("s-0", notes=notes))

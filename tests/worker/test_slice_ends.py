@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from attrs import define, evolve, field
-from virtual_fleet import Clock, FaultyStore
+from virtual_fleet import FaultyStore
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.reading.handling import Handling
@@ -152,7 +153,7 @@ def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.Mon
     assert (got, replies) == (batches, [None, False, None])
 
 
-def test_what_is_awaited_counts_when_it_has_ended_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of async handlers would count before they are done, or not at all."""
     answers = [None, False, None]
 
@@ -267,7 +268,7 @@ def test_a_slice_is_read_when_each_shard_has_a_lease_that_is_finished() -> None:
     assert is_read(table.worker, lambda _lease: True)
 
 
-def test_what_is_not_known_is_not_read() -> None:
+def test_a_shard_without_a_known_end_is_not_read() -> None:
     """A store or a source that does not answer would end all workers of the slice."""
     table = fleet()
     table.end("p", "q")

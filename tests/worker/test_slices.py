@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_slice_bounds import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
 from typer.testing import CliRunner
-from virtual_fleet import Clock, FaultyStore
+from virtual_fleet import FaultyStore
+from waiters import Clock
 
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, shard

@@ -132,7 +132,7 @@ class SilentStore(MemoryStore):
         return super().write(write)
 
 
-def test_what_the_store_made_of_a_write_is_told() -> None:
+def test_the_outcome_of_a_write_is_told() -> None:
     """Without it a write that was refused, or never answered, would look like one that was done."""
     traced, lease = Traced(), Lease("s-0")
     store = spans_of("a-1", traced.tracer).store(SilentStore())

@@ -196,7 +196,7 @@ def test_patience_follows_the_lease_and_never_falls_below_what_a_note_takes() ->
     assert [patience(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
 
 
-def test_what_stands_still_is_told_on_from_owner_to_owner() -> None:
+def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
     """A batch that nobody can handle would look young with each worker that tries it."""
     first = ReachMeter(Lease("s-0"), "a", 0.0, 10.0)
     first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)

@@ -99,7 +99,7 @@ def test_a_letter_that_fails_again_is_put_back_for_the_next_replay_with_its_atte
     assert sorted(post.taken) == ["1", "2", "2", "3", "9"]
 
 
-def test_what_is_no_letter_is_said_counted_and_passed() -> None:
+def test_a_record_that_is_no_letter_is_said_counted_and_passed() -> None:
     """Without it a foreign record would hold up all letters behind it, or be passed in silence."""
     post = filled("1")
     post.put_line(b"mine")

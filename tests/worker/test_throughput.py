@@ -3,7 +3,8 @@
 from random import Random
 
 import pytest
-from virtual_fleet import Clock, FaultyStore, member, together
+from virtual_fleet import FaultyStore, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, shard
 from leasehold.adapters.reading.handling import Handling
@@ -15,7 +16,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import CreateLease
 
 
-def test_it_is_kcls_average_in_kcls_unit() -> None:
+def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
     """Without it a 3.x leader and our planner would compare leases by different numbers."""
     speed = Throughput(10.0)
     speed.add(10 * 1024, 100.0)

@@ -1,6 +1,7 @@
 """A claim that was carried out and never answered: the table says ours, and nobody reads."""
 
-from virtual_fleet import Clock, FaultyStore, four_shards, member
+from virtual_fleet import FaultyStore, four_shards, member
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.model import Lease

@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from virtual_fleet import Clock, Driven, member, together
+from virtual_fleet import Driven, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.config import Config

@@ -1,43 +1,20 @@
 """A row that cannot be read costs a fleet that one lease and nothing else."""
 
-from collections.abc import Iterable
-
-from virtual_fleet import Clock, FaultyStore, four_shards, member, together
+from virtual_fleet import FaultyStore, four_shards, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.stores.protocol import Listing, Malformed, StoreError
 from leasehold.stores.writes import CreateLease
 
 MINIMAL = Config(Minimal(), lease_seconds=10.0)
 
 
-class Spoilt(FaultyStore):
-    """A store some of whose rows somebody edited by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bad: set[str] = set()
-
-    def list(self) -> Listing:
-        """The good ones, and complaints."""
-        listing = super().list()
-        good = tuple(lease for lease in listing.leases if lease.key not in self.bad)
-        return Listing(good, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
-
-    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """As every store: nothing may be decided on a row that cannot be read."""
-        asked = tuple(keys)
-        if self.bad.intersection(asked):
-            raise StoreError("lease s-0: notes: is not JSON")
-        return super().get(asked, stale_ok=stale_ok)
-
-
 def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
     """Without it a fleet that starts beside one bad row reads nothing at all."""
-    store, clock = Spoilt(), Clock()
+    store, clock = FaultyStore(), Clock()
     store.write(CreateLease(Lease("s-0")))
     store.write(CreateLease(Lease("s-1")))
     store.bad = {"s-0"}
@@ -48,7 +25,7 @@ def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
 
 def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
     """Without it the row of the bulletin, once bad, kept all but one worker from ever looking at the table again."""
-    store, clock = Spoilt(), Clock()
+    store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())
     ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))
     together([ann, bob], 60.0)

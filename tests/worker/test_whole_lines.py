@@ -57,7 +57,7 @@ def over(raw: Raw) -> TextIO:
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
-def test_who_writes_again_what_was_refused_has_each_line_once(batches: list[list[bytes]], takes: list[int]) -> None:
+def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[bytes]], takes: list[int]) -> None:
     """A disk that was full for a moment would leave half a line, or the same line twice, in what programs read."""
     raw = Raw(takes)
     lines = WholeLines(over(raw))
@@ -81,7 +81,7 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_what_a_full_disk_refuses_is_told_and_not_raised(unbuffered: str) -> None:
+def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> None:
     """In a container, where Python's output is unbuffered as a rule, a full disk would end all processes."""
     code = "import sys; from leasehold.adapters.reading.events import WholeLines as L; L(sys.stdout).write(b'x').left"
     with Path("/dev/full").open("wb") as full:
@@ -95,7 +95,7 @@ def test_what_a_full_disk_refuses_is_told_and_not_raised(unbuffered: str) -> Non
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_what_happens_to_a_shard_while_the_disk_is_full_is_told_afterwards(holding: Holding) -> None:
+def test_an_event_of_a_shard_while_the_disk_is_full_is_told_afterwards(holding: Holding) -> None:
     """Who reads the events would take a shard for read that was left, as nobody tells of it again."""
     raw = Raw([5, 0, 0])
     lines = EventLines("a-1", over(raw), wall=lambda: 1.5)

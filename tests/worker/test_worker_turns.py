@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Clock, Driven, FaultyStore, four_shards, member, together
+from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
 from leasehold.adapters.worker.holding import LATEST_MS
@@ -131,7 +132,7 @@ def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() 
     }
 
 
-def test_what_nobody_holds_begins_where_it_was_last_seen() -> None:
+def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
     """Without it the shard of a worker that died would skip what came since, once the table was emptied."""
     clock, store = Clock(), FaultyStore()
     config = evolve(KCL, initial_position=LATEST)
@@ -460,7 +461,7 @@ def test_a_worker_that_leaves_takes_nothing_more() -> None:
     assert (one.held, store.list().leases) == ([], ())
 
 
-def test_who_is_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
+def test_a_worker_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
     """Woken before the mark is there, a turn would find nothing to do, and the children of a shard wait for a cycle."""
     one = member(FaultyStore(), ListSource(four_shards()), Clock())
     one.run(30)
@@ -488,7 +489,7 @@ class Listed:
         return found
 
 
-def test_what_was_held_is_remembered_and_who_may_have_it_now() -> None:
+def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     """A row deleted later would begin where it was long ago; one that nobody has would wait, another's not."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._holdings  # noqa: SLF001  what the plan is told of
@@ -526,7 +527,7 @@ def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() 
     assert [row.checkpoint for row in store.list().leases] == [Position("17")]
 
 
-def test_what_expired_here_and_was_deleted_is_made_at_once() -> None:
+def test_a_lease_that_expired_here_and_was_deleted_is_made_at_once() -> None:
     """Nobody took it from this worker, so nobody else knows more: each second of waiting is one of lag."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)

@@ -1,11 +1,9 @@
 """Beside a worker that takes nothing and is given what is free, as KCL 3.5's own rows show it, on a real table."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
+from waiters import until
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery
@@ -20,17 +18,7 @@ pytestmark = pytest.mark.services
 TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something another thread does."""
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_what_falls_to_a_worker_that_is_given_its_leases_is_given(
-    dynalite_url: str, dynalite_client: DynamoDBClient
-) -> None:
+def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
     """Without it a worker of KCL 3.5 that joins ours gets nothing: its leader leaves the leases of the living alone."""
     handled: list[str] = []
 

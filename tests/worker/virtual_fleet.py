@@ -1,46 +1,61 @@
 """Workers on one memory store under a clock that only the test moves: nothing sleeps, nothing is left to chance."""
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 from attrs import define, field
+from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
+from leasehold.adapters.reading.handovers import Work
+from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Listing, Outcome, OutcomeUnknown
-from leasehold.stores.writes import CreateLease, DeleteLease, Write
+from leasehold.stores.protocol import Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.writes import DeleteLease, LeaseChange, Write
 
+PROMISES = Promises()
 KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
-@define
-class Clock:
-    """Seconds that pass when told to."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
-
-
 class FaultyStore(MemoryStore):
-    """A memory store that may be unreachable, lose the reply of one write, or take its time.
+    """A memory store that fails as a test says, and keeps what it was asked.
 
-    passes  called on the way of each write to the table, and again on the way back
+    promises      what the layout keeps
+    down          it cannot be reached
+    fault         raised by a listing
+    bad           the keys of rows that somebody has edited by hand: they cannot be read
+    refuses       writes of these kinds are refused, with the row as it is
+    lose_replies  so many replies are lost, to writes of the kinds `losing`
+    passes        called on the way of each write to the table, and again on the way back
+    asked         each write, as it was asked for; of those that were answered, `outcomes` has the answers
+    readings      the keys of each reading and whether it may be stale; None for all
     """
 
-    def __init__(self) -> None:
+    def __init__(self, promises: Promises = PROMISES) -> None:
         super().__init__()
+        self._promises = promises
         self.down = False
+        self.fault: BaseException | None = None
+        self.bad: set[str] = set()
+        self.refuses: tuple[type[Write], ...] = ()
         self.lose_replies = 0
-        self.writes: list[str] = []
+        self.losing: tuple[type[Write], ...] = get_args(LeaseChange)
         self.passes: Callable[[], None] = lambda: None
+        self.writes: list[str] = []
+        self.asked: list[Write] = []
+        self.outcomes: list[Outcome] = []
+        self.readings: list[tuple[tuple[str, ...] | None, bool]] = []
+
+    @property
+    def promises(self) -> Promises:
+        """As it was made."""
+        return self._promises
 
     def _reach(self) -> None:
         if self.down:
@@ -48,13 +63,21 @@ class FaultyStore(MemoryStore):
 
     def list(self) -> Listing:
         """Every lease, if reachable."""
+        self.readings.append((None, True))
+        if self.fault is not None:
+            raise self.fault
         self._reach()
-        return super().list()
+        good = tuple(lease for lease in super().list().leases if lease.key not in self.bad)
+        return Listing(good, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """These leases, if reachable."""
+        """These leases, if reachable; nothing may be decided on a row that cannot be read."""
+        wanted = tuple(keys)
+        self.readings.append((wanted, stale_ok))
         self._reach()
-        return super().get(keys, stale_ok=stale_ok)
+        if self.bad.intersection(wanted):
+            raise StoreError("lease s-0: notes: is not JSON")
+        return super().get(wanted, stale_ok=stale_ok)
 
     def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
         """Change a row behind everybody's back."""
@@ -66,16 +89,110 @@ class FaultyStore(MemoryStore):
 
     def write(self, write: Write) -> Outcome:
         """Apply it, if reachable; the reply to a new lease or a deletion is never lost."""
+        self.asked.append(write)
         self._reach()
         self.passes()
-        outcome = super().write(write)
+        refused = isinstance(write, self.refuses)
+        outcome = Lost(write.lease.key, self.row(write.lease.key)) if refused else super().write(write)
         self.passes()
         if not isinstance(write, DeleteLease):
             self.writes.append(write.lease.key)
-        if self.lose_replies and not isinstance(write, CreateLease | DeleteLease):
+        self.outcomes.append(outcome)
+        if self.lose_replies and isinstance(write, self.losing):
             self.lose_replies -= 1
             raise OutcomeUnknown("the reply was lost")
         return outcome
+
+
+@define
+class FaultySource(ListSource):
+    """A stream that fails as a test says, and keeps its readers.
+
+    faults         what the next listings raise; None stands for an answer
+    on_read        called with each reading, and answers another one or None; where it raises, the reader is past it
+    present        the position of LATEST, if it is one for all
+    readers        those that were opened, and with `epochs` under which number of its lease
+    """
+
+    faults: list[SourceError | None] = field(factory=list)
+    on_read: Callable[[Batch], Batch | None] = lambda _batch: None
+    present: Position | None = None
+    readers: list["FaultyReader"] = field(factory=list)
+    epochs: list[int] = field(factory=list)
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing, or the next fault."""
+        if self.faults and (fault := self.faults.pop(0)) is not None:
+            raise fault
+        return super().shards()
+
+    def latest(self, lease: Lease) -> Position:
+        """Where it is told to be, or as of every list."""
+        return super().latest(lease) if self.present is None else self.present
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader that fails as its stream does."""
+        self.readers.append(FaultyReader(self, super().open(lease, start)))
+        self.epochs.append(lease.epoch)
+        return self.readers[-1]
+
+
+@define
+class FaultyReader:
+    """One reader of such a stream; nobody may read or close it once it is closed."""
+
+    source: FaultySource
+    reader: Reader
+    closed: bool = False
+
+    def read(self) -> Batch:
+        """The next records, as the stream gives them."""
+        assert not self.closed, "a reader that was closed is read"
+        batch = self.reader.read()
+        given = self.source.on_read(batch)
+        return batch if given is None else given
+
+    def close(self) -> None:
+        """Once."""
+        assert not self.closed, "a reader is closed twice"
+        self.closed = True
+        self.reader.close()
+
+
+@define
+class Crew:
+    """Threads for handlers that do nothing until the test says so.
+
+    waiting   what was started and has not begun
+    replaced  the slow work for which another thread was wanted
+    stuck, refuses
+              whether all threads are slow, and whether the system starts no more
+    """
+
+    waiting: list[Work] = field(factory=list)
+    replaced: list[Work] = field(factory=list)
+    stuck: bool = False
+    refuses: bool = False
+
+    def start(self, work: Work) -> None:
+        """Let it wait."""
+        if self.refuses:
+            raise RuntimeError("can't start new thread")
+        self.waiting.append(work)
+
+    def withdraw(self, work: Work) -> bool:
+        """Not once it has begun."""
+        if work not in self.waiting:
+            return False
+        self.waiting.remove(work)
+        return True
+
+    def replace(self, work: Work) -> None:
+        """Remember for whom."""
+        self.replaced.append(work)
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def four_shards() -> list[Shard]:

@@ -21,7 +21,7 @@ from leasehold.adapters.cli.live import keys_in, terminal_keys
         ("\x1b[1;5C\x1b[Z\x01é", ("é",)),
     ],
 )
-def test_what_a_terminal_sends_is_a_key(sent: str, keys: tuple[str, ...]) -> None:
+def test_every_sequence_of_a_terminal_is_a_key(sent: str, keys: tuple[str, ...]) -> None:
     """An arrow would be read as an escape and a letter that means something."""
     assert keys_in(sent) == keys
 

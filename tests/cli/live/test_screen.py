@@ -162,6 +162,7 @@ def test_somebody_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: P
     assert person.read.startswith("\x1b[?1049h")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("table")
 def test_the_terminal_is_restored_on_every_way_out(tmp_path: Path, way: str | signal.Signals, status: int) -> None:

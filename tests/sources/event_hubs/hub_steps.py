@@ -1,14 +1,14 @@
 """What the tests do with a hub: send, receive by the official client, read by our reader."""
 
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from attrs import Factory, define
 from azure.eventhub import EventData, EventHubConsumerClient
+from waiters import until
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MOST, EventHubsSource, PartitionReader, open_url
@@ -64,16 +64,6 @@ class Here:
     def readers(self, partition: int = 0) -> list[dict[str, Any]]:
         """Who reads this partition, as the hub sees it."""
         return list(self.hubs.look(self.hub)[partition]["readers"])
-
-
-def until(look: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever is looked for
-    """The first thing found; fails if nothing is in time."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("nothing came in time")
 
 
 def collected(reader: PartitionReader, wanted: int) -> list[Record]:

@@ -16,7 +16,8 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
-from hub_steps import Here, fault, until
+from hub_steps import Here, fault
+from waiters import until
 
 from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs import poller as background
@@ -166,7 +167,7 @@ def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() ->
 
 
 @pytest.mark.services
-def test_what_is_not_there_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_hub_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistyped hub or group must stop at once with the name in the message."""
     missing = open_url(f"{here.hubs.namespace}/nowhere", {})
     with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
@@ -319,7 +320,7 @@ def test_closing_waits_for_what_lets_go() -> None:
     assert left.is_set()
 
 
-def test_what_does_not_let_go_keeps_no_close_waiting(
+def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it a worker on a broken network would never end, for its client's links do not close."""

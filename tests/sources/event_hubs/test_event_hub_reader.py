@@ -6,7 +6,8 @@ import os
 import threading
 
 import pytest
-from hub_steps import Here, collected, fault, texts, until
+from hub_steps import Here, collected, fault, texts
+from waiters import until
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
@@ -39,7 +40,7 @@ def test_nothing_checkpointed_is_handed_out_again(here: Here) -> None:
     assert [texts(collected(reader, 2)) for reader in readers] == [["c", "d"]] * 3
 
 
-def test_what_lies_before_the_checkpoint_is_dropped_even_if_its_offset_says_otherwise(here: Here) -> None:
+def test_an_event_before_the_checkpoint_is_dropped_even_if_its_offset_says_otherwise(here: Here) -> None:
     """Other SDKs have stored offsets that do not go with their sequence numbers."""
     here.send(["a", "b", "c", "d"])
     assert texts(collected(here.reader(Position("1", 0, "-1")), 2)) == ["c", "d"]

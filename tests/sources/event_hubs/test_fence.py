@@ -5,7 +5,8 @@ from uuid import uuid4
 
 import pytest
 from azure.eventhub import EventHubConsumerClient
-from hub_steps import Here, collected, fault, texts, until
+from hub_steps import Here, collected, fault, texts
+from waiters import until
 
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.adapters.sources.protocol import SourceError

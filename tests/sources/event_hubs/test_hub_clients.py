@@ -3,7 +3,8 @@
 import pytest
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
 from azure.eventhub.exceptions import AuthenticationError
-from hub_steps import Here, collected, until
+from hub_steps import Here, collected
+from waiters import until
 
 from leasehold.adapters.local.node import ServiceError
 from leasehold.balancer.model import TRIM_HORIZON, Lease

@@ -27,7 +27,7 @@ def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData
         ({"sequence_body": [b"\xff"]}, b"[[b'\\xff']]"),
     ],
 )
-def test_whatever_body_an_event_has_it_is_a_record(body: dict[str, Any], data: bytes) -> None:
+def test_an_event_with_any_body_is_a_record(body: dict[str, Any], data: bytes) -> None:
     """One event with bytes in an AMQP value would stop its partition, which is read up to there for ever."""
     assert record(event(**body)).data == data
 

@@ -1,7 +1,8 @@
 """A slice of an event hub, on the real client: each partition ends where the slice does, an empty one at once."""
 
 import pytest
-from hub_steps import Here, collected, texts, until
+from hub_steps import Here, collected, texts
+from waiters import until
 
 from leasehold.adapters.reading.slices import Slice
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, at_timestamp

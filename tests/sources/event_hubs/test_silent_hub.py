@@ -8,7 +8,8 @@ from typing import Any, ClassVar, cast
 
 import pytest
 from attrs import define, evolve, field
-from hub_steps import Here, collected, texts, until
+from hub_steps import Here, collected, texts
+from waiters import until
 
 from leasehold.adapters.reading.status import Status, lag_of, status_of
 from leasehold.adapters.sources.event_hubs import poller

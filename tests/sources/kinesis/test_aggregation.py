@@ -42,7 +42,7 @@ def test_we_write_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
 
 @settings(deadline=None)
 @given(ROWS)
-def test_what_is_packed_comes_back(rows: Rows) -> None:
+def test_a_packed_record_comes_back(rows: Rows) -> None:
     """Records would be changed on the way, or lose their order or keys."""
     aggregate, _ = packed(rows)
     answer = deaggregate(aggregate.sealed(), aggregate.partition_key, rows[0][1], HASH_KEYS)

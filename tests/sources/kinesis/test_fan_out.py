@@ -11,6 +11,7 @@ from aggregates import keys, record, sealed
 from attrs import define, field
 from botocore.config import Config
 from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, event, serving
+from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.fan_out import EVENTS_WAITING, FanOut, StreamConsumer, SubscriptionReceiver
@@ -31,16 +32,6 @@ CHILD = {
     "ParentShards": ["s-0"],
     "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
 }
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
 
 
 @define
@@ -99,14 +90,6 @@ def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., St
         reader.close()
 
 
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.001)
-
-
 def next_batch(reader: FanOut) -> Batch:
     """The next reading that brought anything: records, the shard's end, a fault's wait, or how far behind it is."""
     deadline = time.monotonic() + 30
@@ -142,7 +125,7 @@ def test_records_come_whole_with_what_metrics_are_made_of(staged: Callable[..., 
         (Position("5"), AT_5),
     ],
 )
-def test_it_subscribes_where_it_is_told(
+def test_a_reader_subscribes_where_it_is_told(
     staged: Callable[..., Stage], start: Position, place: dict[str, object]
 ) -> None:
     """Without it records would be skipped or repeated from the first event on."""
@@ -151,7 +134,7 @@ def test_it_subscribes_where_it_is_told(
     assert stage.service.asked == [place]
 
 
-def test_it_goes_on_inside_an_aggregate(staged: Callable[..., Stage]) -> None:
+def test_a_reader_goes_on_inside_an_aggregate(staged: Callable[..., Stage]) -> None:
     """Without it the rest of a half-done aggregate would be lost, or its first half repeated."""
     whole = sealed(keys("k") + record(0, b"a") + record(0, b"b") + record(0, b"c"))
     stage = staged([event(5, then=5, data=whole), Held()])
@@ -170,7 +153,7 @@ def test_a_subscription_whose_time_is_up_is_renewed_without_a_gap(staged: Callab
     assert stage.service.asked == [HORIZON, {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": "8"}]
 
 
-def test_what_the_seam_repeats_is_dropped(staged: Callable[..., Stage]) -> None:
+def test_a_record_repeated_at_the_seam_is_dropped(staged: Callable[..., Stage]) -> None:
     """Without it each renewal would hand a record over twice, since it begins AT where the last one stood."""
     stage = staged([event(5, 6, then=6)], [event(6, 7, then=7), Held()])
     reader = stage.reader()

@@ -1,11 +1,12 @@
 """Enhanced fan-out from ferrokinesis: order over renewals, a closed shard, a stream that takes no more consumers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from waiters import until
 
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
@@ -36,14 +37,6 @@ def stream(client: "KinesisClient") -> str:
     client.create_stream(StreamName=name, ShardCount=1)
     active(client, name)
     return name
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for what the service does."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def active(client: "KinesisClient", stream: str) -> None:

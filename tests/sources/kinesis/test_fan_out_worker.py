@@ -120,7 +120,7 @@ def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined])
     assert (one.happened, one.lease().owner) == (["initialize", "lease-lost"], "b-1")
 
 
-def test_what_is_sent_is_counted_as_what_is_polled(joined: Callable[[list[Script]], Joined]) -> None:
+def test_a_sent_record_is_counted_as_a_polled_one(joined: Callable[[list[Script]], Joined]) -> None:
     """Without it a fleet on fan-out would look idle."""
     one = joined([[event(5, 6, then=6, behind=1500), Held()]])
     assert one.got_some.wait(30)

@@ -139,7 +139,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "split", "merge"]), st
 
 @settings(deadline=None)
 @given(STEPS)
-def test_what_a_kpl_takes_for_delivered_is_read_through_splits_and_merges(steps: list[tuple[str, int]]) -> None:
+def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merges(
+    steps: list[tuple[str, int]],
+) -> None:
     """Each split would cost records of the KPL's stale aggregates, though it was told that they are safe."""
     stream = Stream()
     kpl, count = Kpl(stream), 0
@@ -245,7 +247,7 @@ def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Mispl
         assert opened.read().count == (2 if misplaced == "keep" else 0)
 
 
-def test_what_is_malformed_is_told_so_although_it_is_misplaced_too() -> None:
+def test_a_malformed_aggregate_is_told_so_although_it_is_misplaced_too() -> None:
     """Strict mode would let a broken producer pass."""
     broken = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
     found = deaggregate(broken, "a", None, LOWER)
@@ -254,7 +256,7 @@ def test_what_is_malformed_is_told_so_although_it_is_misplaced_too() -> None:
 
 @pytest.mark.parametrize("opened", [poller, subscribed, in_columns])
 @pytest.mark.parametrize(("misplaced", "dropped"), [("keep", 2), ("drop", 4)])
-def test_what_is_dropped_is_said_once_and_counted(
+def test_a_dropped_record_is_said_once_and_counted(
     opened: Callable[..., Poller], misplaced: Misplaced, dropped: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream of a KPL would fill the log with a line for each aggregate after a split."""

@@ -104,7 +104,7 @@ def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
         (Position("7"), {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": "7"}),
     ],
 )
-def test_it_starts_where_it_is_told(stub: Stubber, start: Position, place: dict[str, object]) -> None:
+def test_a_reader_starts_where_it_is_told(stub: Stubber, start: Position, place: dict[str, object]) -> None:
     """Without it records would be skipped or repeated from the first read on."""
     iterator(stub, "i-1", **place)
     answer(stub, "i-1", "i-2")
@@ -123,7 +123,7 @@ def test_records_come_whole_and_in_order(stub: Stubber) -> None:
     assert (batch.read_to, batch.behind_seconds, batch.ended) == (Position("6"), 1.5, False)
 
 
-def test_it_goes_on_inside_an_aggregate(stub: Stubber) -> None:
+def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
     """Without it the rest of a half-done aggregate would be lost, or its first half repeated."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
@@ -209,7 +209,7 @@ def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
     assert told(reader.read().records) == [("5", 0, b"data")]
 
 
-def test_what_does_not_come_in_time_is_asked_for_in_smaller_pieces_up_to_the_tip(
+def test_a_late_answer_is_asked_for_in_smaller_pieces_up_to_the_tip(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a slow link would time out on the same megabytes for ever."""
@@ -305,7 +305,7 @@ def _raising(error: Exception) -> Callable[..., object]:
     return call
 
 
-def test_it_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stubber) -> None:
+def test_a_reader_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stubber) -> None:
     """Without it an idle fleet would spend its request limit on nothing."""
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i", "i", row(5))

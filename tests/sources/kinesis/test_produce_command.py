@@ -164,7 +164,7 @@ def test_records_are_taken_apart_line_by_line() -> None:
     )
 
 
-def test_what_the_range_drops_is_counted() -> None:
+def test_a_record_that_the_range_drops_is_counted() -> None:
     """Records would be missing without a word."""
     given = _line(AGGREGATE)
     asked = ("deaggregate", "--hash-range", "0", "9", "--json")

@@ -117,7 +117,7 @@ def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str
         ("k", str(2**128), "explicit_hash_key: "),
     ],
 )
-def test_what_the_service_would_refuse_is_refused_at_once(
+def test_a_record_that_the_service_would_refuse_is_refused_at_once(
     client: KinesisClient, stream: str, key: str, hash_key: str | None, said: str
 ) -> None:
     """One bad record would fail the whole request that carries it."""
@@ -180,7 +180,7 @@ def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream
     assert all(data == b"%d" % counter for counter, data, _ in found)
 
 
-def test_what_bears_no_mark_is_left_as_it_is() -> None:
+def test_a_record_without_a_mark_is_left_as_it_is() -> None:
     """A reader of marked and plain records would cut the plain ones."""
     for data in (b"", b"lh\x00\x01short", b"x" * 40):
         assert unmarked(data) == (None, data)

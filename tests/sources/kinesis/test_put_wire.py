@@ -142,7 +142,7 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(caplog: p
         (in_cbor({}), Unknown("ResultCountMismatch"), "cbor"),
     ],
 )
-def test_what_may_have_been_written_is_not_sent_again_by_the_hooks(
+def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str
 ) -> None:
     """Without it records would be in the stream twice, and nobody told."""

@@ -75,7 +75,7 @@ def test_records_stand_in_their_order_however_they_came() -> None:
     assert [type(each) for each in records] == [Record] * 7
 
 
-def test_they_are_a_sequence_as_a_tuple_is() -> None:
+def test_records_are_a_sequence_as_a_tuple_is() -> None:
     """Without it a handler that takes the last one, or some of them, would find others, or none."""
     records = unpacked(*ROWS)
     assert (len(records), records[0], records[-1]) == (7, USERS[0], USERS[-1])
@@ -93,7 +93,7 @@ def test_they_are_a_sequence_as_a_tuple_is() -> None:
         _ = records[7]
 
 
-def test_they_can_be_given_to_another_process() -> None:
+def test_records_can_be_given_to_another_process() -> None:
     """Without it a handler that has processes of its own could not hand a batch to them."""
     records = unpacked(*ROWS)
     assert pickle.loads(pickle.dumps(records[1:])) == USERS[1:]  # noqa: S301  our own
@@ -112,7 +112,7 @@ def test_columns_made_of_records_are_the_same() -> None:
     ("done", "left"),
     [((1, 1, 0), 1), ((1, 2, 0), 2), ((1, 2, 1), 3), ((1, 3, 0), 4), ((1, 5, 0), 6), ((1, 9, 0), 7)],
 )
-def test_what_is_done_is_left_out(done: tuple[int, int, int], left: int) -> None:
+def test_a_record_that_is_done_is_left_out(done: tuple[int, int, int], left: int) -> None:
     """Without it records would be handled twice after each restart."""
     assert unpacked(*ROWS, done=done) == USERS[left:]
 
@@ -155,7 +155,7 @@ def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | No
     return None if found is None else cast("tuple[Record, ...]", tuple(found))
 
 
-def test_what_is_read_where_it_lies_is_what_deaggregate_says() -> None:
+def test_a_record_read_where_it_lies_is_the_one_of_deaggregate() -> None:
     """Without it a compiled wheel would hand over other records than plain Python does, or some that KCL drops."""
     for case in (*cases(), *mutated(3000, seed=11)):
         for hash_range in (None, HASH_KEYS, (case.first, case.last)):

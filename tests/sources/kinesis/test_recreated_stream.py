@@ -6,9 +6,8 @@ from uuid import uuid4
 
 import pytest
 from running import running
-from test_streams import until
 from types_boto3_kinesis import KinesisClient
-from waiters import AT_ONCE
+from waiters import AT_ONCE, until
 
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner

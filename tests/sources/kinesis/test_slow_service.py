@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 from urllib3.exceptions import ReadTimeoutError as NothingCame
+from waiters import Clock
 
 from leasehold.adapters.local.node import HOST
 from leasehold.adapters.sources.call_patience import (
@@ -59,17 +60,6 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "subscribe_to_shard": {"EventStream": None},
     "put_records": {"Records": [{"ShardId": "s-0", "SequenceNumber": "5"}]},
 }
-
-
-@define
-class Clock:
-    """A clock that the test moves."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
 
 
 def at_once(work: Callable[[], None]) -> None:
@@ -192,7 +182,7 @@ def test_a_slow_answer_keeps_the_time_out() -> None:
 
 
 @given(st.lists(st.floats(0.0, 29.0), min_size=1, max_size=30))
-def test_whatever_the_delays_no_call_is_given_up_more_than_three_times(delays: list[float]) -> None:
+def test_no_call_is_given_up_more_than_three_times_under_any_delays(delays: list[float]) -> None:
     """Without it some course of delays would leave a shard unread for ever."""
     service = SlowService()
     reader = reader_of(service)
@@ -229,7 +219,7 @@ def test_every_question_about_a_stream_is_waited_for(operation: str, ask: Callab
     assert service.times(operation) == [5.0, 10.0, 20.0, 30.0]
 
 
-def test_what_has_answered_once_is_asked_once_a_turn() -> None:
+def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
     """Without it a worker's turn would last for a minute, and a drain wait for it, once a stream falls silent."""
     service = SlowService()
     source = KinesisSource(service.clients(), "orders", clock=service.clock)

@@ -1,7 +1,5 @@
 """Several streams in one worker and one table: KCL's keys, and streams that come and go."""
 
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, cast
@@ -14,7 +12,7 @@ from botocore.stub import Stubber
 from running import running
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
-from waiters import AT_ONCE
+from waiters import AT_ONCE, until
 
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
@@ -26,14 +24,6 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.urls import open_store
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for something that other threads do."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def made(client: KinesisClient, shards: int = 1) -> str:

@@ -110,7 +110,7 @@ def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], sta
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["Records", "Data"]), inner),
     ).map(lambda value: in_json({"Odd": value}).body[8:-1])
 )
-def test_what_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> None:
+def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> None:
     """Without it a broken answer might pass for an empty one, behind which reading goes on."""
 
     def outcome(way: Any) -> object:  # noqa: ANN401  either of the two above

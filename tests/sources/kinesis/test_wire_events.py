@@ -108,7 +108,7 @@ def test_a_damaged_message_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("form", [in_json, in_cbor])
-def test_what_ends_a_subscription_says_the_same_in_both_forms(form: Any) -> None:  # noqa: ANN401  one of two functions
+def test_the_end_of_a_subscription_says_the_same_in_both_forms(form: Any) -> None:  # noqa: ANN401  one of two functions
     """Without it a subscription that another took over would be taken for a broken one."""
     fault = form({"message": "as told"})
     client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))

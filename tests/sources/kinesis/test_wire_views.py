@@ -94,7 +94,7 @@ BODY = cbor2.dumps({**ANSWER, "Records": [test_wire.ROW] * 3})
 
 
 @given(st.integers(0, len(BODY)), st.integers(0, 3), st.binary(max_size=3))
-def test_what_is_damaged_is_declined_or_read_as_cbor2_reads_it(at: int, gone: int, come: bytes) -> None:
+def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(at: int, gone: int, come: bytes) -> None:
     """Without it a broken answer might pass for another one, behind which reading goes on."""
     body = BODY[:at] + come + BODY[at + gone :]
     try:
@@ -118,7 +118,7 @@ def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(forms, "COMPILED", True)
     test_wire.test_every_crafted_aggregate_gives_the_same_records()
     test_wire.test_all_answers_give_the_batches_that_boto3_gives()
-    test_wire.test_what_is_no_answer_fails_as_it_does_with_boto3()
+    test_wire.test_a_body_that_is_no_answer_fails_as_it_does_with_boto3()
 
 
 def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_a_hubs_leases_stay_its_own_unless_told() -> None:
     assert copying.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
 
 
-def test_what_was_written_is_read_again() -> None:
+def test_a_written_checkpoint_file_is_read_again() -> None:
     """A store that answers and forgets would be found out by the first lost record."""
     target = MemoryStore()
     moves = copying.planned(leases(AT_9, AT_9), (), ())

@@ -295,7 +295,7 @@ def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch
         (["sqlite://{}/none.db", "--history", "{}/none/h.db"], 1, "--history:"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_one_line(
+def test_a_page_that_cannot_be_served_is_said_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
     """A user would see a traceback, or a page of nothing."""
