@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 from disk import Disk
 from libc import STEP_SECONDS, UnkindLibc, libc_can_be_put_before
-from processes import NoMoreThreads, threads_can_be_refused
+from processes import NoMoreDescriptors, NoMoreThreads, threads_can_be_refused
 from services import a_table
 from written import WrittenStore, answer_of
 
@@ -71,6 +71,27 @@ for _ in iter(input, ""):
         short.end()
         answers.append(asked())
     assert answers == ["started", "refused", "started"]
+
+
+def test_descriptors_are_refused_and_granted_again() -> None:
+    """Without it likewise."""
+    program = """
+import os
+for _ in iter(input, ""):
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        print("opened", flush=True)
+    except OSError as refused:
+        print(os.strerror(refused.errno), flush=True)
+"""
+    pids: list[int] = []
+    with talking(program, {}, pids) as asked:
+        answers = [asked()]
+        short = NoMoreDescriptors(*pids)
+        answers.append(asked())
+        short.end()
+        answers.append(asked())
+    assert answers == ["opened", "Too many open files", "opened"]
 
 
 def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Law of conservation: once all is taken or dropped, room, calls, appointments and readers are as at the start.
+"""Law of conservation: once all is taken or dropped, room, calls and readers are as at the start.
 
 A state machine over the holders of a worker's room and credit: readings that share a room, a crew and an event loop,
 under any order of reading, handing over, failing, giving up, losing, releasing and forgetting.
