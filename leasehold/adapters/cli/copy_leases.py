@@ -13,7 +13,7 @@ from leasehold.adapters.steering.checkpoints import (
     Move,
     copied,
     each_living,
-    planned,
+    planned_copies,
     readable,
     renamed,
     verified,
@@ -82,10 +82,10 @@ def _planned(
 ) -> tuple[Move, ...]:
     """The moves to make, after watching the owners of both sides as far as they matter; `read` as FROM has them."""
     stored, counts = readable(target, "TO"), target.promises.counts_owners
-    wanted = [move for move in planned(leases, stored, (), counts=counts) if wanting(move)]
+    wanted = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]
     there = [move.stored for move in wanted if move.stored] if owned else []
     reading, working = each_living([(source, read if wanted else ()), (target, there)], still)
-    moves = planned(leases, stored, working, counts=counts)
+    moves = planned_copies(leases, stored, working, counts=counts)
     owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
     why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
     return tuple(move.refused(why) if owners and wanting(move) else move for move in moves)

@@ -18,7 +18,7 @@ from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import named, seconds, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
-from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, readable, reset, resetting_planned
+from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
 from leasehold.adapters.worker.holding import reach_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.stores.protocol import StoreError
@@ -52,7 +52,7 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
     for each in plan:
         if each.key not in known:
             raise ValueError(f"--plan: there is no lease {each.key!r}; is it the plan of another store?")
-        (move,) = resetting_planned((known[each.key],), each.wanted, live)
+        (move,) = planned_resets((known[each.key],), each.wanted, live)
         stands = known[each.key].checkpoint
         moved = f"it stands at {said(stands)}, no longer at {said(each.was)}; make the plan anew"
         moves.append(move if stands in {each.was, each.wanted} else move.refused(moved))
@@ -143,7 +143,7 @@ def _wish(  # noqa: PLR0917  the options that say what is wanted
         raise ValueError("--to, --shift-by and --plan: give one of them")
     if to is not None:
         position = _position(to, timestamp_ms, sub, offset, keys=len(keys or ()))
-        return lambda leases, live: resetting_planned(leases, position, live)
+        return lambda leases, live: planned_resets(leases, position, live)
     if shift_by is not None:
         seconds_on = shift(shift_by)
         return lambda leases, live: _shifted(leases, seconds_on, live)
@@ -194,7 +194,7 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
                 "set a time by --to, or name other leases by --key"
             )
-        moves += resetting_planned((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
+        moves += planned_resets((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
     return tuple(moves)
 
 
