@@ -17,7 +17,7 @@ from typing import Any, Literal, Never, TypeVar, assert_never, get_args, get_ori
 
 from attrs import NOTHING, asdict, define, field, fields, fields_dict, frozen
 
-from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.lineage import families, faults
 from leasehold.balancer.model import (
@@ -37,7 +37,7 @@ from leasehold.balancer.model import (
 )
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.rule_set import RuleSet
-from leasehold.stores.fields import COUNT_DIGITS, KB, kilobytes
+from leasehold.stores.fields import COUNT_DIGITS, FIELDS, KB, CellKind, cells
 from leasehold.stores.printable import did_you_mean, printable
 
 T = TypeVar("T")
@@ -55,25 +55,24 @@ class BadJsonField(ValueError):
 
 def parse(text: bytes) -> "JsonValue":
     """Parse a JSON document. Raises BadJsonField where it is none, or where an object says a field twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = dict(pairs)
+        if len(names) < len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise BadJsonField(f"{twice}: given twice in one object")
+        return names
+
+    def no_number(text: str) -> Never:
+        raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")
+
     try:
-        parsed = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        parsed = json.loads(text, object_pairs_hook=once, parse_constant=no_number)
     except BadJsonField:
         raise
     except (ValueError, RecursionError) as error:
         raise BadJsonField(f"input: not a JSON document ({str(error) or 'nested too deeply'})") from None
     return JsonValue("input", parsed)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise BadJsonField(f"{twice}: given twice in one object")
-    return names
-
-
-def _no_number(text: str) -> Never:
-    raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")
 
 
 @frozen
@@ -181,17 +180,20 @@ class UnreadFields:
             raise BadJsonField(f"{self.prefix}{name}: unknown field{did_you_mean(name, self.asked)}")
 
 
+_ALWAYS = ("key", "owner", "version", "idle", "checkpoint")
+_UNLESS_DEFAULT = (
+    *("sub", "token", "stream", "shard", "parents", "hash_range", "heir", "heir_idle", "yields", "leaving", "epoch"),
+    *("notes", "weight", "held"),
+)
+_DEFAULTS = cells(Lease(""))
+
+
 def lease_json(lease: Lease) -> dict[str, Any]:
     """The lease as a JSON object; its key, owner, version, idle and checkpoint are always there."""
-    return {
-        "key": lease.key,
-        "owner": lease.owner,
-        "version": lease.version,
-        "idle": _seconds(lease.idle),
-        "checkpoint": lease.checkpoint.sequence,
-        **{name: value for name, value in _more(lease).items() if value},
-        **({} if lease.weight is None else {"weight": kilobytes(lease.weight)}),
-        **({} if math.isinf(lease.held) else {"held": lease.held}),
+    told = cells(lease)
+    default = _DEFAULTS | {"shard": lease.key}
+    return {name: told[name] for name in _ALWAYS} | {
+        name: told[name] for name in _UNLESS_DEFAULT if told[name] != default[name]
     }
 
 
@@ -201,29 +203,10 @@ def shard_json(shard: Shard) -> dict[str, Any]:
     return {"id": shard.id, "stream": shard.stream, "parents": list(shard.parents), "open": shard.open, **hash_range}
 
 
-def _more(lease: Lease) -> dict[str, Any]:
-    return {
-        "sub": lease.checkpoint.sub,
-        "token": lease.checkpoint.token,
-        "stream": lease.stream,
-        "shard": lease.shard if lease.shard != lease.key else "",
-        "parents": list(lease.parents),
-        "hash_range": [str(end) for end in lease.hash_range or ()],
-        "heir": lease.heir,
-        "heir_idle": lease.heir_idle,
-        "yields": lease.yields,
-        "leaving": lease.leaving,
-        "epoch": lease.epoch,
-        "notes": dict(lease.notes),
-    }
-
-
-def _seconds(idle: float) -> float | None:
-    return None if math.isinf(idle) else idle
-
-
 Form = Callable[[JsonValue], Any]
 """How one field is written."""
+
+_FIRST = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
 RULES: dict[str, type[RuleSet]] = {each.name: each for each in RULE_SETS}
 
@@ -247,24 +230,20 @@ def question(text: bytes, worker: str | None = None) -> PlanQuestion:
     worker  who asks, where the document does not say; it may then be a reading that `leasehold leases --json` printed
     """
     fields = parse(text).fields()
+    if worker is not None and "me" in fields.unread:
+        raise BadJsonField("me: the document says who asks, and so does --worker")
+    for name in OF_LEASES if worker is not None else ():
+        fields.unread.pop(name, None)
     asked = PlanQuestion(
         leases=_each(lease_of)(fields.need("leases")),
         shards=fields.read("shards", _or(None, _each(shard_of)), None),
-        me=_object(Me)(fields.need("me")) if worker is None else _named(worker, fields),
+        me=_object(Me)(fields.need("me")) if worker is None else Me(JsonValue("--worker", worker).name()),
         config=fields.read("config", config_of, Config()),
     )
     fields.done()
     _no_twins("leases", "key", (lease.key for lease in asked.leases))
     _no_twins("shards", "id", (shard.id for shard in asked.shards or ()))
     return asked
-
-
-def _named(worker: str, fields: UnreadFields) -> Me:
-    if "me" in fields.unread:
-        raise BadJsonField("me: the document says who asks, and so does --worker")
-    for name in OF_LEASES:
-        fields.unread.pop(name, None)
-    return Me(JsonValue("--worker", worker).name())
 
 
 def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
@@ -278,9 +257,14 @@ def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
 def lease_of(value: JsonValue) -> Lease:
     """Read a lease. Raises BadJsonField, naming the field."""
     fields = value.fields()
-    sub, token = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, "")
-    position = fields.read("checkpoint", lambda at: _position(at, sub, token), Position("TRIM_HORIZON", sub, token))
-    return _built(Lease, fields, checkpoint=position)
+    at = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
+    sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), at.text()
+    try:
+        return _built(Lease, fields, checkpoint=Position(sequence, sub, token))
+    except BadJsonField:
+        raise
+    except ValueError:
+        raise at.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
 
 
 def shard_of(value: JsonValue) -> Shard:
@@ -292,7 +276,10 @@ def config_of(value: JsonValue) -> Config:
     """A configuration; the options of the rule set lie flat among the others. Raises BadJsonField, naming the field."""
     fields = value.fields()
     rules = _built(RULES[fields.read("rules", lambda name: name.one_of(*RULES), "minimal")], fields, last=False)
-    return _built(Config, fields, rules=rules, initial_position=_initial_position(fields))
+    start = Position(fields.read("initial_position", lambda name: name.one_of(*_FIRST), "LATEST"))
+    if start.sequence == "AT_TIMESTAMP":
+        start = at_timestamp(fields.need("timestamp_ms").whole(most=2**53))
+    return _built(Config, fields, rules=rules, initial_position=start)
 
 
 def _object(kind: type[T]) -> Callable[[JsonValue], T]:
@@ -345,24 +332,6 @@ def _count(value: JsonValue) -> int:
     return value.whole(most=10**COUNT_DIGITS - 1)
 
 
-def _position(value: JsonValue, sub: int, token: str) -> Position:
-    try:
-        return Position(value.text(), sub, token)
-    except BadJsonField:
-        raise
-    except ValueError:
-        raise value.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
-
-
-def _initial_position(fields: UnreadFields) -> Position:
-    name = fields.read(
-        "initial_position", lambda value: value.one_of("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"), "LATEST"
-    )
-    if name == "AT_TIMESTAMP":
-        return at_timestamp(fields.need("timestamp_ms").whole(most=2**53))
-    return Position(name)
-
-
 def _hash_key(value: JsonValue) -> int:
     return value.decimal(HASH_KEYS[1])
 
@@ -374,67 +343,58 @@ def _hash_range(value: JsonValue) -> HashRange:
     return (ends[0], ends[1])
 
 
-def _bytes(value: JsonValue) -> int:
-    """As rows have it, the form says throughput in KB/s."""
-    return round(value.number() * KB)
-
-
-def _list_or(form: Form) -> Form:
-    return lambda value: _names(value) if isinstance(value.found, list) else form(value)
-
-
 def _of_type(kind: Any) -> Form:  # noqa: ANN401  what a rule set declares
     """An option is written as its declared type says; its rule set checks the rest."""
     if get_origin(kind) is Literal:
         return lambda value: value.one_of(*get_args(kind))
     if kind in {bool, float}:
-        return JsonValue.flag if kind is bool else _question_seconds
+        return JsonValue.flag if kind is bool else _seconds
     plain: Form = _whole_or_none if kind is int or int in get_args(kind) else lambda value: value.found
-    return _list_or(plain) if tuple[str, ...] in get_args(kind) else plain
+    if tuple[str, ...] not in get_args(kind):
+        return plain
+    return lambda value: _names(value) if isinstance(value.found, list) else plain(value)
 
 
-_names, _question_seconds = _each(JsonValue.name), JsonValue.number
+_names, _seconds = _each(JsonValue.name), JsonValue.number
 _notes: Callable[[JsonValue], Notes] = _by_name(JsonValue.text)
 _name_or_none, _whole_or_none = _or(None, JsonValue.name), _or(None, JsonValue.whole)
-_seconds_or_infinite = _or(math.inf, _question_seconds)
+_seconds_or_infinite = _or(math.inf, _seconds)
 
-_STREAM_FORMS: Mapping[str, Form] = {
-    "stream": JsonValue.text,
-    "parents": _names,
-    "hash_range": _or(None, _hash_range),
+_FORMS_OF_KINDS: Mapping[CellKind, Form] = {
+    "name": JsonValue.name,
+    "text": JsonValue.text,
+    "names": _names,
+    "worker": _name_or_none,
+    "count": _count,
+    "KB/s": _or(None, lambda value: round(value.number() * KB)),
+    "seconds": _seconds_or_infinite,
+    "flag": JsonValue.flag,
+    "notes": _notes,
 }
+_OF_A_LEASE = fields_dict(Lease).keys() - {"checkpoint"}
+_HASH_RANGE: Mapping[str, Form] = {"hash_range": _or(None, _hash_range)}
 
 FORMS: Mapping[Any, Mapping[str, Form]] = {
     Lease: {
-        **_STREAM_FORMS,
-        "key": JsonValue.name,
+        **{each.name: _FORMS_OF_KINDS[each.kind] for each in FIELDS if each.name in _OF_A_LEASE},
+        **_HASH_RANGE,
         "shard": JsonValue.name,
-        "owner": _name_or_none,
-        "version": JsonValue.text,
-        "idle": _seconds_or_infinite,
-        "weight": _or(None, _bytes),
-        "held": _seconds_or_infinite,
-        "heir": _name_or_none,
-        "heir_idle": _question_seconds,
-        "yields": JsonValue.flag,
-        "leaving": JsonValue.flag,
-        "epoch": _count,
-        "notes": _notes,
+        "heir_idle": _seconds,  # nobody is named without end
     },
-    Shard: {**_STREAM_FORMS, "id": JsonValue.name, "open": JsonValue.flag},
+    Shard: {"id": JsonValue.name, "stream": JsonValue.text, "parents": _names, "open": JsonValue.flag, **_HASH_RANGE},
     Hole: {"first": _hash_key, "last": _hash_key, "times": lambda value: value.whole(1)},
     Bulletin: dict.fromkeys(("looks", "acts", "warns"), JsonValue.whole),
     BulletinState: {
         "latest": _object(Bulletin),
         "acts_read": JsonValue.whole,
         "acts_still": _seconds_or_infinite,
-        "looks_still": _question_seconds,
+        "looks_still": _seconds,
         "warned": _seconds_or_infinite,
         "turned": JsonValue.flag,
     },
     History: {
-        **dict.fromkeys(("owners_still", "fleet_still", "full_still"), _question_seconds),
-        **dict.fromkeys(("gaps", "paces"), _by_name(_question_seconds)),
+        **dict.fromkeys(("owners_still", "fleet_still", "full_still"), _seconds),
+        **dict.fromkeys(("gaps", "paces"), _by_name(_seconds)),
         "led": _by_name(_seconds_or_infinite),
         "holes": _each(_hole),
         "gone": _each(lease_of),
@@ -442,7 +402,7 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
         "hearing": _or(None, _object(BulletinState)),
     },
     Me: {"worker": JsonValue.name, "turn": JsonValue.whole, "history": _object(History)},
-    Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _question_seconds),
+    Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
     **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULE_SETS},
 }
 """How the fields of each class are written; made of several fields are a lease's checkpoint, a configuration's rules
@@ -457,36 +417,40 @@ def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
     asked = question(text, worker)
     actions = plan(asked.leases, asked.shards, asked.me, asked.config)
     look = look_again(actions, asked.leases, asked.me, asked.config)
+    # Without the problems, for which no leases of a stream are created (L2), the reason would be unknown.
+    problems = [asdict(problem) for family in families(asked.shards or ()) for problem in faults(family)]
     return {
         "actions": [action_json(action) for action in actions],
-        **_look_json(look),
-        **_problems_json(asked.shards or ()),
+        "look_again_seconds": look.seconds,
+        **({} if look.keys is None else {"look_again_keys": list(look.keys)}),
+        **_if("look_again_notes", dict(look.notes)),
+        **_if("look_again_stale_ok", look.stale_ok),
+        **_if("problems", problems),
     }
 
 
 def action_json(action: Action) -> dict[str, Any]:
     """The action as JSON; `from` is the owner that loses the lease, `to` the one that is to get it."""
-    return {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule} | _more_json(action)
-
-
-def _more_json(action: Action) -> dict[str, Any]:
+    told: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
-        case Create():
-            return _lease_json(action.lease)
-        case Steal():
-            return {"from": action.victim} | _alternates_json(action.alternates)
-        case Claim():
-            return _alternates_json(action.alternates)
-        case RequestHandoff():
-            return {"from": action.victim} | _if("stale_heir", action.stale_heir) | _alternates_json(action.alternates)
-        case Release():
-            return _if("to", action.heir)
-        case Renew():
-            return _if("notes", dict(action.notes))
-        case Delete():
-            return {}
+        case Create(lease):
+            start = lease.checkpoint
+            told |= {"checkpoint": start.sequence, "parents": list(lease.parents)}
+            told |= {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
+            told |= _if("stream", lease.stream)
+        case Steal() | RequestHandoff():
+            told["from"] = action.victim
+            told |= _if("stale_heir", action.stale_heir if isinstance(action, RequestHandoff) else None)
+        case Release(heir=heir):
+            told |= _if("to", heir)
+        case Renew(notes=notes):
+            told |= _if("notes", dict(notes))
+        case Claim() | Delete():
+            pass
         case _:
             assert_never(action)
+    others = action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ()
+    return told | _if("alternates", [action_json(other) for other in others])
 
 
 _VERBS = {
@@ -502,25 +466,3 @@ _VERBS = {
 
 def _if(name: str, value: object) -> dict[str, Any]:
     return {name: value} if value else {}
-
-
-def _alternates_json(alternates: Iterable[Action]) -> dict[str, Any]:
-    return _if("alternates", [action_json(other) for other in alternates])
-
-
-def _lease_json(lease: Lease) -> dict[str, Any]:
-    start = lease.checkpoint
-    at_time = {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
-    stream = _if("stream", lease.stream)
-    return {"checkpoint": start.sequence, "parents": list(lease.parents)} | at_time | stream
-
-
-def _look_json(look: Look) -> dict[str, Any]:
-    keys = {} if look.keys is None else {"look_again_keys": list(look.keys)}
-    more = _if("look_again_notes", dict(look.notes)) | _if("look_again_stale_ok", look.stale_ok)
-    return {"look_again_seconds": look.seconds} | keys | more
-
-
-def _problems_json(shards: Iterable[Shard]) -> dict[str, Any]:
-    """The problems for which no leases of a stream are created (L2): without them the reason would be unknown."""
-    return _if("problems", [asdict(problem) for family in families(shards) for problem in faults(family)])

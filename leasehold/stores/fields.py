@@ -1,13 +1,125 @@
-"""Checked reading of stored fields: a row becomes a lease, or a complaint names the field that is wrong."""
+"""A lease's row as data: its fields, each with its kind, its check and its name in every layout.
+
+`FIELDS` is the one table. A layout writes `cells` under its own names, and reads `checked` cells back by `lease_of`;
+its own file keeps only what no other layout does. A row becomes a lease, or a complaint names the field that is wrong.
+"""
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from attrs import frozen
 
 from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, HashRange, Lease, Notes, Position
 from leasehold.stores.protocol import Malformed, StoreError
 
 T = TypeVar("T")
+
+CellKind = Literal[
+    "name", "text", "names", "worker", "count", "sequence", "hash key", "KB/s", "seconds", "flag", "notes"
+]
+"""A name has at least one character, and so has a worker's, where there is one; hash keys are decimal texts."""
+
+
+@frozen
+class RowField:
+    """A field of a lease's row, and its name in each layout; "" where a layout has no such field.
+
+    name    in the JSON form and in Spark's columns, which say the two hash keys as one `hash_range`
+    item    the attribute in DynamoDB
+    column  in SQLite
+    object  the field in our own objects
+    blob    the metadata in the Azure SDKs' blobs
+    """
+
+    name: str
+    kind: CellKind
+    item: str
+    column: str
+    object: str
+    blob: str
+    meaning: str
+
+
+FIELDS = (
+    RowField("key", "name", "leaseKey", "key", "", "", "unique in the table; the name of its objects and blobs"),
+    RowField("stream", "text", "streamName", "stream", "stream", "", "its stream; empty where the table serves one"),
+    RowField("shard", "text", "shardId", "shard", "shard", "", "the source's own id of the shard; left out: the key"),
+    RowField("parents", "names", "parentShardId", "parents", "parents", "", "keys of the parent leases"),
+    RowField("owner", "worker", "leaseOwner", "owner", "ownerid", "ownerid", "the worker that processes it"),
+    RowField("version", "text", "", "", "", "", "what a write compares: the counter, or the ownership's ETag"),
+    RowField("idle", "seconds", "", "", "", "", "how long the version has stood still; null: infinite"),
+    RowField("held", "seconds", "", "", "", "", "how long its owner has held it; left out: infinite"),
+    RowField("epoch", "count", "leaseCounter", "counter", "counter", "", "the counter, and so the fencing number"),
+    RowField("checkpoint", "sequence", "checkpoint", "checkpoint", "sequence", "sequencenumber", "number or sentinel"),
+    RowField(
+        "sub", "count", "checkpointSubSequenceNumber", "sub", "sub", "", "sub-sequence number, or AT_TIMESTAMP's ms"
+    ),
+    RowField("token", "text", "checkpointToken", "token", "token", "offset", "the offset of an event hub"),
+    RowField("first_hash", "hash key", "startingHashKey", "first_hash", "firsthash", "", "first hash key"),
+    RowField("last_hash", "hash key", "endingHashKey", "last_hash", "lasthash", "", "last hash key, inclusive"),
+    RowField(
+        "weight", "KB/s", "throughputKBps", "weight", "weight", "throughputkbps", "throughput; 1 KB is 1,024 bytes"
+    ),
+    RowField("heir", "worker", "handoffTo", "heir", "handoffto", "handoffto", "the worker that a planned move names"),
+    RowField("heir_idle", "seconds", "", "", "", "", "how long that worker has been named"),
+    RowField("yields", "flag", "handoffOwner", "yields", "handoffowner", "handoffowner", "its owner answers requests"),
+    RowField("leaving", "flag", "checkpointOwner", "", "", "", "a hand-off of KCL 3.x is under way"),
+    RowField("notes", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
+)
+"""In the order of SQLite's columns. A layout's file tells what it writes in another way than the others: the names
+of workers in DynamoDB and in blobs, which say by them whether the owner yields, and the notes of both."""
+
+
+def cells(lease: Lease) -> dict[str, Any]:
+    """The lease by field, as the JSON form says each; only the spelling is left to a layout."""
+    ends = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
+    first, last = ends or (None, None)
+    return {
+        "key": lease.key,
+        "stream": lease.stream,
+        "shard": lease.shard,
+        "parents": list(lease.parents),
+        "owner": lease.owner,
+        "version": lease.version,
+        "idle": None if math.isinf(lease.idle) else lease.idle,
+        "held": None if math.isinf(lease.held) else lease.held,
+        "epoch": lease.epoch,
+        "checkpoint": lease.checkpoint.sequence,
+        "sub": lease.checkpoint.sub,
+        "token": lease.checkpoint.token,
+        "hash_range": ends,
+        "first_hash": first,
+        "last_hash": last,
+        "weight": None if lease.weight is None else kilobytes(lease.weight),
+        "heir": lease.heir,
+        "heir_idle": lease.heir_idle,
+        "yields": lease.yields,
+        "leaving": lease.leaving,
+        "notes": dict(lease.notes),
+    }
+
+
+def checked(field: RowField, spelled: str, found: Any) -> Any:  # noqa: ANN401  by the field's kind
+    """The lease's value of what a row says under this name; a row may leave out (None) all but key and checkpoint."""
+    check, silent = _CHECKS[field.kind]
+    if found is not None:
+        return check(spelled, found)
+    if silent is _NEEDED:
+        raise BadRowField(spelled, "is missing")
+    return silent
+
+
+def lease_of(told: Mapping[str, Any], names: Mapping[str, str], **odd: Any) -> Lease:  # noqa: ANN401  by field
+    """The lease of its checked values; `names` are the layout's own, for complaints; `odd` it has read by itself."""
+    values = dict(told)
+    first, last = (values.pop(end) for end in ("first_hash", "last_hash"))
+    values["hash_range"] = hash_range((names["first_hash"], names["last_hash"]), first, last)
+    values["checkpoint"] = position(names["checkpoint"], told["checkpoint"], values.pop("sub"), values.pop("token"))
+    values["shard"] = told["shard"] or told["key"]
+    return Lease(**values | odd)
+
 
 COUNT_DIGITS = 18
 """Above any count of writes or records; one more still fits the 64 bits that SQLite and Java have for it."""
@@ -154,15 +266,27 @@ def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> 
     """First and last hash key, or None where the row has neither."""
     if first is None and last is None:
         return None
-    low, high = (_hash_key(field, digits) for field, digits in zip(fields, (first, last), strict=True))
+    low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
+    if low is None or high is None:
+        field, digits = (fields[0], first) if low is None else (fields[1], last)
+        raise BadRowField(field, f"{shown(digits)} is no decimal hash key")
     if low > high:
         raise BadRowField(fields[0], f"{low} lies after the last hash key, {high}")
     return low, high
 
 
-def _hash_key(field: str, digits: str | None) -> int:
-    if digits is None or not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(HASH_KEYS[1])):
-        raise BadRowField(field, f"{shown(digits)} is no decimal hash key")
-    if int(digits) > HASH_KEYS[1]:
-        raise BadRowField(field, f"{digits} lies after the last of all hash keys")
-    return int(digits)
+_NEEDED = object()
+
+_CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
+    "name": (name, _NEEDED),
+    "text": (text, ""),
+    "names": (keys, ()),
+    "worker": (lambda field, found: text(field, found) or None, None),
+    "count": (whole, 0),
+    "sequence": (text, _NEEDED),
+    "hash key": (text, None),
+    "KB/s": (weight, None),
+    "flag": (lambda _field, found: bool(found), False),
+    "notes": (notes, ()),
+}
+"""The check of each kind of cell in a store, and the value of a cell that a row leaves out. No store keeps seconds."""

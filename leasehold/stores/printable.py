@@ -22,7 +22,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """The text in one line, every character of it to be seen."""
-    return text if text.isprintable() else "".join(map(_shown, text))
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def printable_lines(text: str) -> str:
@@ -51,10 +53,6 @@ def escaped(log: logging.Logger) -> logging.Logger:
     """The logger, with every message made printable for all handlers."""
     log.addFilter(_escape)
     return log
-
-
-def _shown(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
 def _escape(record: logging.LogRecord) -> bool:

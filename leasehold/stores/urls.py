@@ -117,21 +117,18 @@ def open_store(url: str, *, create: bool = True, write: bool = True, request_sec
     scheme, place, options = store_address(url)
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
     store = module.open_url(place, options, create=create, request_seconds=request_seconds)
-    return _proved(store) if write and scheme in _PROVED else store
+    if write and scheme in _PROVED:
+        try:
+            cast("_Provable", store).prove()
+        except BaseException:
+            store.close()
+            raise
+    return store
 
 
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     """The scheme, the place and the options of a store's URL. Raises ValueError, never repeating the URL."""
     return read_url(url, "store", _SCHEMES)
-
-
-def _proved(store: Store) -> Store:
-    try:
-        cast("_Provable", store).prove()
-    except BaseException:
-        store.close()
-        raise
-    return store
 
 
 def endpoint_of(url: str | None, where: str = "store URL") -> str | None:

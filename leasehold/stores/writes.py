@@ -226,45 +226,63 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
             return _changed(write, stored) if stored else None
 
 
-def _changed(write: LeaseChange, stored: Lease) -> Lease | None:
-    match write:
-        case ClaimLease(lease, me, notes):
-            return _owned_by(stored, me, notes) if stored.version == lease.version else None
-        case StealLease(lease, me, notes):
-            asked = lease.heir != me or stored.heir == me
-            return _owned_by(stored, me, notes) if asked and stored.owner == lease.owner else None
-        case RenewLease(lease, notes):
-            return _renewed(stored, lease, notes)
-        case CheckpointLease():
-            return _checkpointed(stored, write)
-        case CheckpointLate(_, position):
-            before = not stored.ended and stored.checkpoint.order < position.order
-            return evolve(stored, checkpoint=position) if before else None
-        case ReleaseLease(lease, me, to):
-            fits = stored.owner == me if lease.owner == me else stored.version == lease.version
-            return _next(evolve(_unowned(stored), owner=to)) if fits else None
-        case RequestLease(lease, me):
-            return evolve(stored, heir=me) if _willing(stored, lease, me) else None
-        case WithdrawRequest(lease, me):
-            mine = stored.owner == lease.owner and stored.heir == me and not stored.leaving
-            return evolve(stored, heir=None) if mine else None
-        case GiveLease(lease, position):
-            return _given(stored, lease, position)
-        case TakeBackLease(lease, me):
-            return _owned_by(stored, me) if _as_seen(stored, lease) else None
-        case AnnotateLease(lease, name, value):
-            noted = evolve(stored, notes=merged(stored.notes, ((name, value),)))
-            return noted if stored.owner == lease.owner else None
-        case ResetLease():
-            return _reset(stored, write)
-        case _:
-            assert_never(write)
-
-
 def created(lease: Lease) -> Lease:
     """The row of a new lease: owner and heir, and what only a watcher can know, are left out."""
     row = evolve(_unowned(lease), idle=0.0, held=math.inf, heir_idle=0.0, notes=merged(lease.notes, ()))
     return counted(row, lease.epoch)
+
+
+def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
+    seen = write.lease
+    as_seen = stored.version == seen.version and stored.owner == seen.owner
+    match write:
+        case ClaimLease(me=me, notes=notes):
+            return _owned_by(stored, me, notes) if stored.version == seen.version else None
+        case StealLease(me=me, notes=notes):
+            asked = seen.heir != me or stored.heir == me
+            return _owned_by(stored, me, notes) if asked and stored.owner == seen.owner else None
+        case RenewLease(notes=notes):
+            if not as_seen or (stored.ended and not seen.ended):
+                return None
+            return _next(evolve(_weighed(stored, seen), notes=merged(stored.notes, notes)))
+        case CheckpointLease(position=position):
+            if not (as_seen and _movable(stored, position)):
+                return None
+            row = _next(evolve(_weighed(stored, seen), checkpoint=position))
+            return _unowned(row) if row.ended and not write.keep_owner else row
+        case CheckpointLate(position=position):
+            # The owner moved the checkpoint, or ended the shard, meanwhile: nothing of the loser's is newer.
+            before = _movable(stored, position) and stored.checkpoint.order != position.order
+            return evolve(stored, checkpoint=position) if before else None
+        case ReleaseLease(me=me, to=to):
+            fits = stored.owner == me if seen.owner == me else stored.version == seen.version
+            return _next(evolve(_unowned(stored), owner=to)) if fits else None
+        case RequestLease(me=me):
+            willing = stored.owner == seen.owner and stored.yields and not stored.ended and not stored.leaving
+            return evolve(stored, heir=me) if willing and stored.heir in {None, me, seen.heir} else None
+        case WithdrawRequest(me=me):
+            mine = stored.owner == seen.owner and stored.heir == me and not stored.leaving
+            return evolve(stored, heir=None) if mine else None
+        case GiveLease(position=position):
+            heir_stays = stored.heir is not None and stored.heir == seen.heir and stored.leaving == seen.leaving
+            if not (heir_stays and as_seen and _movable(stored, position)):
+                return None
+            # The heir of a KCL 3.x hand-off may be a worker that answers no requests.
+            row = evolve(_unowned(stored), owner=stored.heir, yields=not stored.leaving)
+            return _next(evolve(row, checkpoint=position))
+        case TakeBackLease(me=me):
+            return _owned_by(stored, me) if as_seen else None
+        case AnnotateLease(name=name, value=value):
+            noted = evolve(stored, notes=merged(stored.notes, ((name, value),)))
+            return noted if stored.owner == seen.owner else None
+        case ResetLease(position=position, notes=notes):
+            if stored.owner is not None or stored.version != seen.version:
+                return None
+            row = evolve(_unowned(stored), checkpoint=position, notes=merged(stored.notes, notes))
+            row = evolve(row, parents=seen.parents, hash_range=seen.hash_range)
+            return counted(row, max(stored.epoch + 1, write.epoch))
+        case _:
+            assert_never(write)
 
 
 def _next(stored: Lease) -> Lease:
@@ -280,47 +298,10 @@ def _unowned(lease: Lease) -> Lease:
     return evolve(lease, owner=None, heir=None, yields=False, leaving=False)
 
 
-def _as_seen(stored: Lease, seen: Lease) -> bool:
-    return stored.version == seen.version and stored.owner == seen.owner
-
-
 def _weighed(stored: Lease, seen: Lease) -> Lease:
     return stored if seen.weight is None else evolve(stored, weight=seen.weight)
 
 
-def _renewed(stored: Lease, seen: Lease, notes: Notes) -> Lease | None:
-    if not _as_seen(stored, seen) or (stored.ended and not seen.ended):
-        return None
-    return _next(evolve(_weighed(stored, seen), notes=merged(stored.notes, notes)))
-
-
-def _movable(stored: Lease, seen: Lease, position: Position) -> bool:
-    return _as_seen(stored, seen) and not stored.ended and stored.checkpoint.order <= position.order
-
-
-def _checkpointed(stored: Lease, write: CheckpointLease) -> Lease | None:
-    if not _movable(stored, write.lease, write.position):
-        return None
-    row = _next(evolve(_weighed(stored, write.lease), checkpoint=write.position))
-    return _unowned(row) if row.ended and not write.keep_owner else row
-
-
-def _reset(stored: Lease, write: ResetLease) -> Lease | None:
-    if stored.owner is not None or stored.version != write.lease.version:
-        return None
-    row = evolve(_unowned(stored), checkpoint=write.position, notes=merged(stored.notes, write.notes))
-    row = evolve(row, parents=write.lease.parents, hash_range=write.lease.hash_range)
-    return counted(row, max(stored.epoch + 1, write.epoch))
-
-
-def _willing(stored: Lease, seen: Lease, me: str) -> bool:
-    willing = stored.owner == seen.owner and stored.yields and not stored.ended and not stored.leaving
-    return willing and stored.heir in {None, me, seen.heir}
-
-
-def _given(stored: Lease, seen: Lease, position: Position) -> Lease | None:
-    heir_stays = stored.heir is not None and stored.heir == seen.heir and stored.leaving == seen.leaving
-    if not heir_stays or not _movable(stored, seen, position):
-        return None
-    row = evolve(_unowned(stored), owner=stored.heir, yields=not stored.leaving)
-    return _next(evolve(row, checkpoint=position))
+def _movable(stored: Lease, position: Position) -> bool:
+    """Whether the checkpoint may stand here: forward only, and SHARD_END is final."""
+    return not stored.ended and stored.checkpoint.order <= position.order

@@ -5,7 +5,7 @@ from itertools import count
 
 from attrs import define, field
 
-from leasehold.stores.objects.store import ObjectFields, Stored
+from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import OutcomeUnknown
 
 

@@ -9,7 +9,7 @@ from blob_memory import BEGAN, BlobFault, BlobMemory
 from object_stores import try_conditions
 
 from leasehold.stores.objects.blob import BlobObjects, _ensure, asking
-from leasehold.stores.objects.store import SkewWarning, Stored
+from leasehold.stores.objects.requests import SkewWarning, Stored
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 

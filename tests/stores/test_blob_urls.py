@@ -24,7 +24,7 @@ layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  what 
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTION_STRING, raising=False)
-    monkeypatch.setattr(blob, "_identity", Identity)
+    monkeypatch.setattr("azure.identity.DefaultAzureCredential", Identity)
 
 
 @define
@@ -183,15 +183,15 @@ def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(of)
         return container
 
-    monkeypatch.setattr(blob, "_client", client)
+    monkeypatch.setattr(blob, "client_of", client)
     store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
-    assert made == [("acc", "c", "https://e", blob.PATIENCE.within(2.5))]
+    assert made == [("acc/c", "https://e", 2.5)]
     assert store._layout == ObjectLayout("p")  # noqa: SLF001
     for _ in range(2):
         blob.open_container("acc/c", None, create=True)
     page = "list {'results_per_page': 1}"
     assert container.asked == [page, page, "create", page, "create"]
-    assert made[-1] == ("acc", "c", None, blob.PATIENCE)
+    assert made[-1] == ("acc/c", None, None)
     container.answers = [absent, None, absent]
     store = blob.open_url("acc/c", {}, create=True, request_seconds=None)
     store.close()

@@ -12,7 +12,7 @@ from leasehold.adapters.steering.checkpoints import (
     STILL_SECONDS,
     copied,
     each_living,
-    planned,
+    planned_copies,
     readable,
     renamed,
     verified,
@@ -72,10 +72,10 @@ def command(  # noqa: PLR0917  one for each option
         leases, read = renamed(chosen, strip, add, stream), () if even_if_read else chosen
         # The owners of both sides are watched as far as they matter: where there is something to write.
         stored, counts = readable(target, "TO"), target.promises.counts_owners
-        wanted = [move for move in planned(leases, stored, (), counts=counts) if wanting(move)]
+        wanted = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]
         there = [] if even_if_owned else [move.stored for move in wanted if move.stored]
         reading, working = each_living([(source, read if wanted else ()), (target, there)], still_seconds)
-        moves = planned(leases, stored, working, counts=counts)
+        moves = planned_copies(leases, stored, working, counts=counts)
         owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
         if owners:
             why = f"FROM is still read by {', '.join(owners)}; stop its workers first"

@@ -9,10 +9,13 @@ from attrs import fields
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.json_form import RULES, BadJsonField, answer
+from leasehold.stores.fields import FIELDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 OPTIONS = "\n".join(f"    {name}: {', '.join(each.name for each in fields(kind))}" for name, kind in RULES.items())
+
+LEASE = "\n".join(f"    {each.name}: {each.meaning}" for each in FIELDS if each.kind != "hash key")
 
 EXAMPLE = f"""
 One JSON object on standard input, one on standard output. Nothing is read or written besides.
@@ -27,7 +30,10 @@ One JSON object on standard input, one on standard output. Nothing is read or wr
 
 `leases`: what one reading of the table showed. `idle` is for how many seconds the version has stood
 still; null where the lease was first seen without an owner. `checkpoint` is TRIM_HORIZON, LATEST,
-AT_TIMESTAMP, SHARD_END or a decimal string, `sub` its sub-sequence number.
+AT_TIMESTAMP, SHARD_END or a decimal string, `sub` its sub-sequence number. All fields of a lease, but for `hash_range`
+(first and last hash key, as decimal strings):
+
+{LEASE}
 
 `shards`: the complete listing of the streams (`id`, `parents`, `hash_range`, `open`); left out, no
 lease is created or deleted.

@@ -19,7 +19,7 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
-from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, readable, reset, resetting_planned
+from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
 from leasehold.adapters.worker.holding import reach_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.stores.protocol import StoreError
@@ -56,7 +56,7 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
     for each in plan:
         if each.key not in known:
             raise ValueError(f"--plan: there is no lease {each.key!r}; is it the plan of another store?")
-        (move,) = resetting_planned((known[each.key],), each.wanted, live)
+        (move,) = planned_resets((known[each.key],), each.wanted, live)
         stands = known[each.key].checkpoint
         moved = f"it stands at {said(stands)}, no longer at {said(each.was)}; make the plan anew"
         moves.append(move if stands in {each.was, each.wanted} else move.refused(moved))
@@ -134,7 +134,7 @@ def command(  # noqa: PLR0917  one for each option
             leases = tuple(known[each] for each in key) if key else leases
             live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
             if position is not None:
-                moves = resetting_planned(leases, position, live)
+                moves = planned_resets(leases, position, live)
             elif plan is not None:
                 moves = moves_of(resets, leases, live)
             else:
@@ -193,5 +193,5 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
                 "set a time by --to, or name other leases by --key"
             )
-        moves += resetting_planned((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
+        moves += planned_resets((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
     return tuple(moves)

@@ -7,7 +7,6 @@ Each task opens the store by itself, with the credentials of where it runs.
 The columns of `lease-table`: those of a lease as JSON, and one for rows that are none.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -16,46 +15,43 @@ from pyspark.sql.types import StructType
 
 from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import kilobytes
-from leasehold.stores.protocol import Listing, Malformed, Store
+from leasehold.stores.fields import FIELDS, CellKind, cells
+from leasehold.stores.protocol import Malformed
 from leasehold.stores.urls import open_store, store_address
 
-DDL = (
-    "key string, stream string, shard string, parents array<string>, owner string, version string, idle double, "
-    "checkpoint string, sub bigint, token string, ended boolean, hash_range array<string>, weight double, "
-    "heir string, yields boolean, leaving boolean, epoch bigint, notes map<string,string>, malformed string"
-)
-"""`idle` is in seconds, `weight` in KB/s; `hash_range` has 39 digits at most, more than any number of Spark's."""
+_TYPES: Mapping[CellKind, str] = {
+    "names": "array<string>",
+    "count": "bigint",
+    "KB/s": "double",
+    "seconds": "double",
+    "flag": "boolean",
+    "notes": "map<string,string>",
+}
+"""The others are strings."""
 
-_EMPTY = 17
-"""Columns between a malformed row's key and what is wrong with it."""
+_COLUMNS = {
+    **{field.name: _TYPES.get(field.kind, "string") for field in FIELDS},
+    "ended": "boolean",
+    "hash_range": "array<string>",  # of 39 digits at most, more than any number of Spark's
+    "malformed": "string",
+}
+_ORDER = (
+    *("key", "stream", "shard", "parents", "owner", "version", "idle", "checkpoint", "sub", "token", "ended"),
+    *("hash_range", "weight", "heir", "yields", "leaving", "epoch", "notes", "malformed"),
+)
+DDL = ", ".join(f"{name} {_COLUMNS[name]}" for name in _ORDER)
+"""`idle` is in seconds, `weight` in KB/s."""
 
 
 def row(read: Lease | Malformed) -> tuple[Any, ...]:
     """The row of a lease; of a malformed one, its key and what is wrong."""
     if isinstance(read, Malformed):
-        return (read.key, *(None,) * _EMPTY, f"{read.field}: {read.why}")
-    return (
-        read.key,
-        read.stream,
-        read.shard,
-        list(read.parents),
-        read.owner,
-        read.version,
-        None if math.isinf(read.idle) else float(read.idle),
-        read.checkpoint.sequence,
-        read.checkpoint.sub,
-        read.checkpoint.token,
-        read.ended,
-        None if read.hash_range is None else [str(end) for end in read.hash_range],
-        None if read.weight is None else kilobytes(read.weight),
-        read.heir,
-        read.yields,
-        read.leaving,
-        read.epoch,
-        dict(read.notes),
-        None,
-    )
+        told: dict[str, Any] = {"key": read.key, "malformed": f"{read.field}: {read.why}"}
+    else:
+        told = cells(read) | {"ended": read.ended}
+        if told["idle"] is not None:
+            told["idle"] = float(told["idle"])  # Spark takes no whole number in a column of doubles
+    return tuple(told.get(name) for name in _ORDER)
 
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -124,19 +120,18 @@ class LeaseTableReader(DataSourceReader):
         """The leases of one part, then what cannot be read as a lease."""
         opened = open_store(self._store, create=False, write=False)
         try:
-            listing = self._listing(opened, partition)
+            if self._scheme == "dynamodb":
+                # Only where it is needed, since it needs boto3.
+                from leasehold.stores.dynamodb.store import DynamoStore  # noqa: PLC0415
+
+                part = cast("Segment", partition).number
+                listing = cast("DynamoStore", opened).scan(part, self._segments, self._owner)
+            else:
+                listing = opened.list()
         finally:
             opened.close()
         yield from map(row, listing.leases)
         yield from map(row, listing.malformed)
-
-    def _listing(self, opened: Store, partition: InputPartition) -> Listing:
-        if self._scheme != "dynamodb":
-            return opened.list()
-        # Only where it is needed, since it needs boto3.
-        from leasehold.stores.dynamodb.store import DynamoStore  # noqa: PLC0415
-
-        return cast("DynamoStore", opened).scan(cast("Segment", partition).number, self._segments, self._owner)
 
 
 class FilteringReader(LeaseTableReader):

@@ -1,36 +1,30 @@
-"""The moves of checkpoints that an operator asks for: the plan for each lease, and its result.
+"""The moves of checkpoints that an operator asks for: from one store to another, in any clouds, and back or forward.
 
-Copies checkpoints from one store to another, in any clouds: never backwards, and checked afterwards.
+A copy never moves a checkpoint back, and is checked afterwards. The fencing number goes with it: a lease's next owner
+in the new store counts on above every number that its handlers have seen in the old one. (A layout that does not count
+owners has no number to go on from.) A partition of an event hub has its id for a key in every store, a shard its shard
+id, so keys are copied as they are; where a table serves several streams its keys carry a prefix, which can be taken
+off or put on.
 
-The fencing number goes with them: a lease's next owner in the new store counts on above every number that its
-handlers have seen in the old one. (A layout that does not count owners has no number to go on from.)
-
-A partition of an event hub has its id for a key in every store, a shard its shard id, so keys are
-copied as they are; where a table serves several streams its keys carry a prefix, which can be
-taken off or put on.
-
-Sets checkpoints of one store back or forward, as an operator asks.
-
-No worker ever moves a checkpoint back; only the store's `reset` does, on a lease that nobody owns, and counts
-it as a change of owner. So an owner of before is refused whatever it writes, and the row, its fencing number
-and what others noted on it stay.
+No worker ever moves a checkpoint back; only the store's reset does, on a lease that nobody owns, and counts it as a
+change of owner. So an owner of before is refused whatever it writes, and the row, its fencing number and what others
+noted on it stay.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from time import sleep
-from typing import Literal, assert_never
+from typing import Literal
 
 from attrs import evolve, frozen
 
 from leasehold.adapters.worker.holding import LATEST_MS, UNPINNED
-from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.shards.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown, Store, StoreError
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
 """Longer than any known worker lets pass between two renewals: the Python SDK's take up to 36 s."""
-
 
 _ATTEMPTS = 5
 """A living owner renews in between, where we were told not to mind it."""
@@ -98,20 +92,17 @@ def each_living(
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
     """Do so for several tables at once, with one wait for all."""
-    doubtful = [(store, _doubtful(leases, still_seconds)) for store, leases in tables]
+    doubtful = [
+        (store, {each.key: each for each in leases if each.owner and not each.ended and each.idle < still_seconds})
+        for store, leases in tables
+    ]
     if any(seen for _, seen in doubtful):
         (pause or sleep)(still_seconds)
-    return tuple(_renewed(store, seen) for store, seen in doubtful)
-
-
-def _doubtful(leases: Iterable[Lease], still_seconds: float) -> dict[str, Lease]:
-    owned = (lease for lease in leases if lease.owner is not None and not lease.ended)
-    return {lease.key: lease for lease in owned if lease.idle < still_seconds}
-
-
-def _renewed(store: Store, seen: dict[str, Lease]) -> frozenset[str]:
-    now = store.get(sorted(seen)) if seen else ()
-    return frozenset(lease.key for lease in now if lease.owner and lease.version != seen[lease.key].version)
+    now = [(seen, store.get(sorted(seen)) if seen else ()) for store, seen in doubtful]
+    return tuple(
+        frozenset(each.key for each in leases if each.owner and each.version != seen[each.key].version)
+        for seen, leases in now
+    )
 
 
 def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
@@ -121,24 +112,17 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
     again after a crash in between finds the lease free, and at its former checkpoint.
     """
     for _ in range(_ATTEMPTS if insist else 1):
-        freed = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
-        if isinstance(freed, Done):
-            outcome = store.write(
-                ResetLease(freed.lease, lease.checkpoint, _unpinned(stored, lease), epoch=lease.epoch)
-            )
-        else:
-            outcome = freed
+        outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
+        if isinstance(outcome, Done):
+            # What LATEST means on this row, and of which stream it is: as noted on the lease, or from now on (L13).
+            names = (CONTRADICTION, INCARNATION, LATEST_MS)
+            noted = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
+            notes = tuple((name, lease.note(name) or UNPINNED) for name in noted)
+            outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, notes, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
         stored = outcome.lease
     return Lost(lease.key, stored)
-
-
-def _unpinned(stored: Lease, lease: Lease) -> Notes:
-    """The notes of what LATEST means on this row, and of its stream: as noted on the lease, or from now on (L13)."""
-    names = (CONTRADICTION, INCARNATION, LATEST_MS)
-    noted = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
-    return tuple((name, lease.note(name) or UNPINNED) for name in noted)
 
 
 def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:
@@ -152,7 +136,7 @@ def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:
     return move if isinstance(outcome, Done) else move.refused("somebody else wrote it meanwhile")
 
 
-ME = "leasehold copy-leases"
+# From one store to another
 
 
 def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = None) -> tuple[Lease, ...]:
@@ -165,7 +149,9 @@ def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = Non
         return on + key.removeprefix(off)
 
     def one(lease: Lease) -> Lease:
-        key, shard = name(lease.key), _shard(lease, off)
+        key = name(lease.key)
+        # The source's own id, which no prefix changes; a store without a place for it gives the key.
+        shard = lease.key.removeprefix(off) if lease.shard == lease.key else lease.shard
         named = key.removesuffix(shard).removesuffix(":") if off or on else lease.stream
         parents = tuple(map(name, lease.parents))
         return evolve(lease, key=key, shard=shard, parents=parents, stream=named if stream is None else stream)
@@ -173,12 +159,7 @@ def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = Non
     return tuple(one(lease) for lease in leases if lease.key.startswith(off))
 
 
-def _shard(lease: Lease, off: str) -> str:
-    """The source's own id, which no prefix changes; a store without a place for it gives the key."""
-    return lease.key.removeprefix(off) if lease.shard == lease.key else lease.shard
-
-
-def planned(
+def planned_copies(
     leases: Iterable[Lease], stored: Iterable[Lease], live: Collection[str], *, counts: bool = True
 ) -> tuple[Move, ...]:
     """The moves that would copy `leases` into a table that has `stored`, by key; `live` keys are not touched.
@@ -187,12 +168,12 @@ def planned(
     """
     known = {lease.key: lease for lease in stored}
     return tuple(
-        _move(blank(lease, lease.checkpoint), known.get(lease.key), live, counts=counts)
+        _copying(blank(lease, lease.checkpoint), known.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
 
-def _move(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
+def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
     if stored is None:
         return Move("create", lease, None)
     forward = Move("forward", lease, stored)
@@ -217,26 +198,20 @@ def _behind(stored: Lease, lease: Lease) -> bool:
 
 def copied(target: Store, move: Move, *, insist: bool = False) -> Move:
     """The move carried out; with `insist` also under an owner that renews. Raises OutcomeUnknown."""
-    return carried_out(move, lambda: _written(target, move, insist=insist))
 
+    def write() -> Outcome:
+        if move.stored is None:
+            return target.write(CreateLease(move.lease))
+        if target.promises.counts_owners and _behind(move.stored, move.lease):
+            return placed(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
+        return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
 
-def _written(target: Store, move: Move, *, insist: bool) -> Outcome:
-    if move.stored is None:
-        return target.write(CreateLease(move.lease))
-    if target.promises.counts_owners and _behind(move.stored, move.lease):
-        return placed(target, move.stored, move.lease, ME, insist=insist)
-    return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
+    return carried_out(move, write)
 
 
 def wanting(move: Move) -> bool:
     """Whether there is something to write."""
-    match move.do:
-        case "create" | "forward" | "back" | "raise":
-            return True
-        case "same" | "refuse":
-            return False
-        case _:
-            assert_never(move.do)
+    return move.do not in {"same", "refuse"}
 
 
 def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
@@ -244,24 +219,25 @@ def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
     moves = tuple(moves)
     counts = target.promises.counts_owners
     now = {lease.key: lease for lease in target.get([move.lease.key for move in moves if wanting(move)])}
-    return tuple(_checked(move, now.get(move.lease.key), counts=counts) if wanting(move) else move for move in moves)
+
+    def there(lease: Lease) -> bool:
+        found = now.get(lease.key)
+        reached = found is not None and found.checkpoint.order >= lease.checkpoint.order
+        return reached and found is not None and not (counts and _behind(found, lease))
+
+    gone = "it was written, and is not there now"
+    return tuple(move if not wanting(move) or there(move.lease) else move.refused(gone) for move in moves)
 
 
-def _checked(move: Move, now: Lease | None, *, counts: bool) -> Move:
-    there = now is not None and now.checkpoint.order >= move.lease.checkpoint.order
-    above = now is not None and not (counts and _behind(now, move.lease))
-    return move if there and above else move.refused("it was written, and is not there now")
+# Back and forward
 
 
-RESETTING_ME = "leasehold reset"
-
-
-def resetting_planned(leases: Iterable[Lease], position: Position, live: Collection[str]) -> tuple[Move, ...]:
+def planned_resets(leases: Iterable[Lease], position: Position, live: Collection[str]) -> tuple[Move, ...]:
     """The moves that would set these leases to one position; `live` keys are not touched."""
-    return tuple(_resetting_move(lease, position, live) for lease in sorted(leases, key=lambda lease: lease.key))
+    return tuple(_resetting(lease, position, live) for lease in sorted(leases, key=lambda lease: lease.key))
 
 
-def _resetting_move(stored: Lease, position: Position, live: Collection[str]) -> Move:
+def _resetting(stored: Lease, position: Position, live: Collection[str]) -> Move:
     lease = blank(stored, position)
     forward = position.order > stored.checkpoint.order and position.numbered
     move = Move("forward" if forward else "back", lease, stored)
@@ -279,4 +255,4 @@ def reset(store: Store, move: Move, *, insist: bool = False) -> Move:
     stored = move.stored
     if move.do == "forward":
         return carried_out(move, lambda: store.write(CheckpointLate(stored, move.lease.checkpoint)))
-    return carried_out(move, lambda: placed(store, stored, move.lease, RESETTING_ME, insist=insist))
+    return carried_out(move, lambda: placed(store, stored, move.lease, "leasehold reset", insist=insist))

@@ -12,12 +12,11 @@ leases say 0 there, which means just that: the time is to be had from the config
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.model import Lease
 from leasehold.balancer.watch import Reports
-from leasehold.stores.fields import BadRowField, hash_range, kilobytes, position, readable, shown, whole
+from leasehold.stores.fields import FIELDS, BadRowField, CellKind, RowField, cells, checked, lease_of, readable, shown
 from leasehold.stores.fields import name as named
-from leasehold.stores.fields import text as checked
-from leasehold.stores.fields import weight as measured
+from leasehold.stores.fields import text as texted
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import counted
 
@@ -26,10 +25,26 @@ AttributeValue = Mapping[str, Any]
 
 Item = Mapping[str, AttributeValue]
 
-KEY = "leaseKey"
 NOTE = "lh_"
 """Prefix of the attributes that hold our notes."""
 
+ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
+"""The name of each field's attribute; of the notes, the form of theirs."""
+
+KEY = ATTRIBUTES["key"]
+
+_ODD = frozenset({"parents", "owner", "heir", "yields", "leaving", "notes"})
+"""Fields that are more, or less, than one attribute that says one value."""
+
+_PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _ODD)
+_LETTERS: Mapping[CellKind, str] = {
+    "name": "S",
+    "text": "S",
+    "sequence": "S",
+    "hash key": "S",
+    "count": "N",
+    "KB/s": "N",
+}
 _LEASE: AttributeValue = {"S": "LEASE"}
 _METRICS: AttributeValue = {"S": "WORKER_METRIC_STATS"}
 
@@ -44,47 +59,35 @@ def number(value: float) -> AttributeValue:
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}
 
 
-def qualified(lease: Lease) -> bool:
-    """Whether this is a lease of a multi-stream table: `account:stream:epoch:shardId`."""
-    return lease.key == f"{lease.stream}:{lease.shard}"
-
-
-def shard_ids(lease: Lease, keys: tuple[str, ...]) -> AttributeValue:
+def shard_ids(lease: Lease, keys: Iterable[str]) -> AttributeValue:
     """Turn lease keys of the lease's stream into what KCL writes: plain shard ids, even in a multi-stream table."""
-    prefix = f"{lease.stream}:" if qualified(lease) else ""
-    return {"SS": [key.removeprefix(prefix) for key in keys]}
+    return {"SS": [key.removeprefix(_prefix(lease.key, lease.stream, lease.shard)) for key in keys]}
 
 
-def checkpoint_fields(checkpoint: Position) -> Item:
-    """The attributes that hold a checkpoint."""
-    fields = {"checkpoint": text(checkpoint.sequence), "checkpointSubSequenceNumber": number(checkpoint.sub)}
-    return fields | ({"checkpointToken": text(checkpoint.token)} if checkpoint.token else {})
+def _prefix(key: str, stream: str, shard: str) -> str:
+    """The beginning of every key of this stream in a multi-stream table, `account:stream:epoch:`; "" in another."""
+    return f"{stream}:" if key == f"{stream}:{shard}" else ""
 
 
-def family_fields(lease: Lease) -> Item:
-    """The attributes that hold parents and hash range, of those that are known."""
-    fields = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents else {}
-    if lease.hash_range:
-        first, last = lease.hash_range
-        fields |= {"startingHashKey": text(str(first)), "endingHashKey": text(str(last))}
-    return fields
+def attributes(lease: Lease, *names: str) -> Item:
+    """The attributes of these fields; absent facts are absent attributes, for Java reads them so."""
+    told = cells(lease)
+    parents = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents and "parents" in names else {}
+    return parents | {
+        field.item: number(told[field.name]) if _LETTERS[field.kind] == "N" else text(told[field.name])
+        for field in _PLAIN
+        if field.name in names and told[field.name] not in {None, ""}
+    }
 
 
 def to_item(lease: Lease) -> Item:
-    """The item of a new lease; absent facts are absent attributes, for Java reads them so."""
-    item: dict[str, AttributeValue] = {
-        KEY: text(lease.key),
-        "leaseCounter": number(lease.epoch),
-        "ownerSwitchesSinceCheckpoint": number(0),
-        **checkpoint_fields(lease.checkpoint),
-    }
+    """The item of a new lease."""
+    fields = ("key", "epoch", "checkpoint", "sub", "token", "parents", "first_hash", "last_hash", "weight")
+    item = {**attributes(lease, *fields), "ownerSwitchesSinceCheckpoint": number(0)}
     if lease.owner is not None:
         item |= {"leaseOwner": text(lease.owner), "handoffOwner": text(lease.owner)}
-    item |= family_fields(lease)
     if lease.stream or lease.shard != lease.key:
-        item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}
-    if lease.weight is not None:
-        item["throughputKBps"] = number(kilobytes(lease.weight))
+        item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}  # the one says whose the other is
     return item | {NOTE + name: text(value) for name, value in lease.notes}
 
 
@@ -114,37 +117,43 @@ def _name(item: Item) -> str:
 def _said(item: Item, name: str, kind: str) -> str | None:
     """The value of this attribute, or None where it is not there or of another type."""
     try:
-        return checked(name, _found(item, name, kind))
+        return texted(name, _found(item, name, kind))
     except BadRowField:
         return None
 
 
 def _lease(item: Item) -> Lease:
-    key, stream = named(KEY, _wanted(item, KEY)), _text(item, "streamName") or ""
-    shard = _text(item, "shardId") or key
-    prefix = f"{stream}:" if key == f"{stream}:{shard}" else ""
+    told = {field.name: checked(field, field.item, _cell(item, field)) for field in _PLAIN}
+    # Rule 3 of the writes: in a hand-off of KCL 3.x the worker named first is still at work.
     taker, leaver, willing = (_text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner"))
     owner = leaver or taker
     yields = owner is not None and owner == willing
-    lease = Lease(
-        key=key,
-        stream=stream,
-        shard=shard,
-        parents=tuple(prefix + parent for parent in _set(item, "parentShardId")),
+    parents: Any = _found(item, "parentShardId", "SS") if "parentShardId" in item else ()
+    if not isinstance(parents, Collection):
+        raise BadRowField("parentShardId", f"{shown(parents)} is no set of texts")
+    prefix = _prefix(told["key"], told["stream"], told["shard"] or told["key"])
+    lease = lease_of(
+        told,
+        ATTRIBUTES,
+        parents=tuple(prefix + parent for parent in sorted(named("parentShardId", parent) for parent in parents)),
         owner=owner,
-        checkpoint=position(
-            "checkpoint", _wanted(item, "checkpoint"), _integer(item, "checkpointSubSequenceNumber"), _token(item)
-        ),
-        hash_range=hash_range(
-            ("startingHashKey", "endingHashKey"), _text(item, "startingHashKey"), _text(item, "endingHashKey")
-        ),
-        weight=measured("throughputKBps", _digits(item, "throughputKBps") if "throughputKBps" in item else None),
         heir=taker if leaver else (_text(item, "handoffTo") or None) if yields else None,
         yields=yields,
         leaving=leaver is not None,
-        notes=_notes(item),
+        notes=tuple(
+            (name.removeprefix(NOTE), texted(name, _found(item, name, "S")))
+            for name in sorted(item)
+            if name.startswith(NOTE)
+        ),
     )
-    return counted(lease, _integer(item, "leaseCounter"))
+    return counted(lease, told["epoch"])
+
+
+def _cell(item: Item, field: RowField) -> str | None:
+    """The stored value; None where it is left out, which no lease of Java's or ours does with a counter (rule 1)."""
+    if _LETTERS[field.kind] == "S":
+        return _text(item, field.item)
+    return texted(field.item, _found(item, field.item, "N")) if field.kind == "count" or field.item in item else None
 
 
 def _text(item: Item, name: str) -> str | None:
@@ -152,7 +161,7 @@ def _text(item: Item, name: str) -> str | None:
     value: Any = item.get(name, {"NULL": True})
     if isinstance(value, Mapping) and "NULL" in value:
         return None
-    return checked(name, _found(item, name, "S"))
+    return texted(name, _found(item, name, "S"))
 
 
 def _found(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  services are trusted with nothing
@@ -160,42 +169,6 @@ def _found(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  services a
         raise BadRowField(name, "is missing")
     value: Any = item[name]
     if not isinstance(value, Mapping) or kind not in value:
-        raise BadRowField(name, f"is of type {_type(value)}, and should be of type {kind}")
+        letter = str(next(iter(value), "none")) if isinstance(value, Mapping) else "none"
+        raise BadRowField(name, f"is of type {letter}, and should be of type {kind}")
     return value[kind]
-
-
-def _wanted(item: Item, name: str) -> str:
-    found = _text(item, name)
-    if found is None:
-        raise BadRowField(name, "is missing")
-    return found
-
-
-def _digits(item: Item, name: str) -> str:
-    return checked(name, _found(item, name, "N"))
-
-
-def _integer(item: Item, name: str) -> int:
-    return whole(name, _digits(item, name))
-
-
-def _set(item: Item, field: str) -> tuple[str, ...]:
-    if field not in item:
-        return ()
-    members = _found(item, field, "SS")
-    if not isinstance(members, Collection):
-        raise BadRowField(field, f"{shown(members)} is no set of texts")
-    return tuple(sorted(named(field, member) for member in members))  # a set comes in any order
-
-
-def _token(item: Item) -> str:
-    return _text(item, "checkpointToken") or ""
-
-
-def _notes(item: Item) -> Notes:
-    ours = sorted(name for name in item if name.startswith(NOTE))
-    return tuple((name.removeprefix(NOTE), _wanted(item, name)) for name in ours)
-
-
-def _type(value: Any) -> str:  # noqa: ANN401  likewise
-    return str(next(iter(value), "none")) if isinstance(value, Mapping) else "none"

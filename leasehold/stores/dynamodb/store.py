@@ -163,7 +163,12 @@ def translated(table: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise _meaning(table, error) from error
+        code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in THROTTLED or status >= 500:  # noqa: PLR2004  the service's own failures begin there
+            raise OutcomeUnknown(f"{table}: {code}: {message}") from error
+        advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
+        raise StoreError(f"{table}: {code}: {advice}") from error
     except NoRegionError as error:
         raise StoreError(f"{table}: no region is set; add ?region=… to the URL, or set AWS_REGION") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
@@ -177,15 +182,6 @@ def translated(table: str) -> Iterator[None]:
         raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
 
 
-def _meaning(table: str, error: ClientError) -> StoreError:
-    code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in THROTTLED or status >= 500:  # noqa: PLR2004  the service's own failures begin there
-        return OutcomeUnknown(f"{table}: {code}: {message}")
-    advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
-    return StoreError(f"{table}: {code}: {advice}")
-
-
 def code_of(error: ClientError) -> str:
     """The service's name for what went wrong."""
     return str(error.response.get("Error", {}).get("Code", ""))
@@ -196,14 +192,10 @@ def is_missing(fault: StoreError) -> bool:
     return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
 
 
-def _throttled(error: BaseException) -> bool:
-    return isinstance(error, ClientError) and code_of(error) in THROTTLED
-
-
 def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Make this call, again after a pause where it was refused for want of throughput (rule 2)."""
     again = Retrying(
-        retry=retry_if_exception(_throttled),
+        retry=retry_if_exception(lambda error: isinstance(error, ClientError) and code_of(error) in THROTTLED),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.05, max=1),
         reraise=True,
@@ -227,8 +219,26 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool) -> None:
                     f"{table}: there is no such table, and it may not be made here; make one with the "
                     f"partition key {KEY} (string), or allow its creation"
                 )
-            _create(client, table)
-        check_key(table, _usable(client, table))
+            try:
+                client.create_table(
+                    TableName=table,
+                    KeySchema=[{"AttributeName": KEY, "KeyType": "HASH"}],
+                    AttributeDefinitions=[{"AttributeName": KEY, "AttributeType": "S"}],
+                    BillingMode="PAY_PER_REQUEST",
+                )
+            except ClientError as error:
+                # Another worker starting at the same moment was first, which is as good.
+                if code_of(error) != "ResourceInUseException":
+                    raise
+        again = Retrying(
+            retry=retry_if_result(lambda found: found is None or found["TableStatus"] == "CREATING"),
+            stop=stop_after_delay(WAIT_SECONDS),
+            wait=wait_exponential(multiplier=0.02, max=5),
+        )
+        try:
+            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)))
+        except RetryError as error:
+            raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
 
 
 def prove(client: "DynamoDBClient", table: str) -> None:
@@ -249,12 +259,17 @@ def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], No
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
         with translated(table):
-            if not _refused(call, arguments):
-                client.delete_item(**row)
-                raise StoreError(
-                    f"{table}: the service ignores the conditions of writes, so two workers could own one lease; "
-                    "leases need a service with conditional writes"
-                )
+            try:
+                unless_throttled(call, arguments)
+            except ClientError as error:
+                if code_of(error) != "ConditionalCheckFailedException":
+                    raise
+                return  # refused, as it should be
+            client.delete_item(**row)
+            raise StoreError(
+                f"{table}: the service ignores the conditions of writes, so two workers could own one lease; "
+                "leases need a service with conditional writes"
+            )
 
     update = {**row, **there, "UpdateExpression": "REMOVE checkpointOwner"}
     return {
@@ -264,16 +279,6 @@ def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], No
     }
 
 
-def _refused(call: Callable[..., object], arguments: Mapping[str, Any]) -> bool:
-    try:
-        unless_throttled(call, arguments)
-    except ClientError as error:
-        if code_of(error) != "ConditionalCheckFailedException":
-            raise
-        return True
-    return False
-
-
 def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef | None":
     try:
         return client.describe_table(TableName=table)["Table"]
@@ -281,32 +286,6 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
         if code_of(error) == "ResourceNotFoundException":
             return None
         raise
-
-
-def _create(client: "DynamoDBClient", table: str) -> None:
-    try:
-        client.create_table(
-            TableName=table,
-            KeySchema=[{"AttributeName": KEY, "KeyType": "HASH"}],
-            AttributeDefinitions=[{"AttributeName": KEY, "AttributeType": "S"}],
-            BillingMode="PAY_PER_REQUEST",
-        )
-    except ClientError as error:
-        # Another worker starting at the same moment was first, which is as good.
-        if code_of(error) != "ResourceInUseException":
-            raise
-
-
-def _usable(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef":
-    again = Retrying(
-        retry=retry_if_result(lambda found: found is None or found["TableStatus"] == "CREATING"),
-        stop=stop_after_delay(WAIT_SECONDS),
-        wait=wait_exponential(multiplier=0.02, max=5),
-    )
-    try:
-        return cast("TableDescriptionTypeDef", again(_describe, client, table))
-    except RetryError as error:
-        raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
 
 
 def check_key(table: str, found: "TableDescriptionTypeDef") -> None:
@@ -363,23 +342,28 @@ class DynamoStore:
 
         A row in a hand-off counts for both of its owners.
         """
-        asked: Any = _part(part, parts, owner)
+        asked: dict[str, Any] = {"TableName": self._table}
+        if parts > 1:
+            asked |= {"Segment": part, "TotalSegments": parts}
+        if owner is not None:
+            asked |= {
+                "FilterExpression": "leaseOwner = :owner OR checkpointOwner = :owner",
+                "ExpressionAttributeValues": {":owner": text(owner)},
+            }
+        items: list[Item] = []
         with translated(self._table):
-            items: list[Item] = [item for page in self._pages(asked) for item in page["Items"]]
+            while True:
+                # Repeated here: with a short lease the client tries once, and one throttled page must not cost the
+                # listing.
+                page = unless_throttled(self._clients.reads.scan, asked)
+                items += page["Items"]
+                if not (last := page.get("LastEvaluatedKey")):
+                    break
+                asked["ExclusiveStartKey"] = last
             read = [to_lease(item) for item in items]
         leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
         malformed = tuple(row for row in read if isinstance(row, Malformed))
         return Listing(tuple(leases), malformed, to_reports(items))
-
-    def _pages(self, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        # Repeated here: with a short lease the client tries once, and one throttled page must not cost the listing.
-        rest: Mapping[str, Any] = {}
-        while True:
-            page = unless_throttled(self._clients.reads.scan, {"TableName": self._table, **asked, **rest})
-            yield page
-            if not (last := page.get("LastEvaluatedKey")):
-                return
-            rest = {"ExclusiveStartKey": last}
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked; those not there are left out. Half the price where `stale_ok`."""
@@ -429,10 +413,14 @@ class DynamoStore:
             case _:
                 reply = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(reply, ClientError):
-            return self._lost(key, reply)
+            # The row that came with the refusal; one that is not there, or did not come, is read.
+            item: Any = reply.response.get("Item")
+            row = to_lease(item) if item else None
+            return Lost(key, insist(row)) if row else self._refused(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
-        return self._done(reply.get("Attributes") or request["Item"])
+        written: Item = reply.get("Attributes") or request["Item"]
+        return Done(insist(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
@@ -454,26 +442,8 @@ class DynamoStore:
                 return error
         return reply
 
-    def _done(self, item: Item) -> Done:
-        return Done(insist(to_lease(item) or Malformed(str(item[KEY]["S"]), "entityType", "is no lease")))
-
-    def _lost(self, key: str, refusal: ClientError) -> Lost:
-        """The row that came with the refusal; one that is not there, or did not come, is read."""
-        item: Any = refusal.response.get("Item")
-        row = to_lease(item) if item else None
-        return Lost(key, insist(row)) if row else self._refused(key)
-
     def _refused(self, key: str) -> Lost:
         return Lost(key, next(iter(self.get([key])), None))
-
-
-def _part(part: int, parts: int, owner: str | None) -> Mapping[str, Any]:
-    """The arguments of a scan of this part, beyond the table."""
-    segment = {"Segment": part, "TotalSegments": parts} if parts > 1 else {}
-    if owner is None:
-        return segment
-    condition = "leaseOwner = :owner OR checkpointOwner = :owner"
-    return {**segment, "FilterExpression": condition, "ExpressionAttributeValues": {":owner": text(owner)}}
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> DynamoStore:

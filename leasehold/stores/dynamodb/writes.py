@@ -16,11 +16,11 @@ from attrs import evolve
 from leasehold.balancer.model import Lease, Notes, Position
 from leasehold.stores import writes
 from leasehold.stores.dynamodb.rows import (
+    ATTRIBUTES,
     KEY,
     NOTE,
     AttributeValue,
-    checkpoint_fields,
-    family_fields,
+    attributes,
     number,
     shard_ids,
     text,
@@ -49,6 +49,7 @@ _SEEN = "leaseCounter = :seen"
 _COUNT = "ADD leaseCounter :one"
 _STARTS = "checkpoint IN (:trim, :latest, :time)"
 _PENDING = "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState"
+_FAMILY = ("parents", "first_hash", "last_hash")
 _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
 
@@ -106,45 +107,66 @@ def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
 
 def _move(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
     """The expression that sets this checkpoint: clauses, attributes to remove, values."""
-    fields = checkpoint_fields(position)
+    fields = attributes(Lease("", checkpoint=position), "checkpoint", "sub", "token")
     stale = () if position.token else ("checkpointToken",)
     return tuple(f"{name} = :{name}" for name in fields), stale, fields
 
 
-def request_of(write: writes.Write) -> Request | None:
+def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
     """The request of this write; None where the lease as seen rules its condition out."""
+    lease = write.lease
+    owned, owners = _owner(lease)
     match write:
-        case writes.CreateLease(lease):
+        case writes.CreateLease():
             return {"Item": to_item(created(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
-        case writes.ClaimLease(lease, me, notes):
+        case writes.ClaimLease(me=me, notes=notes):
             return _take(lease, me, notes, _SEEN, {})
-        case writes.StealLease(lease, me, notes):
-            return _steal(lease, me, notes)
-        case writes.RenewLease(lease, notes):
-            return _renew(lease, notes)
+        case writes.StealLease(me=me, notes=notes):
+            if lease.owner is not None and lease.heir == me:
+                return _take(lease, me, notes, _heir(lease), {**owners, "heir": text(me)})
+            return _take(lease, me, notes, owned, owners)
+        case writes.RenewLease(notes=notes):
+            alive = "" if lease.ended else " AND checkpoint <> :end"
+            weighed, weights = _weight(lease)
+            update = f"{_set(*weighed, notes=notes)}{_COUNT}"
+            return _request(lease, f"{_SEEN} AND {owned}{alive}", update, {**owners, **weights}, notes)
         case writes.CheckpointLease():
             return _checkpoint(write)
-        case writes.CheckpointLate(lease, position):
-            return _checkpoint_late(lease, position)
-        case writes.ReleaseLease():
-            return _release(write)
-        case writes.RequestLease(lease, me):
-            return _ask(lease, me)
-        case writes.WithdrawRequest(lease, me):
-            return _withdraw(lease, me)
-        case writes.GiveLease(lease, position):
+        case writes.CheckpointLate(position=position):
+            if not (position.numbered or position.ended):
+                return None  # no position lies before a start
+            forward, bounds = _forward(position, "<")
+            sets, stale, fields = _move(position)
+            update = f"{_set(*sets)}{'REMOVE ' if stale else ''}{''.join(stale)}".rstrip()
+            return _request(lease, f"attribute_exists({KEY}) AND {forward}", update, {**fields, **bounds})
+        case writes.ReleaseLease(me=me, to=to):
+            condition, values = (owned, owners) if lease.owner == me else (_SEEN, {})
+            if to is None:
+                return _request(lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
+            update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"
+            return _request(lease, condition, update, {**values, "to": text(to)})
+        case writes.RequestLease(me=me):
+            if lease.owner is None:
+                return None
+            willing = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
+            open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
+            values = {**owners, "me": text(me), "stale": text(lease.heir or me)}
+            return _request(lease, f"{willing} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values)
+        case writes.WithdrawRequest(me=me):
+            if lease.owner is None or lease.leaving:
+                return None
+            return _request(lease, _heir(lease), "REMOVE handoffTo", {**owners, "heir": text(me)})
+        case writes.GiveLease(position=position):
             return _give(lease, position)
-        case writes.TakeBackLease(lease, me):
-            owner, values = _owner(lease)
+        case writes.TakeBackLease(me=me):
             update = f"SET leaseOwner = :me, handoffOwner = :me {_COUNT} REMOVE handoffTo, checkpointOwner"
-            return _request(lease, f"{_SEEN} AND {owner}", update, {**values, "me": text(me)})
-        case writes.AnnotateLease(lease, name, value):
-            condition, values = _owner(lease)
+            return _request(lease, f"{_SEEN} AND {owned}", update, {**owners, "me": text(me)})
+        case writes.AnnotateLease(name=name, value=value):
             note = ((name, value),)
-            return _request(lease, condition, _set(notes=note).rstrip(), values, note)
+            return _request(lease, owned, _set(notes=note).rstrip(), owners, note)
         case writes.ResetLease():
             return _reset(write)
-        case writes.DeleteLease(lease):
+        case writes.DeleteLease():
             as_seen = "checkpoint = :end" if lease.ended else _SEEN
             return _request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
         case _:
@@ -159,26 +181,11 @@ def _take(lease: Lease, me: str, notes: Notes, condition: str, values: Attribute
     return _request(lease, condition, update, {**values, "me": text(me)}, notes)
 
 
-def _steal(lease: Lease, me: str, notes: Notes) -> Request:
-    condition, values = _owner(lease)
-    if lease.owner is not None and lease.heir == me:
-        condition, values = _heir(lease), {**values, "heir": text(me)}
-    return _take(lease, me, notes, condition, values)
-
-
 def _weight(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
     """The expression that sets the throughput, where it is known: clauses and values, as KCL 3.x renews."""
     if lease.weight is None:
         return (), {}
     return ("throughputKBps = :throughput",), {"throughput": number(kilobytes(lease.weight))}
-
-
-def _renew(lease: Lease, notes: Notes) -> Request:
-    owner, values = _owner(lease)
-    alive = "" if lease.ended else " AND checkpoint <> :end"
-    weighed, weights = _weight(lease)
-    update = f"{_set(*weighed, notes=notes)}{_COUNT}"
-    return _request(lease, f"{_SEEN} AND {owner}{alive}", update, {**values, **weights}, notes)
 
 
 def _checkpoint(write: writes.CheckpointLease) -> Request:
@@ -194,41 +201,6 @@ def _checkpoint(write: writes.CheckpointLease) -> Request:
     gone = (_PENDING, *stale, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
     update = f"{_set(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(gone)}"
     return _request(lease, f"{_SEEN} AND {owner} AND {forward}", update, values)
-
-
-def _checkpoint_late(lease: Lease, position: Position) -> Request | None:
-    if not (position.numbered or position.ended):
-        return None  # no position lies before a start
-    forward, bounds = _forward(position, "<")
-    sets, stale, fields = _move(position)
-    remove = f"REMOVE {', '.join(stale)}" if stale else ""
-    return _request(
-        lease, f"attribute_exists({KEY}) AND {forward}", f"{_set(*sets)}{remove}".rstrip(), {**fields, **bounds}
-    )
-
-
-def _release(write: writes.ReleaseLease) -> Request:
-    condition, values = _owner(write.lease) if write.lease.owner == write.me else (_SEEN, {})
-    if write.to is None:
-        return _request(write.lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
-    update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"
-    return _request(write.lease, condition, update, {**values, "to": text(write.to)})
-
-
-def _ask(lease: Lease, me: str) -> Request | None:
-    if lease.owner is None:
-        return None
-    willing = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
-    open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
-    condition = f"{willing} AND checkpoint <> :end AND {open_to_me}"
-    names = {"owner": text(lease.owner), "me": text(me), "stale": text(lease.heir or me)}
-    return _request(lease, condition, "SET handoffTo = :me", names)
-
-
-def _withdraw(lease: Lease, me: str) -> Request | None:
-    if lease.owner is None or lease.leaving:
-        return None
-    return _request(lease, _heir(lease), "REMOVE handoffTo", {"owner": text(lease.owner), "heir": text(me)})
 
 
 def _give(lease: Lease, position: Position) -> Request | None:
@@ -249,8 +221,8 @@ def _reset(write: writes.ResetLease) -> Request:
     sets, stale, fields = _move(write.position)
     # KCL reads the children of an ended lease. A lease that is read again gets them anew at its next end.
     children = () if write.position.ended else ("childShardIds",)
-    family = family_fields(write.lease)
-    alone = tuple(name for name in ("parentShardId", "startingHashKey", "endingHashKey") if name not in family)
+    family = attributes(write.lease, *_FAMILY)
+    alone = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)
     gone = ", ".join((_OWNERS, _PENDING, *stale, *children, *alone))
     born = tuple(f"{name} = :{name}" for name in family)
     setting = _set(*sets, *born, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)

@@ -21,43 +21,13 @@ from threading import Lock
 from types import NoneType
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import (
-    BadRowField,
-    hash_range,
-    insist,
-    keys,
-    kilobytes,
-    name,
-    notes,
-    position,
-    readable,
-    shown,
-    weight,
-    whole,
-)
+from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
 from leasehold.stores.writes import DeleteLease, Write, applied, counted
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "key": str,
-    "stream": str,
-    "shard": str,
-    "parents": str,
-    "owner": (str, NoneType),
-    "counter": int,
-    "checkpoint": str,
-    "sub": int,
-    "token": str,
-    "first_hash": (str, NoneType),
-    "last_hash": (str, NoneType),
-    "weight": (float, NoneType),
-    "heir": (str, NoneType),
-    "yields": int,
-    "notes": str,
-}
-
-COLUMNS = tuple(_KINDS)
+_COLUMNS = {field.name: field.column for field in FIELDS if field.column}
+COLUMNS = tuple(_COLUMNS.values())
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS leases (
@@ -79,27 +49,26 @@ CREATE TABLE IF NOT EXISTS leases (
 ) WITHOUT ROWID
 """
 
+_TYPES: Mapping[CellKind, type | tuple[type, ...]] = {
+    "name": str,
+    "text": str,
+    "names": str,
+    "worker": (str, NoneType),
+    "count": int,
+    "sequence": str,
+    "hash key": (str, NoneType),
+    "KB/s": (float, NoneType),
+    "flag": int,
+    "notes": str,
+}
+
 
 def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
     """The row of a lease, by column."""
-    first, last = (str(end) for end in lease.hash_range) if lease.hash_range else (None, None)
-    return {
-        "key": lease.key,
-        "stream": lease.stream,
-        "shard": lease.shard,
-        "parents": json.dumps(lease.parents),
-        "owner": lease.owner,
-        "counter": lease.epoch,
-        "checkpoint": lease.checkpoint.sequence,
-        "sub": lease.checkpoint.sub,
-        "token": lease.checkpoint.token,
-        "first_hash": first,
-        "last_hash": last,
-        "weight": None if lease.weight is None else kilobytes(lease.weight),
-        "heir": lease.heir,
-        "yields": int(lease.yields),
-        "notes": json.dumps(dict(lease.notes), ensure_ascii=False),
-    }
+    told = cells(lease)
+    told["parents"], told["yields"] = json.dumps(told["parents"]), int(lease.yields)
+    told["notes"] = json.dumps(told["notes"], ensure_ascii=False)
+    return {column: told[name] for name, column in _COLUMNS.items()}
 
 
 def to_lease(row: Row) -> Lease | Malformed:
@@ -108,23 +77,13 @@ def to_lease(row: Row) -> Lease | Malformed:
 
 
 def _lease(row: Row) -> Lease:
-    for column, kind in _KINDS.items():
-        if not isinstance(row[column], kind):
-            raise BadRowField(column, f"{shown(row[column])} is not of the type this column holds")
-    lease = Lease(
-        key=name("key", row["key"]),
-        stream=row["stream"],
-        shard=row["shard"],
-        parents=keys("parents", row["parents"]),
-        owner=row["owner"] or None,
-        checkpoint=position("checkpoint", row["checkpoint"], whole("sub", row["sub"]), row["token"]),
-        hash_range=hash_range(("first_hash", "last_hash"), row["first_hash"], row["last_hash"]),
-        weight=weight("weight", row["weight"]),
-        heir=row["heir"] or None,
-        yields=bool(row["yields"]),
-        notes=notes("notes", row["notes"]),
-    )
-    return counted(lease, whole("counter", row["counter"]))
+    told = {}
+    for field in FIELDS:
+        if column := field.column:
+            if not isinstance(row[column], _TYPES[field.kind]):
+                raise BadRowField(column, f"{shown(row[column])} is not of the type this column holds")
+            told[field.name] = checked(field, column, row[column])
+    return counted(lease_of(told, _COLUMNS), told["epoch"])
 
 
 log = escaped(logging.getLogger("leasehold.sqlite"))
@@ -154,7 +113,10 @@ class SqliteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            _make_private(self._path)
+            # A new file is its owner's alone, as SQLite's files beside it then are: notes and names of workers are in
+            # it. Only a new file is opened: closing any other would let go the locks that this process has on it.
+            with suppress(OSError):  # it is there, or SQLite will say why it cannot be
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translated():
             named = _inode(self._path)
             connection = sqlite3.connect(
@@ -163,7 +125,16 @@ class SqliteStore:
             connection.row_factory = sqlite3.Row
             connection.text_factory = _text
             if self._create:
-                self._prepare(connection)
+                # WAL: readers and the writer do not wait for each other. synchronous=FULL is SQLite's
+                # default: a checkpoint answered with Done survives a loss of power.
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                if mode != "wal":
+                    connection.close()
+                    raise StoreError(
+                        f"{self._path}: SQLite keeps no write-ahead log here (it answers {mode!r}); "
+                        "name a file on a local disk"
+                    )
+                connection.execute(SCHEMA)
             connection.execute(f"{_SELECT} LIMIT 0")
         self._files = (named, *_files(self._path)[1:])
         return connection
@@ -176,7 +147,11 @@ class SqliteStore:
         """
         with self._lock, self._translated():
             if self._replaced():
-                self._reopen()
+                if not self._create and _inode(self._path) is None:
+                    raise StoreError(f"{self._path}: the file was removed, and it may not be created here; create it")
+                log.error("%s was removed or replaced under this process, which opens it anew", self._path)
+                self._connection.close()
+                self._connection = self._open()
             yield self._connection
             if self._replaced():
                 raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
@@ -184,24 +159,6 @@ class SqliteStore:
     def _replaced(self) -> bool:
         # A log that was not there yet may have been made since; one that was there stays as long as we have it open.
         return any(was not in (None, now) for was, now in zip(self._files, _files(self._path), strict=True))
-
-    def _reopen(self) -> None:
-        if not self._create and _inode(self._path) is None:
-            raise StoreError(f"{self._path}: the file was removed, and it may not be created here; create it")
-        log.error("%s was removed or replaced under this process, which opens it anew", self._path)
-        self._connection.close()
-        self._connection = self._open()
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        # WAL: readers and the writer do not wait for each other. synchronous=FULL is SQLite's
-        # default: a checkpoint answered with Done survives a loss of power.
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            connection.close()
-            raise StoreError(
-                f"{self._path}: SQLite keeps no write-ahead log here (it answers {mode!r}); name a file on a local disk"
-            )
-        connection.execute(SCHEMA)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -217,18 +174,6 @@ class SqliteStore:
             raise OutcomeUnknown(f"{self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._current() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
 
     def _stored(self, key: str) -> Lease | None:
         row = self._connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
@@ -256,16 +201,21 @@ class SqliteStore:
     def write(self, write: Write) -> Outcome:
         """Read the row, decide and replace it in one transaction; children have no column, for nothing reads them."""
         key = write.lease.key
-        with self._transaction() as connection:
-            stored = self._stored(key)
-            after = applied(write, stored)
-            if after is None:
-                return Lost(key, stored)
-            if isinstance(write, DeleteLease):
-                connection.execute("DELETE FROM leases WHERE key = ?", (key,))
-            else:
-                connection.execute(_UPDATE if stored else _INSERT, to_row(after))
-        return Done(after)
+        with self._current() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                stored = self._stored(key)
+                after = applied(write, stored)
+                if isinstance(write, DeleteLease) and after:
+                    connection.execute("DELETE FROM leases WHERE key = ?", (key,))
+                elif after:
+                    connection.execute(_UPDATE if stored else _INSERT, to_row(after))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        return Done(after) if after else Lost(key, stored)
 
     def close(self) -> None:
         """Close the file."""
@@ -284,13 +234,6 @@ def _inode(path: str) -> _Inode | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _make_private(path: str) -> None:
-    """A new file is its owner's alone, as SQLite's files beside it then are: notes and names of workers are in it."""
-    # Only a file that is new is opened: closing any other would let go the locks that this process has on it.
-    with suppress(OSError):  # it is there, or SQLite will say why it cannot be
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _text(raw: bytes) -> str | bytes:

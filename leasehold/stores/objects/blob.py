@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from azure.core import MatchConditions
-from azure.core.credentials import TokenCredential
 from azure.core.exceptions import (
     AzureError,
     ClientAuthenticationError,
@@ -27,7 +26,8 @@ from requests.adapters import HTTPAdapter
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.store import EtagStore, Layout, ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
@@ -76,7 +76,33 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
     account, slash, container = place.partition("/")
     if not (account and slash and container) or "/" in container:
         raise ValueError("store URL: azblob:// wants account/container")
-    return _client(account, container, endpoint, PATIENCE.within(request_seconds))
+    patience, session = PATIENCE.within(request_seconds), Session()
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
+    transport = RequestsTransport(
+        session=session, connection_timeout=patience.connect_seconds, read_timeout=patience.read_seconds
+    )
+    options: dict[str, Any] = {**_CLIENT, "retry_total": patience.attempts - 1, "transport": transport}
+    secret = os.environ.get(CONNECTION_STRING)
+    if not secret:
+        url = endpoint or f"https://{account}.blob.core.windows.net"
+        if not url.startswith("https://"):
+            raise ValueError(
+                f"store URL: option 'endpoint' wants https:// for an identity; else set {CONNECTION_STRING}"
+            )
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
+
+        return ContainerClient(url, container, credential=DefaultAzureCredential(), **options)
+    if endpoint:
+        raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
+    try:
+        client = ContainerClient.from_connection_string(secret, container, **options)
+    except ValueError as bad:
+        raise StoreError(f"{CONNECTION_STRING}: it is no storage connection string") from bad
+    without_credentials(client.url.partition("?")[0])
+    if client.account_name != account:
+        raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
+    return client
 
 
 def _layout(options: Mapping[str, str]) -> Layout:
@@ -99,43 +125,6 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
             "store URL: option 'eventhub' wants <fully qualified namespace>/<hub>, and no prefix beside it"
         )
     return full_namespace(namespace), hub, options.get("group", "$Default")
-
-
-def _client(account: str, container: str, endpoint: str | None, patience: Patience) -> ContainerClient:
-    options: dict[str, Any] = {**_CLIENT, "retry_total": patience.attempts - 1, "transport": _transport(patience)}
-    secret = os.environ.get(CONNECTION_STRING)
-    if not secret:
-        url = endpoint or f"https://{account}.blob.core.windows.net"
-        if not url.startswith("https://"):
-            raise ValueError(
-                f"store URL: option 'endpoint' wants https:// for an identity; else set {CONNECTION_STRING}"
-            )
-        return ContainerClient(url, container, credential=_identity(), **options)
-    if endpoint:
-        raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
-    try:
-        client = ContainerClient.from_connection_string(secret, container, **options)
-    except ValueError as bad:
-        raise StoreError(f"{CONNECTION_STRING}: it is no storage connection string") from bad
-    without_credentials(client.url.partition("?")[0])
-    if client.account_name != account:
-        raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
-    return client
-
-
-def _transport(patience: Patience) -> RequestsTransport:
-    session = Session()
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
-    return RequestsTransport(
-        session=session, connection_timeout=patience.connect_seconds, read_timeout=patience.read_seconds
-    )
-
-
-def _identity() -> TokenCredential:
-    from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
-
-    return DefaultAzureCredential()
 
 
 def _ensure(client: ContainerClient, *, create: bool) -> None:

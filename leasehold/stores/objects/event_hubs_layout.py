@@ -14,7 +14,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
-from leasehold.stores.objects.store import ObjectFields, Part, Parts, handoff_version, version_of
+from leasehold.stores.objects.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.protocol import Promises, StoreError
 
 BEGINNING = "-1"
@@ -76,29 +76,19 @@ class EventHubLayout:
         if not parts.existing:
             return None
         fields = parts.fields("ownership")
-        owner = text("ownerid", fields.get("ownerid", "")) or None
-        yields = owner is not None and fields.get("handoffowner") == owner
-        return Lease(
+        lease = Lease(
             key,
             stream=self._stream,
-            owner=owner,
-            version=version_of(parts, yields=yields),
-            idle=parts.ownership.age if parts.ownership else 0.0,
             checkpoint=read_position(parts.fields("checkpoint"), self.start),
-            heir=(text("handoffto", fields.get("handoffto", "")) or None) if yields else None,
-            yields=yields,
             weight=weight("throughputkbps", fields.get("throughputkbps")),
             notes=notes("notes", fields.get("notes") or "{}"),
         )
+        return owned(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """`ownerid` always, even empty: the Python SDK's listing fails on a blob without it."""
-        owner = _plain("owner", after.owner or "")
         ours = {
-            "ownerid": owner,
-            "handoffowner": owner if after.yields else "",
-            "handoffto": _plain("heir", after.heir or ""),
-            "handoffversion": handoff_version(before, after),
+            **owner_fields(before, after, _plain),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": json.dumps(dict(after.notes)) if after.notes else "",
         }
@@ -106,8 +96,18 @@ class EventHubLayout:
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Both fields, always: an SDK's listing fails on a blob that lacks one. Raises StoreError."""
-        kept = {name: word for name, word in stored.items() if name != "position"}
-        return {**kept, **_written(after.checkpoint)}
+        kept, at = {name: word for name, word in stored.items() if name != "position"}, after.checkpoint
+        if at.numbered:
+            if not at.token or at.sub:
+                raise StoreError(
+                    f"checkpoint {at.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
+                )
+            return {**kept, "offset": _plain("offset", at.token), "sequencenumber": at.sequence}
+        if at == LATEST:
+            return {**kept, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
+        # An SDK worker begins at the beginning where it does not know a start: records repeat, and none is lost.
+        beginning = {**kept, "offset": BEGINNING, "sequencenumber": BEGINNING}
+        return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Never asked for: notes stand on the ownership."""
@@ -129,24 +129,15 @@ def _plain(field: str, word: str) -> str:
     return word
 
 
-def _written(at: Position) -> ObjectFields:
-    if at.numbered:
-        if not at.token or at.sub:
-            raise StoreError(f"checkpoint {at.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence")
-        return {"offset": _plain("offset", at.token), "sequencenumber": at.sequence}
-    if at == LATEST:
-        return {"offset": END_OF_STREAM, "sequencenumber": BEGINNING}
-    # An SDK worker begins at the beginning where it does not know a start: records repeat, and none is lost.
-    beginning = {"offset": BEGINNING, "sequencenumber": BEGINNING}
-    return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
-
-
 def read_position(fields: ObjectFields, start: Position) -> Position:
     """Prefer the offset; some SDKs leave it out or write a placeholder for it, others do so with the number."""
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
     known = number not in ("", BEGINNING)
     if offset == BEGINNING:
-        return _ours(fields["position"]) if "position" in fields else TRIM_HORIZON
+        if "position" not in fields:
+            return TRIM_HORIZON
+        sequence, _, sub = fields["position"].partition(" ")
+        return position("position", sequence, whole("position", sub))
     if offset == END_OF_STREAM:
         return LATEST
     if offset in NO_OFFSET:
@@ -159,8 +150,3 @@ def _numbered(number: str, offset: str = "") -> Position:
     if not (number.isascii() and number.isdigit()):
         raise BadRowField("sequencenumber", f"{shown(number)} is no decimal sequence number")
     return position("sequencenumber", number, 0, text("offset", offset))
-
-
-def _ours(said: str) -> Position:
-    sequence, _, sub = said.partition(" ")
-    return position("position", sequence, whole("position", sub))

@@ -8,18 +8,34 @@ digest of the content: without it a renewal would change nothing that anybody co
 """
 
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from leasehold.balancer.model import Lease, Notes
-from leasehold.stores.fields import BadRowField, from_json, hash_range, keys, kilobytes, position, text, weight, whole
-from leasehold.stores.objects.store import ObjectFields, Part, Parts, handoff_version, version_of
+from leasehold.stores.fields import (
+    FIELDS,
+    BadRowField,
+    CellKind,
+    cells,
+    checked,
+    from_json,
+    kilobytes,
+    lease_of,
+    text,
+    weight,
+    whole,
+)
+from leasehold.stores.objects.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.protocol import Promises
-from leasehold.stores.writes import counted
 
 _PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
+
+_NAMES = {field.name: field.object for field in FIELDS}
+_OWNERSHIP = frozenset({"owner", "epoch", "heir", "yields", "notes"})
+_CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
+"""The fields of a checkpoint object, apart from the notes that it was created with."""
 
 _Stamped = dict[str, tuple[str, int]]
 """Notes by name, each with the ownership's counter when it was written; the later word wins."""
@@ -70,92 +86,66 @@ class ObjectLayout:
         """None without a checkpoint object, whatever else there is."""
         if parts.checkpoint is None:
             return None
-        row = _described(key, parts.checkpoint.fields)
-        fields = parts.fields("ownership")
-        owner = _heard(fields, "ownerid") or None
-        yields = owner is not None and _heard(fields, "handoffowner") == owner
-        owned = evolve(
-            row,
-            owner=owner,
-            idle=parts.ownership.age if parts.ownership else 0.0,
-            heir=(_heard(fields, "handoffto") or None) if yields else None,
-            yields=yields,
-            notes=_noted(parts),
+        fields = parts.checkpoint.fields
+        told = {
+            field.name: checked(
+                field,
+                field.object,
+                _heard(fields, field.object) if field.kind == "text" else fields.get(field.object),
+            )
+            for field in _CHECKPOINT
+        }
+        ownership = parts.fields("ownership")
+        if "weight" in ownership:  # measured since the lease was made
+            told["weight"] = weight("weight", ownership["weight"])
+        lease = lease_of(
+            {"key": key, **told}, _NAMES, epoch=whole("counter", ownership.get("counter", "0")), notes=_noted(parts)
         )
-        if "weight" in fields:  # measured since it was made
-            owned = evolve(owned, weight=weight("weight", fields["weight"]))
-        counter = whole("counter", fields.get("counter", "0"))
-        return evolve(counted(owned, counter), version=version_of(parts, yields=yields))
+        return owned(lease, parts, _heard)
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """With the notes that travel in this write, stamped with its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
-            "ownerid": _said(after.owner or ""),
+            **owner_fields(before, after, lambda _field, word: _said(word)),
             "counter": str(counter),
-            "handoffowner": _said(after.owner or "") if after.yields else "",
-            "handoffto": _said(after.heir or ""),
-            "handoffversion": handoff_version(before, after),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": _stamp(stored, before, after, counter),
         }
-        return _without_blanks({**stored, **ours})
+        return {name: word for name, word in {**stored, **ours}.items() if word}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """The checkpoint, with the lease's constant fields and the notes it was created with."""
-        first, last = (str(end) for end in after.hash_range) if after.hash_range else ("", "")
-        ours = {
-            "sequence": after.checkpoint.sequence,
-            "sub": str(after.checkpoint.sub or ""),
-            "token": _said(after.checkpoint.token),
-            "stream": _said(after.stream),
-            "shard": _said(after.shard) if after.shard != after.key else "",
-            "parents": json.dumps(after.parents) if after.parents else "",
-            "firsthash": first,
-            "lasthash": last,
-            "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
-            "notes": stored.get("notes", "") if stored else _stamps({n: (v, 0) for n, v in after.notes}),
+        told = cells(after) | {
+            "sub": after.checkpoint.sub or "",
+            "shard": after.shard if after.shard != after.key else "",
         }
-        return _without_blanks({**stored, **ours})
+        ours = {field.object: _spelled(field.kind, told[field.name]) for field in _CHECKPOINT}
+        born = {name: (text, 0) for name, text in after.notes}
+        ours["notes"] = stored.get("notes", "") if stored else _stamps(born)
+        return {name: word for name, word in {**stored, **ours}.items() if word}
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Stamped with the ownership's counter, which this write leaves alone."""
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
 
 
-def _without_blanks(fields: ObjectFields) -> ObjectFields:
-    return {name: text for name, text in fields.items() if text}
-
-
-def _described(key: str, fields: ObjectFields) -> Lease:
-    if "sequence" not in fields:
-        raise BadRowField("sequence", "the checkpoint object does not say it")
-    sub = whole("sub", fields.get("sub", "0"))
-    return Lease(
-        key,
-        stream=_heard(fields, "stream"),
-        shard=_heard(fields, "shard") or key,
-        parents=keys("parents", fields.get("parents", "[]")),
-        checkpoint=position("sequence", fields["sequence"], sub, _heard(fields, "token")),
-        hash_range=hash_range(("firsthash", "lasthash"), fields.get("firsthash"), fields.get("lasthash")),
-        weight=weight("weight", fields.get("weight")),
-    )
+def _spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
+    """The cell as text, "" for one that is to be left out."""
+    if cell in (None, "", []):
+        return ""
+    return _said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
 def _stamped(fields: ObjectFields) -> _Stamped:
-    match from_json("notes", fields.get("notes", "{}")):
-        case dict(notes):
-            return {text("notes", name): _note(pair) for name, pair in notes.items()}
-        case _:
-            raise BadRowField("notes", "not an object of [text, counter] pairs")
-
-
-def _note(pair: object) -> tuple[str, int]:
-    match pair:
-        case [str(value), int(stamp)]:
-            return text("notes", value), whole("notes", stamp)
-        case _:
-            raise BadRowField("notes", "not an object of [text, counter] pairs")
+    found, stamped = from_json("notes", fields.get("notes", "{}")), {}
+    for name, pair in found.items() if isinstance(found, dict) else [("", None)]:
+        match pair:
+            case [str(value), int(stamp)]:
+                stamped[text("notes", name)] = text("notes", value), whole("notes", stamp)
+            case _:
+                raise BadRowField("notes", "not an object of [text, counter] pairs")
+    return stamped
 
 
 def _stamps(notes: _Stamped) -> str:

@@ -26,7 +26,8 @@ from botocore.exceptions import (
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.store import EtagStore, ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
@@ -86,16 +87,13 @@ class S3Objects:
             except ClientError as absent:
                 if not create or _code(absent) != "NoSuchBucket":
                     raise
-                self._create()
-
-    def _create(self) -> None:
-        region = self._writes.meta.region_name
-        where: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
-        try:
-            self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else where))
-        except ClientError as taken:
-            if _code(taken) != "BucketAlreadyOwnedByYou":
-                raise
+                region = self._writes.meta.region_name
+                where: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+                try:
+                    self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else where))
+                except ClientError as taken:
+                    if _code(taken) != "BucketAlreadyOwnedByYou":
+                        raise
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """All pages; what an earlier listing has fetched is not fetched again until its ETag changes."""
@@ -103,7 +101,12 @@ class S3Objects:
         with self._asking():
             for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
                 now = self._heard(page)
-                listed += [self._remembered(row, now) for row in page.get("Contents", [])]
+                for row in page.get("Contents", []):
+                    known = self._known.get(row["Key"])
+                    if known is None or known.etag != bare(row["ETag"]):
+                        listed.append(row["Key"])
+                    else:
+                        listed.append(evolve(known, age=age(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
             fetched = tuple(pool.map(lambda one: self.get(one) if isinstance(one, str) else one, listed))
         found = {one.name: one for one in fetched if one}
@@ -119,17 +122,17 @@ class S3Objects:
         return Stored(name, bare(answer["ETag"]), _fields(body), age(self._heard(answer), written))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
+        def fetched() -> "tuple[GetObjectOutputTypeDef, bytes]":
+            answer = self._reads.get_object(Bucket=self.bucket, Key=name)
+            return answer, answer["Body"].read()
+
         with self._asking():
             try:
-                return _UNTORN(self._fetched, name)
+                return _UNTORN(fetched)
             except ClientError as absent:
                 if _code(absent) != "NoSuchKey":
                     raise
         return None
-
-    def _fetched(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes]":
-        answer = self._reads.get_object(Bucket=self.bucket, Key=name)
-        return answer, answer["Body"].read()
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """PutObject under If-None-Match: *."""
@@ -209,12 +212,6 @@ class S3Objects:
                     return None
                 raise
         return bare(answer["ETag"])
-
-    def _remembered(self, row: Mapping[str, Any], service_now: float) -> Stored | str:
-        known = self._known.get(row["Key"])
-        if known is None or known.etag != bare(row["ETag"]):
-            return str(row["Key"])
-        return Stored(known.name, known.etag, known.fields, age(service_now, row["LastModified"].timestamp()))
 
     def _heard(self, answer: Mapping[str, Any]) -> float:
         """The service's own clock, from its Date header; long ago, which makes everything new, without one."""

@@ -16,257 +16,18 @@ Rule 4: a refused first write has changed nothing, so it is tried again after a 
 condition holds on what was read. A refused second write is answered by the lease as stored.
 Rule 5: a lease is read ownership first, then checkpoint: the reverse of the order of a gift's writes, so that
 an heir that reads itself as the owner also reads the giver's last checkpoint.
-
-The protocol of a layout of leases over objects: names and fields, purely; `EtagStore` does the rest.
-
-Small objects under ETags: the operations that a service of blobs must offer to hold leases.
-
-Rule 1: an ETag here is bare; services list it bare and answer it quoted. Rule 2: a refused write
-is None, never an exception. Rule 3: a write is sent once; if its reply is lost it raises
-`OutcomeUnknown`, for a silent second try would be refused by its own first.
-
-Whether a service of objects keeps its conditions: asked once by every store that is opened for writing.
-
-Each opening writes an object of its own and removes it again, so that any number may ask at once. It
-lies in a folder beside those of the leases, where no layout and no official worker looks.
 """
 
-import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from threading import Lock
-from typing import Literal, Protocol
-from uuid import uuid4
 
-from attrs import evolve, frozen
-
-from leasehold.balancer.model import Lease, Version
+from leasehold.balancer.model import Lease
 from leasehold.stores.fields import insist, readable
-from leasehold.stores.printable import escaped
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.requests import ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
-
-ObjectFields = Mapping[str, str]
-"""The content of an object: names in lower case, values in ASCII."""
-
-SKEW_SECONDS = 60.0
-"""A local clock further off than this from the service's is worth a warning."""
-
-log = escaped(logging.getLogger("leasehold.objects"))
-
-
-@frozen
-class Stored:
-    """An object as a reading showed it.
-
-    etag   bare, compared for equality only
-    age    seconds since it was last written, both ends by the service's own clock, less the
-           second to which the service rounds; never below 0
-    """
-
-    name: str
-    etag: str
-    fields: ObjectFields
-    age: float = 0.0
-
-
-class Objects(Protocol):
-    """A container or bucket. Every method raises `OutcomeUnknown` if the service cannot be reached."""
-
-    def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Every object whose name begins with this, on however many pages; strongly consistent."""
-
-    def get(self, name: str) -> Stored | None:
-        """The object of this name, by a consistent reading; None if it is not there."""
-
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Write it if the name is free (If-None-Match: *); its ETag, or None if refused."""
-
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace it if it is still this one (If-Match); its new ETag, or None if refused."""
-
-    def delete(self, name: str, etag: str) -> bool:
-        """Remove it if it is still this one; False if refused, True also if it was gone."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-
-def bare(etag: str) -> str:
-    """The ETag without its quotes."""
-    return etag.strip('"')
-
-
-def age(service_now: float, last_modified: float) -> float:
-    """Seconds since an object was written, both by the service's clock, less its rounding of 1 s."""
-    return max(0.0, service_now - last_modified - 1.0)
-
-
-class SkewWarning:
-    """Says once, with the measured seconds, that the local clock is far off the service's.
-
-    Nothing here depends on the local clock: ages come from the service's own. What may depend
-    on it is everything else on this machine, and peers that judge expiry by theirs.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._lock = Lock()
-        self._said = False
-
-    def saw(self, service_now: float) -> None:
-        """Compare with the service's clock (seconds since 1970), as its Date header tells it."""
-        skew = self._clock() - service_now
-        with self._lock:
-            far = abs(skew) > SKEW_SECONDS and not self._said
-            self._said = self._said or far
-        if far:
-            log.warning(
-                "the local clock is %.0f s %s the storage service's; leases are judged by the service's clock",
-                abs(skew),
-                "ahead of" if skew > 0 else "behind",
-            )
-
-
-Part = Literal["ownership", "checkpoint", "notes"]
-"""The kinds of objects of a lease; the first may be missing where nobody has owned it yet."""
-
-
-@frozen
-class Parts:
-    """The objects of one lease, as far as they exist."""
-
-    ownership: Stored | None = None
-    checkpoint: Stored | None = None
-    notes: Stored | None = None
-
-    @property
-    def etag(self) -> str:
-        """The ownership's ETag; empty where the lease never had an owner."""
-        return self.ownership.etag if self.ownership else ""
-
-    @property
-    def existing(self) -> tuple[Stored, ...]:
-        """The objects that exist, the ownership first."""
-        return tuple(one for one in (self.ownership, self.checkpoint, self.notes) if one)
-
-    def part(self, part: Part) -> Stored | None:
-        """The object of this part, if it exists."""
-        stored: Stored | None = getattr(self, part)
-        return stored
-
-    def fields(self, part: Part) -> ObjectFields:
-        """The fields of the object of this part; none where it does not exist."""
-        stored = self.part(part)
-        return stored.fields if stored else {}
-
-    def having(self, part: Part, stored: Stored | None) -> "Parts":
-        """The same objects with another in the place of this part."""
-        return evolve(self, **{part: stored})
-
-
-def handoff_version(before: Lease, after: Lease) -> str:
-    """The version to keep in an ownership that a request, or its withdrawal, changes; empty for every other write.
-
-    Its owner did not write it. A new version would make watchers take a dead owner for alive, and the
-    store would refuse the owner's own next write.
-    """
-    return before.version if before.heir != after.heir and before.epoch == after.epoch else ""
-
-
-def version_of(parts: Parts, *, yields: bool) -> Version:
-    """The ownership's ETag, or the one before a request for the lease if its owner answers requests.
-
-    Workers that answer none may keep this field when they renew, without knowing it: there it means nothing.
-    """
-    said = parts.fields("ownership").get("handoffversion") if yields else None
-    return Version(said or parts.etag)
-
-
-class Layout(Protocol):
-    """How a lease is written down. Every method is pure."""
-
-    @property
-    def promises(self) -> Promises:
-        """The promises that this layout can keep."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The objects of one lease, in the order in which they are to be read."""
-
-    @property
-    def owned_before_checkpoint(self) -> bool:
-        """Whether an ownership without a checkpoint is a lease."""
-
-    def prefix(self, part: Part) -> str:
-        """The common beginning of the names of all objects of this part."""
-
-    def name(self, key: str, part: Part) -> str:
-        """The name of one object."""
-
-    def key(self, name: str, part: Part) -> str | None:
-        """The lease that an object of this name belongs to; None for a foreign object."""
-
-    def lease(self, key: str, parts: Parts) -> Lease | None:
-        """The lease that these objects describe, or None if they describe none. Raises BadRowField."""
-
-    def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """The ownership object's new fields; those not understood are kept. Raises StoreError."""
-
-    def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
-        """The checkpoint object's new fields; those not understood are kept. Raises StoreError."""
-
-    def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """The notes object's new fields, where the layout has one."""
-
-
-FOLDER = "probe/"
-
-
-def prove(objects: Objects, above: str) -> None:
-    """Return if the service keeps all conditions that leases rest on; `above` is their folder, with its slash.
-
-    Raises StoreError if it does not, OutcomeUnknown if it cannot be reached.
-    """
-    name = f"{above}{FOLDER}{uuid4().hex}"
-    try:
-        broken = _broken(objects, name)
-    except StoreError:
-        _clear(objects, name)
-        raise
-    if broken:
-        _clear(objects, name)
-        raise StoreError(
-            f"the service {broken}, so two workers could own one lease; "
-            "leases need a service with conditional writes and deletions"
-        )
-
-
-def _broken(objects: Objects, name: str) -> str | None:
-    """The condition that the service does not keep, or None; after None the object is gone."""
-    first = objects.put_new(name, {"probe": "1"})
-    if first is None:
-        return "refuses a new object under If-None-Match: *"
-    if objects.put_new(name, {"probe": "2"}) is not None:
-        return "ignores If-None-Match: * on a write"
-    second = objects.put_over(name, {"probe": "3"}, first)
-    if second is None or second == first:
-        return "refuses a write whose If-Match holds" if second is None else "gives new content an old ETag"
-    if objects.put_over(name, {"probe": "4"}, first) is not None:
-        return "ignores If-Match on a write"
-    if objects.delete(name, first):
-        return "ignores If-Match on a deletion"
-    return None if objects.delete(name, second) else "refuses a deletion whose If-Match holds"
-
-
-def _clear(objects: Objects, name: str) -> None:
-    with suppress(StoreError):  # the fault of the service has been found already
-        left = objects.get(name)
-        if left:
-            objects.delete(name, left.etag)
-
 
 _ATTEMPTS = 64
 """Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
@@ -276,6 +37,18 @@ _LISTED = 8
 
 _READS = 8
 """Objects read at a time."""
+
+_OWNERSHIP = ("owner", "epoch", "heir", "yields")
+"""The fields of a lease for whose sake the ownership is written; its weight travels along."""
+
+_CHECKPOINT = ("checkpoint", "parents", "hash_range")
+"""Those of the checkpoint object; the last two change by a reset only."""
+
+
+Layout = ObjectLayout | EventHubLayout
+"""How a lease is written down, purely: `parts` in the order in which they are to be read; `prefix`, `name` and `key` of
+the objects; `lease`, made of them; and their new fields, `ownership`, `checkpoint` and `notes`, which keep those not
+understood. `owned_before_checkpoint` says whether an ownership without a checkpoint is a lease."""
 
 
 class EtagStore:
@@ -305,7 +78,11 @@ class EtagStore:
                 if key is not None:
                     found[key] = found.get(key, Parts()).having(part, stored)
         self._seen = dict(found)
-        return _listing(self._layout, found)
+        rows = [self._row(key, parts) for key, parts in sorted(found.items())]
+        return Listing(
+            tuple(row for row in rows if isinstance(row, Lease)),
+            tuple(row for row in rows if isinstance(row, Malformed)),
+        )
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked. Raises StoreError for one that cannot be read as a lease.
@@ -338,14 +115,14 @@ class EtagStore:
     def _create(self, lease: Lease) -> Outcome:
         key = lease.key
         if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
-            return self._lost(key)
+            return self._done(key, None)
         # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
         parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
         noted = bool(lease.notes) and "notes" not in self._layout.parts
         copied = lease.epoch > 0 and self.promises.counts_owners
         if parts and (noted or copied):
             parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
-        return self._done(key, parts) if parts else self._lost(key)
+        return self._done(key, parts)
 
     def _change(self, write: LeaseChange) -> Outcome:
         key = write.lease.key
@@ -369,44 +146,42 @@ class EtagStore:
 
     def _attempt(self, write: LeaseChange, parts: Parts, *, fresh: bool) -> Outcome | None:
         """Try the write once; None if it must be tried again after another reading."""
-        key = write.lease.key
+        key, layout = write.lease.key, self._layout
         before = self._lease(key, parts)
         after = applied(write, before)
         if before is None or after is None:
             return None
-        if _moved(before, after):
+        owned_anew = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
+        moved = any(getattr(before, name) != getattr(after, name) for name in _CHECKPOINT)
+        moved = moved or before.checkpoint.token != after.checkpoint.token  # positions are equal whatever their tokens
+        closing = moved and (after.ended or after.owner != before.owner)
+        ownership = layout.ownership(parts.fields("ownership"), before, after)
+        if moved:
             # A position that the layout cannot store is refused here, before anything is written.
-            self._layout.checkpoint(parts.fields("checkpoint"), after)
-        if fresh and before.heir and _moved(before, after) and not _closing(before, after):
-            settled = self._advance(key, parts, after)
-            return self._done(key, settled) if settled else self._lost(key)
-        if _owned_anew(before, after) and not _closing(before, after):
-            return self._renewed_then_moved(key, parts, before, after)
-        # Its first write does not depend on the ownership's ETag, so the memory of that is not enough.
-        return self._moved_then_noted(key, parts, before, after) if fresh or self._still(key, parts) else None
-
-    def _renewed_then_moved(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
-        fields = self._layout.ownership(parts.fields("ownership"), before, after)
-        renewed = self._put(key, "ownership", parts, fields)
-        if not renewed:
+            layout.checkpoint(parts.fields("checkpoint"), after)
+        if fresh and before.heir and moved and not closing:
+            # Rule 1: the owner was asked for the lease. The ownership was read just now; the gift will be the renewal.
+            return self._done(key, self._advance(key, parts, after))
+        if owned_anew and not closing:
+            renewed = self._put(key, "ownership", parts, ownership)
+            if not renewed:
+                return None
+            if after.owner not in (None, before.owner):
+                return self._taken(key, renewed)
+            settled = self._advance(key, renewed, after) if moved else renewed
+            if settled and moved and after.owner is None and not self._still(key, settled):
+                settled = None  # claimed between the two writes of a reset: perhaps at the former checkpoint
+            return self._done(key, settled)
+        # Rule 2. The first write does not depend on the ownership's ETag, so the memory of that is not enough.
+        if not fresh and not self._still(key, parts):
             return None
-        if after.owner not in (None, before.owner):
-            return self._taken(key, renewed)
-        settled = self._advance(key, renewed, after) if _moved(before, after) else renewed
-        if settled and _moved(before, after) and after.owner is None and not self._still(key, settled):
-            return self._lost(key)  # claimed between the two writes of a reset: perhaps at the former checkpoint
-        return self._done(key, settled) if settled else self._lost(key)
-
-    def _moved_then_noted(self, key: str, parts: Parts, before: Lease, after: Lease) -> Outcome | None:
-        settled = self._advance(key, parts, after) if _moved(before, after) else parts
+        settled = self._advance(key, parts, after) if moved else parts
         if not settled:
-            return self._lost(key)
-        if _owned_anew(before, after) or (before.notes != after.notes and "notes" not in self._layout.parts):
-            fields = self._layout.ownership(parts.fields("ownership"), before, after)
-            settled = self._put(key, "ownership", settled, fields)
+            return self._done(key, None)
+        if owned_anew or (before.notes != after.notes and "notes" not in layout.parts):
+            settled = self._put(key, "ownership", settled, ownership)
         elif before.notes != after.notes:
-            fields = self._layout.notes(parts.fields("notes"), before, after)
-            settled = self._put(key, "notes", settled, fields)
+            settled = self._put(key, "notes", settled, layout.notes(parts.fields("notes"), before, after))
         return self._done(key, settled) if settled else None
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
@@ -457,17 +232,22 @@ class EtagStore:
         """Read these leases, the ownership before the checkpoint (rule 5)."""
         first, *rest = self._layout.parts
         before = {key: self._seen.get(key, Parts()) for key in keys}
-        listed = stale_ok and len(self._seen) < _LISTED * (len(before) - 1)
-        found = self._listed(before, first) if listed else self._fetched(before, (first,))
-        known = {key for key in found if stale_ok and self._same_owner(key, before[key], found[key])}
-        found |= self._fetched({key: parts for key, parts in found.items() if key not in known}, rest)
+        if stale_ok and len(self._seen) < _LISTED * (len(before) - 1):
+            # To ask for ten leases of twenty, one listing replaces ten requests.
+            stored = {one.name: one for one in self._objects.list(self._layout.prefix(first))}
+            found = {
+                key: parts.having(first, stored.get(self._layout.name(key, first))) for key, parts in before.items()
+            }
+        else:
+            found = self._fetched(before, (first,))
+        doubtful = dict(found)
+        for key, parts in before.items() if stale_ok else ():
+            old, new = self._lease(key, parts), self._lease(key, found[key])
+            if parts.ownership and old and new and old.owner == new.owner:
+                del doubtful[key]  # whoever owns it still is believed to stand where it stood
+        found |= self._fetched(doubtful, rest)
         self._seen.update(found)
         return found
-
-    def _listed(self, found: Mapping[str, Parts], part: Part) -> dict[str, Parts]:
-        """Take this part from one listing: to ask for ten leases of twenty, it replaces ten requests."""
-        stored = {one.name: one for one in self._objects.list(self._layout.prefix(part))}
-        return {key: parts.having(part, stored.get(self._layout.name(key, part))) for key, parts in found.items()}
 
     def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
         """Take these parts as stored now, read side by side."""
@@ -484,47 +264,17 @@ class EtagStore:
         now = self._objects.get(self._layout.name(key, "ownership"))
         return now is not None and now.etag == parts.etag
 
-    def _same_owner(self, key: str, before: Parts, now: Parts) -> bool:
-        old, new = self._lease(key, before), self._lease(key, now)
-        return bool(before.ownership and old and new and old.owner == new.owner)
+    def _row(self, key: str, parts: Parts) -> Lease | Malformed | None:
+        return readable(key, lambda: self._layout.lease(key, parts))
 
     def _lease(self, key: str, parts: Parts) -> Lease | None:
-        row = _read(self._layout, key, parts)
+        row = self._row(key, parts)
         return insist(row) if row else None
 
-    def _done(self, key: str, parts: Parts) -> Outcome:
+    def _done(self, key: str, parts: Parts | None) -> Outcome:
+        """The answer: the lease as written, or, where a second write was refused, as it is stored."""
+        if parts is None:
+            return Lost(key, self._lease(key, self._read_one(key)))
         self._seen[key] = parts
         lease = self._lease(key, parts)
         return Done(lease) if lease else Lost(key, None)
-
-    def _lost(self, key: str) -> Lost:
-        return Lost(key, self._lease(key, self._read_one(key)))
-
-
-def _owned_anew(before: Lease, after: Lease) -> bool:
-    """Whether the ownership object must be written: it carries owner, counter, heir and willingness."""
-    asked = (before.heir, before.yields) != (after.heir, after.yields)
-    return asked or (before.owner, before.epoch) != (after.owner, after.epoch)
-
-
-def _moved(before: Lease, after: Lease) -> bool:
-    """Whether the checkpoint object must be written; it has parents and hash range too, which a reset may change."""
-    family = (before.parents, before.hash_range) != (after.parents, after.hash_range)
-    return family or (before.checkpoint, before.checkpoint.token) != (after.checkpoint, after.checkpoint.token)
-
-
-def _closing(before: Lease, after: Lease) -> bool:
-    """Rule 2: the present owner's last checkpoint."""
-    return _moved(before, after) and (after.ended or after.owner != before.owner)
-
-
-def _read(layout: Layout, key: str, parts: Parts) -> Lease | Malformed | None:
-    return readable(key, lambda: layout.lease(key, parts))
-
-
-def _listing(layout: Layout, found: dict[str, Parts]) -> Listing:
-    rows = [_read(layout, key, parts) for key, parts in sorted(found.items())]
-    return Listing(
-        tuple(row for row in rows if isinstance(row, Lease)),
-        tuple(row for row in rows if isinstance(row, Malformed)),
-    )

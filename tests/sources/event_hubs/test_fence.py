@@ -10,7 +10,7 @@ from waiters import until
 
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.steering.checkpoints import copied, planned
+from leasehold.adapters.steering.checkpoints import copied, planned_copies
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore
@@ -68,7 +68,7 @@ def test_the_fence_holds_after_a_copy_into_another_layout(
     )
     loser = opened(here, old)
     collected(loser, 1)
-    (move,) = planned((old,), (), ())
+    (move,) = planned_copies((old,), (), ())
     assert copied(target, move) == move
     new = done(target.write(ClaimLease(target.get(["0"])[0], "bob")))
     assert (old.epoch, new.epoch) == (502, 503)

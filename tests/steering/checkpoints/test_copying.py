@@ -9,8 +9,7 @@ import pytest
 from attrs import define, evolve
 
 from leasehold.adapters.reading.lifecycle import ReadingStart
-from leasehold.adapters.steering import checkpoints as copying
-from leasehold.adapters.steering import checkpoints as resetting
+from leasehold.adapters.steering import checkpoints as checkpoint_moves
 from leasehold.adapters.steering.checkpoints import Move, blank, living
 from leasehold.adapters.worker.holding import LATEST_MS, Holding, Identity
 from leasehold.balancer.config import Config
@@ -49,7 +48,7 @@ def test_copying_only_ever_moves_forward() -> None:
     """A second run, days later, would set a running fleet back to where its predecessor stopped."""
     source = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
     stored = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
-    assert decisions(copying.planned(source, stored, {"2"})) == [
+    assert decisions(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
         ("forward", ""),
         ("same", ""),
         ("refuse", "ann is working on it"),
@@ -86,23 +85,23 @@ def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
     child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
     other = Lease("bills:s-1")
     plain = Lease("s-1", parents=("s-0",))
-    assert copying.renamed((child, other), "orders:", "") == (plain,)
-    assert copying.renamed((plain,), "", "orders:") == (child,)
+    assert checkpoint_moves.renamed((child, other), "orders:", "") == (plain,)
+    assert checkpoint_moves.renamed((plain,), "", "orders:") == (child,)
 
 
 def test_a_hubs_leases_stay_its_own_unless_told() -> None:
     """A new group could not begin where an old one stands, or would by mistake."""
     lease = Lease("3", stream="ns/orders/old")
-    assert copying.renamed((lease,), "", "") == (lease,)
-    assert copying.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
+    assert checkpoint_moves.renamed((lease,), "", "") == (lease,)
+    assert checkpoint_moves.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
 
 
 def test_a_written_checkpoint_file_is_read_again() -> None:
     """A store that answers and forgets would be found out by the first lost record."""
     target = MemoryStore()
-    moves = copying.planned(leases(AT_9, AT_9), (), ())
-    copying.copied(target, moves[0])
-    assert decisions(copying.verified(target, moves)) == [
+    moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
+    checkpoint_moves.copied(target, moves[0])
+    assert decisions(checkpoint_moves.verified(target, moves)) == [
         ("create", ""),
         ("refuse", "it was written, and is not there now"),
     ]
@@ -111,9 +110,9 @@ def test_a_written_checkpoint_file_is_read_again() -> None:
 def test_a_lease_created_meanwhile_is_refused() -> None:
     """The report would say copied where a worker has already begun elsewhere."""
     target = MemoryStore()
-    (move,) = copying.planned(leases(AT_9), (), ())
+    (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     done(target.write(CreateLease(Lease("0"))))
-    assert copying.copied(target, move) == move.refused("somebody else wrote it meanwhile")
+    assert checkpoint_moves.copied(target, move) == move.refused("somebody else wrote it meanwhile")
 
 
 def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
@@ -142,7 +141,7 @@ def test_old_and_unowned_leases_need_no_watching() -> None:
 def test_resetting_goes_either_way() -> None:
     """Back needs another write than forward, and a start is neither."""
     stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
-    assert decisions(resetting.resetting_planned(stored, AT_10, {"4"})) == [
+    assert decisions(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
         ("forward", ""),
         ("forward", ""),
         ("same", ""),
@@ -157,8 +156,8 @@ def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
     for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
         stored = unowned(store, "0", before)
-        (move,) = resetting.resetting_planned((stored,), position, ())
-        assert resetting.reset(store, move) == move
+        (move,) = checkpoint_moves.planned_resets((stored,), position, ())
+        assert checkpoint_moves.reset(store, move) == move
         assert facts(store.get(["0"])[0]) == Lease("0", checkpoint=position)
 
 
@@ -166,11 +165,11 @@ def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
     """A worker believed dead would find its lease gone in the middle of a batch."""
     store = MemoryStore()
     seen = owned(store, key="0", at=AT_9)
-    (move,) = resetting.resetting_planned((seen,), TRIM_HORIZON, ())
+    (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
     done(store.write(RenewLease(seen)))
-    assert resetting.reset(store, move).why == "somebody else wrote it meanwhile"
+    assert checkpoint_moves.reset(store, move).why == "somebody else wrote it meanwhile"
     assert store.get(["0"])[0].owner == "ann"
-    assert resetting.reset(store, move, insist=True) == move
+    assert checkpoint_moves.reset(store, move, insist=True) == move
     assert facts(store.get(["0"])[0]) == Lease("0")
 
 
@@ -210,17 +209,17 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
     for writes in count(1):
         store = MemoryStore()
         rows = [placed(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
-        moves = resetting.resetting_planned(rows, TRIM_HORIZON, ())
+        moves = checkpoint_moves.planned_resets(rows, TRIM_HORIZON, ())
         mortal = Mortal(store, writes, after)
         try:
             for move in moves:
-                resetting.reset(cast("Store", mortal), move)
+                checkpoint_moves.reset(cast("Store", mortal), move)
         except Killed:
             assert {(lease.key, lease.hash_range) for lease in store.list().leases} == {("a", (0, 9)), ("b", (0, 9))}
         else:
             break
-        for move in resetting.resetting_planned(store.list().leases, TRIM_HORIZON, ()):
-            assert resetting.reset(store, move) == move
+        for move in checkpoint_moves.planned_resets(store.list().leases, TRIM_HORIZON, ()):
+            assert checkpoint_moves.reset(store, move) == move
         assert [facts(lease) for lease in store.list().leases] == [
             Lease(key, checkpoint=TRIM_HORIZON, hash_range=(0, 9)) for key in "ab"
         ]
@@ -231,8 +230,8 @@ def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
     """It would begin where LATEST was when the fleet first started, days ago."""
     store = MemoryStore()
     stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, notes=((LATEST_MS, "5"), ("other", "x"))))))
-    (move,) = resetting.resetting_planned((stored,), LATEST, ())
-    resetting.reset(store, move)
+    (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())
+    checkpoint_moves.reset(store, move)
     row = done(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.note("other") == "x"
     holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
@@ -260,8 +259,8 @@ def test_the_fencing_number_goes_on_where_a_lease_goes() -> None:
         last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), at)))
         tokens.append(last.epoch)
         last = done(source.write(ReleaseLease(last, "ann")))
-        (move,) = copying.planned((last,), target.list().leases, ())
-        assert copying.verified(target, [copying.copied(target, move)]) == (move,)
+        (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
+        assert checkpoint_moves.verified(target, [checkpoint_moves.copied(target, move)]) == (move,)
         (stored,) = target.list().leases
         assert stored.checkpoint == at
         taken = done(target.write(ClaimLease(stored, "bob")))
@@ -275,8 +274,8 @@ def test_only_the_fencing_number_may_be_left_to_move() -> None:
     """A copy made again after its fleet went on renewing would be told as done, one number short."""
     source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
-    assert decisions(copying.planned(source, stored, ())) == [("raise", ""), ("same", "")]
-    assert decisions(copying.planned(source, stored, (), counts=False)) == [("same", ""), ("same", "")]
+    assert decisions(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
+    assert decisions(checkpoint_moves.planned_copies(source, stored, (), counts=False)) == [("same", ""), ("same", "")]
 
 
 class Forgetful(MemoryStore):
@@ -291,6 +290,6 @@ class Forgetful(MemoryStore):
 
 def test_an_unknown_outcome_is_not_a_refusal() -> None:
     """The user would be told that nothing was written where something may have been."""
-    (move,) = copying.planned(leases(AT_9), (), ())
+    (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
-        copying.copied(Forgetful(), move)
+        checkpoint_moves.copied(Forgetful(), move)

@@ -13,7 +13,7 @@ from leasehold.adapters.steering.doctor.attempts import (
 )
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.store import FOLDER, Objects, prove
+from leasehold.stores.objects.requests import FOLDER, Objects, prove
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import Scheme, endpoint_of
 

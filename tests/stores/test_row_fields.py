@@ -1,0 +1,177 @@
+"""A lease's row: every field in every layout, value for value, and the table of fields that all layouts follow."""
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve, fields_dict
+
+from leasehold.adapters.json_form import JsonValue, lease_json, lease_of
+from leasehold.adapters.spark.lease_table import DDL, row
+from leasehold.balancer.model import Lease, Position, Version
+from leasehold.stores.dynamodb.rows import to_item
+from leasehold.stores.dynamodb.rows import to_lease as item_to_lease
+from leasehold.stores.embedded.sqlite import COLUMNS, SCHEMA, to_lease, to_row
+from leasehold.stores.fields import FIELDS
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.protocol import Malformed
+
+WHOLE = Lease(
+    "orders:s-1",
+    stream="orders",
+    shard="s-1",
+    parents=("orders:s-0", "orders:s-0é"),
+    owner="ann",
+    version=Version("7"),
+    idle=2.5,
+    checkpoint=Position("41", 3, "tok é"),
+    hash_range=(0, 2**128 - 1),
+    weight=12_801,
+    held=8.0,
+    heir="bob",
+    heir_idle=1.5,
+    yields=True,
+    epoch=7,
+    notes=(("a", "1"), ("b", "two é")),
+)
+LEAST = Lease("s-1", version=Version("0"))
+
+ROW = {
+    "key": "orders:s-1",
+    "stream": "orders",
+    "shard": "s-1",
+    "parents": '["orders:s-0", "orders:s-0\\u00e9"]',
+    "owner": "ann",
+    "counter": 7,
+    "checkpoint": "41",
+    "sub": 3,
+    "token": "tok é",
+    "first_hash": "0",
+    "last_hash": "340282366920938463463374607431768211455",
+    "weight": 12.5009765625,
+    "heir": "bob",
+    "yields": 1,
+    "notes": '{"a": "1", "b": "two é"}',
+}
+LEAST_ROW = {
+    **dict.fromkeys(ROW),
+    "key": "s-1",
+    "stream": "",
+    "shard": "s-1",
+    "parents": "[]",
+    "counter": 0,
+    "checkpoint": "TRIM_HORIZON",
+    "sub": 0,
+    "token": "",
+    "yields": 0,
+    "notes": "{}",
+}
+
+JSON = {
+    "key": "orders:s-1",
+    "owner": "ann",
+    "version": "7",
+    "idle": 2.5,
+    "checkpoint": "41",
+    "sub": 3,
+    "token": "tok é",
+    "stream": "orders",
+    "shard": "s-1",
+    "parents": ["orders:s-0", "orders:s-0é"],
+    "hash_range": ["0", "340282366920938463463374607431768211455"],
+    "heir": "bob",
+    "heir_idle": 1.5,
+    "yields": True,
+    "epoch": 7,
+    "notes": {"a": "1", "b": "two é"},
+    "weight": 12.5009765625,
+    "held": 8.0,
+}
+LEAST_JSON = {"key": "s-1", "owner": None, "version": "0", "idle": 0.0, "checkpoint": "TRIM_HORIZON"}
+
+SPARK = (
+    *("orders:s-1", "orders", "s-1", ["orders:s-0", "orders:s-0é"], "ann", "7", 2.5, "41", 3, "tok é", False),
+    *(["0", "340282366920938463463374607431768211455"], 12.5009765625, "bob", True, False, 7),
+    *({"a": "1", "b": "two é"}, None),
+)
+LEAST_SPARK: tuple[Any, ...] = (
+    *("s-1", "", "s-1", [], None, "0", 0.0, "TRIM_HORIZON", 0, "", False),
+    *(None, None, None, False, False, 0, {}, None),
+)
+
+
+@pytest.mark.parametrize(("lease", "written"), [(WHOLE, ROW), (LEAST, LEAST_ROW)])
+def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
+    """A worker of another version reads the same file, column by column."""
+    assert list(to_row(lease).items()) == list(written.items())
+    assert tuple(written) == COLUMNS
+    assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, heir_idle=0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
+def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
+    """A program in another language reads these names, and a person the order in which they stand."""
+    assert list(lease_json(lease).items()) == list(written.items())
+    read = lease_of(JsonValue("lease", written))
+    assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
+
+
+@pytest.mark.parametrize(("lease", "written"), [(WHOLE, SPARK), (LEAST, LEAST_SPARK)])
+def test_sparks_columns_are_the_lease(lease: Lease, written: tuple[Any, ...]) -> None:
+    """Spark takes a row's values by their place: one column too many, and each holds its neighbour's."""
+    assert row(lease) == written
+    assert list(map(type, row(lease))) == list(map(type, written))
+    assert DDL == (
+        "key string, stream string, shard string, parents array<string>, owner string, version string, idle double, "
+        "checkpoint string, sub bigint, token string, ended boolean, hash_range array<string>, weight double, "
+        "heir string, yields boolean, leaving boolean, epoch bigint, notes map<string,string>, malformed string"
+    )
+
+
+def test_a_new_files_columns_are_those_of_the_table() -> None:
+    """A field without its column would fail the first write, or be dropped by every one."""
+    with sqlite3.connect(":memory:") as connection:
+        connection.execute(SCHEMA)
+        named = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]
+    connection.close()
+    assert named == list(COLUMNS)
+
+
+def test_every_field_of_a_lease_is_in_the_table() -> None:
+    """A field that no layout knows is lost with the process that set it."""
+    made = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
+    of_a_lease = {part for name, each in fields_dict(Lease).items() if each.init for part in made.get(name, {name})}
+    assert sorted(field.name for field in FIELDS) == sorted(of_a_lease)
+
+
+def test_objects_and_blobs_have_the_names_of_the_table() -> None:
+    """A field under another name than the one that every other version reads is lost on the way between them."""
+    free, numbered = evolve(WHOLE, owner=None, heir=None, yields=False), evolve(WHOLE, checkpoint=Position("9", 0, "8"))
+    ours, hub = ObjectLayout(), EventHubLayout("ns", "hub", "group")
+    written = [
+        {*layout.checkpoint({}, lease), *layout.ownership({}, before, lease)}
+        for layout, before, lease in ((ours, free, WHOLE), (hub, free, numbered))
+    ]
+    there = [{each.object for each in FIELDS}, {each.blob for each in FIELDS}]
+    assert [names | {""} for names in written] == [names | {"handoffversion"} for names in there]
+
+
+def test_an_item_without_its_key_is_reported() -> None:
+    """A row that somebody made by hand would be a lease without a name."""
+    item = {name: value for name, value in to_item(LEAST).items() if name != "leaseKey"}
+    assert item_to_lease(item) == Malformed("None", "leaseKey", "is missing")
+
+
+def test_the_reference_shows_the_table() -> None:
+    """Whoever reads a table with a tool of the service looks an attribute up there."""
+    head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite", "our objects", "Azure SDKs' blobs", "")
+    rows = [head, ("---",) * len(head)]
+    for each in FIELDS:
+        name = "hash_range" if each.kind == "hash key" else each.name
+        there = (name, each.kind, each.item, each.column, each.object, each.blob, each.meaning)
+        rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(there)))
+    table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows)
+    assert table in (Path(__file__).parents[2] / "docs" / "reference.md").read_text(), f"\n{table}"
