@@ -8,7 +8,7 @@ from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, togethe
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
-from leasehold.adapters.worker.holding import LATEST_MS
+from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION
 from leasehold.adapters.worker.holdings import RETRY_SECONDS, Bench, WorkerError
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
@@ -168,12 +168,12 @@ class Numbering(ListSource):
 @pytest.mark.parametrize(
     ("kind", "begins"),
     [
-        (ListSource, (LATEST, ((LATEST_MS, str(FIRST_MS + 3)),))),
-        (Numbering, (Position("102"), ())),
+        (ListSource, ((LATEST_MS, str(FIRST_MS + 3)),)),
+        (Numbering, ((LATEST_POSITION, "102@"),)),
     ],
 )
 def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
-    kind: type[ListSource], begins: tuple[Position, tuple[tuple[str, str], ...]]
+    kind: type[ListSource], begins: tuple[tuple[str, str], ...]
 ) -> None:
     """Without it what is written while a new group waits would never be read."""
     clock, store = Clock(), FaultyStore()
@@ -185,8 +185,8 @@ def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
     assert store.list().leases == ()
     one.run(RETRY_SECONDS)
     (row,) = store.list().leases
-    noted = tuple(note for note in row.notes if note[0] == LATEST_MS)
-    assert (row.checkpoint, noted) == begins
+    noted = tuple(note for note in row.notes if note[0] in {LATEST_MS, LATEST_POSITION})
+    assert (row.checkpoint, noted) == (LATEST, begins)
 
 
 def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() -> None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.worker.holding import LATEST_MS, Holding
+from leasehold.adapters.worker.holding import Holding, latest_notes, noted_latest
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import births
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Store
 from leasehold.stores.writes import CreateLease
@@ -52,9 +52,6 @@ class ReadingWorker(Protocol):
 
 log = escaped(logging.getLogger("leasehold.start"))
 
-MS_DIGITS = 14
-"""Enough for three thousand years; a service refuses what lies further off."""
-
 
 class ReadingStart:
     """Where the reading of one held lease starts."""
@@ -70,8 +67,7 @@ class ReadingStart:
         """
         lease = self._holding.lease
         if lease.checkpoint == LATEST:
-            noted = lease.note(LATEST_MS)
-            return at_timestamp(int(noted)) if noted and _is_time(noted) else self._pin(lease)
+            return noted_latest(lease) or self._pin(lease)
         if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
             return _configured(lease.key, self._config)
         return lease.checkpoint
@@ -83,12 +79,11 @@ class ReadingStart:
         """
         latest = self._latest = self._latest or self._source.latest(lease)
         holding = self._holding
-        kept = holding.checkpoint(latest) if latest.numbered else holding.annotate(LATEST_MS, str(latest.sub))
+        if latest.numbered:
+            kept = holding.checkpoint(latest)  # the Azure SDKs' processors read no notes of ours
+        else:
+            kept = all(holding.annotate(name, value) for name, value in latest_notes(latest))
         return latest if kept else None
-
-
-def _is_time(noted: str) -> bool:
-    return noted.isascii() and noted.isdigit() and len(noted) <= MS_DIGITS
 
 
 def _configured(key: str, config: Config) -> Position:

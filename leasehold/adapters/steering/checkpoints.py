@@ -17,7 +17,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.worker.holding import LATEST_MS, UNPINNED
+from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.shards.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown, Store, StoreError
@@ -63,7 +63,7 @@ def blank(lease: Lease, position: Position) -> Lease:
         weight=lease.weight,
         epoch=lease.epoch,
         # What LATEST means on this row, and of which stream it is; the other notes are their owners'.
-        notes=tuple(note for note in lease.notes if noted and note[0] in {LATEST_MS, INCARNATION}),
+        notes=tuple(note for note in lease.notes if noted and note[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}),
     )
 
 
@@ -115,7 +115,7 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
             # What LATEST means on this row, and of which stream it is: as noted on the lease, or from now on (L13).
-            names = (CONTRADICTION, INCARNATION, LATEST_MS)
+            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
             noted = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
             notes = tuple((name, lease.note(name) or UNPINNED) for name in noted)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, notes, epoch=lease.epoch))

@@ -67,7 +67,7 @@ from attrs.validators import matches_re
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
-from leasehold.balancer.model import WEIGHT_MAX, Lease, Notes, Position
+from leasehold.balancer.model import WEIGHT_MAX, Lease, Notes, Position, at_timestamp
 from leasehold.balancer.shards.contradictions import INCARNATION, SETTLED
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store
@@ -90,8 +90,34 @@ PROCESS = "process"
 LATEST_MS = "latest_ms"
 """Our attribute: the time that LATEST means on this row, in milliseconds since 1970."""
 
+LATEST_POSITION = "latest_position"
+"""Our attribute where a source tells LATEST as a number, as event hubs do: that number, `@`, and its token."""
+
 UNPINNED = "-"
-"""Its value once the row was set to LATEST anew: the next owner pins it."""
+"""Their value once the row was set to LATEST anew: the next owner pins it."""
+
+_MS_DIGITS = 14
+"""Enough for three thousand years; a service refuses what lies further off."""
+
+
+def latest_notes(latest: Position) -> Notes:
+    """What LATEST means on a row, for the row itself.
+
+    The row's checkpoint stays LATEST. A number there would count as progress, and whoever remembers an earlier
+    position of a table that was emptied would skip what lies between.
+    """
+    if latest.numbered:
+        return ((LATEST_POSITION, f"{latest.sequence}@{latest.token}"),)
+    return ((LATEST_MS, str(latest.sub)),)
+
+
+def noted_latest(lease: Lease) -> Position | None:
+    """What LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
+    sequence, _, token = (lease.note(LATEST_POSITION) or "").partition("@")
+    if sequence.isascii() and sequence.isdigit():
+        return Position(sequence, token=token)
+    noted = lease.note(LATEST_MS) or ""
+    return at_timestamp(int(noted)) if noted.isascii() and noted.isdigit() and len(noted) <= _MS_DIGITS else None
 
 
 @frozen

@@ -26,7 +26,7 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff, seconds
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler
-from leasehold.adapters.worker.holding import LATEST_MS, UNPINNED, Holding, Identity
+from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding, Identity, latest_notes
 from leasehold.adapters.worker.holdings import (
     RETRY_SECONDS,
     BackgroundMap,
@@ -334,6 +334,8 @@ class Recreated:
             notes[CONTRADICTION] = SETTLED
         if self._start == LATEST or stored.note(LATEST_MS) is not None:
             notes[LATEST_MS] = UNPINNED
+        if stored.note(LATEST_POSITION) is not None:
+            notes[LATEST_POSITION] = UNPINNED
         return tuple(sorted(notes.items()))
 
     def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
@@ -697,9 +699,7 @@ class Worker:
         pin = self._latest.get(action.lease.key)
         if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
             return action
-        if pin.numbered:
-            return evolve(action, lease=evolve(action.lease, checkpoint=pin))
-        return evolve(action, lease=evolve(action.lease, notes=((LATEST_MS, str(pin.sub)),)))
+        return evolve(action, lease=evolve(action.lease, notes=latest_notes(pin)))
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:
