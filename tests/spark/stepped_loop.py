@@ -103,8 +103,8 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
         "replay.SILENT_SECONDS": 0.05,
         "replay.SILENT_SECONDS_OWNED": 0.02,
         "replay.LOOK_SECONDS": 0.01,
-        "waiting.STUCK_SECONDS": 0.1,
-        "waiting.EXPIRIES": 0.0,
+        "lease_loop.STUCK_SECONDS": 0.1,
+        "lease_loop.EXPIRIES": 0.0,
     }.items():
         patch.setattr(f"leasehold.adapters.spark.{name}", value)
     return clock
