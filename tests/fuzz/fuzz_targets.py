@@ -15,7 +15,6 @@ TRUSTED = {
     "adapters/local/hubs/event_hubs.py": _STAND_IN,
     "adapters/proving/simulator/question.py": _OWN,
     "adapters/reading/events.py": "the time is the logging library's",
-    "adapters/sources/kinesis/wire/hooks.py": "the body of a request, which boto3 has just written",
     "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
     "adapters/spark/lease_loop.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
     "adapters/spark/readers/jobs.py": "two numbers from the same user, which tests get wrong; tasks unpickle the rest",
