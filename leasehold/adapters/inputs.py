@@ -7,12 +7,13 @@ or a sequence number; a setting of the planner `name=value`.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from attrs import evolve
+
 from leasehold.adapters.json_form import JsonValue, config_of
-from leasehold.adapters.sources.event_hubs.access import paced
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SENTINELS, Position, at_timestamp
 from leasehold.stores.printable import did_you_mean
@@ -179,6 +180,31 @@ def settings(
 def configuration(found: dict[str, Any]) -> Config:
     """The configuration of these settings. Raises ValueError naming one that cannot be."""
     return config_of(JsonValue("input", found))
+
+
+HUB_LEASE_SECONDS = 120.0
+"""Seconds after which most official workers take an ownership; Python's, after the 180 of its own rules."""
+
+HUB_CYCLE_SECONDS = 30.0
+"""How often most of them look."""
+
+HUB_RENEW_SECONDS = 20.0
+"""JavaScript's and Go's expire after 60 s, whatever this fleet is set to."""
+
+
+def paced(config: Config, given: Container[str]) -> Config:
+    """The configuration of a fleet that reads Event Hubs: the seconds that were not `given` suit official workers.
+
+    Those may be in its group, and are slow by design.
+    """
+    seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
+    usual = Config(rules=config.rules, lease_seconds=seconds)
+    suited: dict[str, Any] = {
+        "lease_seconds": seconds,
+        "cycle_seconds": min(HUB_CYCLE_SECONDS, usual.cycle_seconds),
+        "renew_seconds": min(HUB_RENEW_SECONDS, usual.renew_seconds),
+    }
+    return evolve(config, **{name: value for name, value in suited.items() if name not in given})
 
 
 def configuration_for(source: str, found: dict[str, Any]) -> Config:

@@ -10,8 +10,8 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
+from leasehold.adapters.inputs import paced
 from leasehold.adapters.sources import urls as sources
-from leasehold.adapters.sources.event_hubs.access import paced
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.steering.doctor import examination
 from leasehold.adapters.steering.doctor.attempts import (

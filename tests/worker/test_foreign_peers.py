@@ -7,9 +7,8 @@ from attrs import evolve
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.inputs import configuration_for
+from leasehold.adapters.inputs import configuration_for, paced
 from leasehold.adapters.proving.simulator.world.world import ListSource
-from leasehold.adapters.sources.event_hubs.access import paced
 from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs

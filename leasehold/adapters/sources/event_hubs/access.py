@@ -1,15 +1,12 @@
 """How one event hub is reached as one consumer group: by connection string, or as who we are.
 
-The seconds of a fleet that reads Event Hubs: official workers may be in its group, and are slow by design.
-
 The faults of the Event Hubs client, as sentences that a user can act on.
 """
 
 import asyncio
-from collections.abc import Container
 from typing import Any, Self, cast
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from azure.core.credentials import AccessToken, TokenCredential
 from azure.core.credentials_async import AsyncTokenCredential
 from azure.core.exceptions import ClientAuthenticationError
@@ -18,7 +15,6 @@ from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable, Trimmed
-from leasehold.balancer.config import Config
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
@@ -107,28 +103,6 @@ def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = Fals
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
 
     return Access(namespace, hub, group, identity=AsyncCredential(DefaultAzureCredential()), websockets=websockets)
-
-
-LEASE_SECONDS = 120.0
-"""Seconds after which most official workers take an ownership; Python's, after the 180 of its own rules."""
-
-CYCLE_SECONDS = 30.0
-"""How often most of them look."""
-
-RENEW_SECONDS = 20.0
-"""JavaScript's and Go's expire after 60 s, whatever this fleet is set to."""
-
-
-def paced(config: Config, given: Container[str]) -> Config:
-    """Return this configuration, with the seconds that were not `given` as they suit a group of official workers."""
-    seconds = config.lease_seconds if "lease_seconds" in given else max(LEASE_SECONDS, config.rules.lease_seconds)
-    usual = Config(rules=config.rules, lease_seconds=seconds)
-    suited: dict[str, Any] = {
-        "lease_seconds": seconds,
-        "cycle_seconds": min(CYCLE_SECONDS, usual.cycle_seconds),
-        "renew_seconds": min(RENEW_SECONDS, usual.renew_seconds),
-    }
-    return evolve(config, **{name: value for name, value in suited.items() if name not in given})
 
 
 _EXPIRED = "CBS Authentication Expired"
