@@ -31,8 +31,8 @@ from wire_server import CBOR, forms_of
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.records import SCHEMA
 from leasehold.adapters.spark.fetching import read
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.stream import LeasedReader

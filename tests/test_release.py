@@ -20,8 +20,8 @@ HUB = "eventhubs://127.0.0.1/orders"
 QUESTION = {"leases": [{"key": "s-0"}], "me": {"worker": "a-1"}}
 IMPORTS = {
     "aws": "stores.dynamodb.store stores.objects.s3 adapters.sources.kinesis.source adapters.sources.kinesis.producer",
-    "azure": "stores.objects.blob adapters.sources.event_hubs.source",
-    "arrow": "adapters.sources.arrow adapters.sources.kinesis.arrow_rows adapters.sources.event_hubs.arrow_rows",
+    "azure": "stores.objects.blob adapters.sources.event_hubs.poller",
+    "arrow": "adapters.sources.kinesis.arrow_rows adapters.sources.event_hubs.arrow_rows",
     "spark": "adapters.spark",
     "cli": "adapters.cli.consume adapters.cli.leases adapters.cli.steer.explain",
     "report": "adapters.report adapters.cli.report",

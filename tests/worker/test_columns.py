@@ -11,8 +11,7 @@ from virtual_fleet import FaultySource
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.sources import arrow
-from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.sources.protocol import Batch, Record, arrow_wanted
 
 
 def told(given: Sequence[Record]) -> list[bytes]:
@@ -69,5 +68,5 @@ def test_a_source_without_columns_says_so() -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the author of a handler would install pyspark for three megabytes of columns, or the wrong thing."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"), arrow.wanted():
+    with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"), arrow_wanted():
         importlib.import_module("pyarrow")

@@ -6,7 +6,8 @@ Spark, the simulator) does the waiting.
 A source that passes every call on to another: what a wrapper of a source begins with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from attrs import Factory, evolve, field, frozen
@@ -102,6 +103,16 @@ class Batch:
         """The same reading without the records that arrived before `since`, or at `until` and later."""
         kept = tuple(each for each in self.records if each.arrived is None or since <= each.arrived < until)
         return evolve(self, records=kept, read_to=self.end)
+
+
+@contextmanager
+def arrow_wanted() -> Iterator[None]:
+    """Around the import of what needs pyarrow. Raises ModuleNotFoundError, naming the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        what = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
+        raise ModuleNotFoundError(what, name=missing.name) from missing
 
 
 class SourceError(Exception):

@@ -1,5 +1,6 @@
 """Batches of a stream as columns, beside the records that other handlers take."""
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
@@ -7,8 +8,8 @@ import pytest
 from aggregates import keys, record, sealed
 from attrs import frozen
 
+from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.records import SCHEMA
 from leasehold.adapters.sources.protocol import Batch, InColumns
 from leasehold.balancer.model import TRIM_HORIZON
 
@@ -76,6 +77,14 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     """Without it the handler's author would not know what to install."""
     batch, in_columns = read(*ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.records")
+    monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.arrow_rows", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"install leasehold\[arrow\]"):
         in_columns(batch.records)
+
+
+def test_nothing_but_columns_wants_pyarrow() -> None:
+    """A worker or producer of leasehold[aws] or [azure] would not start for want of an extra that it does not use."""
+    names = ("kinesis.streams", "kinesis.fan_out", "kinesis.producer", "event_hubs.poller")
+    modules = (f"leasehold.adapters.sources.{name}" for name in names)
+    code = "import sys; sys.modules['pyarrow'] = None; import " + ", ".join(modules)
+    subprocess.run([sys.executable, "-c", code], check=True)

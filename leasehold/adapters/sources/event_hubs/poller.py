@@ -50,7 +50,6 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
-from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.call_patience import Backoff, datetime_of, seconds
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
@@ -61,7 +60,15 @@ from leasehold.adapters.sources.event_hubs.access import (
     explained,
 )
 from leasehold.adapters.sources.event_hubs.records import record
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import (
+    SETTLE_SECONDS,
+    Batch,
+    Record,
+    Settled,
+    SourceError,
+    SourceUnavailable,
+    arrow_wanted,
+)
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.fields import decimal
@@ -477,8 +484,8 @@ def _behind(last: Record) -> float | None:
 
 
 def _in_columns(partition: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
-    with arrow.wanted():
-        from leasehold.adapters.sources.event_hubs.records import rows_of  # noqa: PLC0415  pyarrow is an extra
+    with arrow_wanted():
+        from leasehold.adapters.sources.event_hubs.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
     return rows_of(partition, records)
 
 

@@ -43,12 +43,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from leasehold.adapters.sources import arrow
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, Backoff, CallPatience, StillAsked, datetime_of
 from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.faults import THROTTLED, PollPace, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.records import children
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed
+from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed, arrow_wanted
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
@@ -390,6 +389,6 @@ class Poller:
 
 
 def _in_columns(stream: str, shard: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
-    with arrow.wanted():
-        from leasehold.adapters.sources.kinesis.records import rows_of  # noqa: PLC0415  pyarrow is an extra
+    with arrow_wanted():
+        from leasehold.adapters.sources.kinesis.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
     return rows_of(stream, shard, records)

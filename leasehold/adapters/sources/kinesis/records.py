@@ -1,43 +1,31 @@
-"""The user records of an answer in parts: an object for each is made when somebody takes it.
+"""The values of Kinesis: user records of an answer, marks on records, and shards of a listing.
 
-An answer may hold hundreds of thousands. Made all at once they would be most of what reading costs: in time, in
-memory, and in work for the collector of garbage, which counts what is made and not freed.
+An answer may hold hundreds of thousands of user records. Made all at once they would be most of what reading costs: in
+time, in memory, and in work for the collector of garbage, which counts what is made and not freed. So they stay columns
+and aggregates, and an object for each is made when somebody takes it.
 
-Records of a stream as Arrow columns: the names other connectors use, with shard and sub-sequence number added.
-
-Marks that name a record's producer and its number there, so that a reader can recognise a second copy.
-
-A request without an answer may have been carried out, and must be sent again. A producer with an
-epoch (a number of its own, new at each start) puts 20 bytes before every record; a reader takes
-them off and asks `Seen`. Nothing of this is on by default.
-
-Shards made of Kinesis' answers: the pages of ListShards, and the children that GetRecords names.
+A mark names a record's producer and its number there, so that a reader can recognise a second copy: a request without
+an answer may have been carried out, and must be sent again. A producer with an epoch (a number of its own, new at each
+start) puts 20 bytes before every record; a reader takes them off and asks `Seen`. Nothing of this is on by default.
 """
 
 from bisect import bisect, bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from operator import eq
+from struct import Struct
 from typing import TYPE_CHECKING, Self, Union, cast, overload
 
-from leasehold.adapters.sources.protocol import Record
-
-if TYPE_CHECKING:
-    from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords  # it wants librt
-
-from collections import OrderedDict
-from struct import Struct
-from typing import TYPE_CHECKING
-
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import frozen
 
+from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Shard
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are no dependency of a user, and places want librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
 
+    from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords
 
 _made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
 """A record of all its fields: `Record` itself takes twice as long, by its names and defaults."""
@@ -171,42 +159,6 @@ class KinesisRecords(Sequence[Record]):
         for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
             start = stop - len(part)
             yield part[max(begin - start, 0) : end - start]
-
-
-ARRIVED = "approximateArrivalTimestamp"
-SCHEMA = pa.schema(
-    [
-        ("data", pa.binary()),
-        ("streamName", pa.string()),
-        ("shardId", pa.string()),
-        ("partitionKey", pa.string()),
-        ("explicitHashKey", pa.string()),
-        ("sequenceNumber", pa.string()),
-        ("subSequenceNumber", pa.int64()),
-        (ARRIVED, pa.timestamp("us", "UTC")),
-    ]
-)
-
-
-def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatch:
-    """Records of this shard as columns; those of an answer without an object for each, and their data copied once."""
-    told = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
-    columns = [
-        pa.array(told.datas, pa.binary()),
-        pa.repeat(pa.scalar(stream), len(told)),
-        pa.repeat(pa.scalar(shard), len(told)),
-        pa.array(told.keys, pa.string()),
-        pa.array(told.hash_keys, pa.string()),
-        pa.array(told.numbers, pa.string()),
-        pa.array(told.subs, pa.int64()),
-        _times(told.arrived),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def _times(arrived: Sequence[float | None]) -> pa.Array:
-    micros = pc.round(pc.multiply(pa.array(arrived, pa.float64()), 1e6))
-    return micros.cast(pa.int64()).cast(SCHEMA.field(ARRIVED).type)
 
 
 _MAGIC = b"lh\x00\x01"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.sources.event_hubs.records import SCHEMA, rows_of
+from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.feed import Columns
 from leasehold.balancer.model import Lease, Position

@@ -8,9 +8,10 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
+from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import seconds_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import ARRIVED, SCHEMA, children
+from leasehold.adapters.sources.kinesis.records import children
 from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.feed import ArrowBatch

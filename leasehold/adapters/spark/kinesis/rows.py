@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
+from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA, rows_of
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS
-from leasehold.adapters.sources.kinesis.records import ARRIVED, SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.feed import Columns
 from leasehold.balancer.model import Lease, Position
