@@ -28,6 +28,7 @@ class Feed:
     failed: list[str] = field(factory=list)
     slow: list[Incident] = field(factory=list)
     gate: Lock = field(factory=Lock)
+    anew: float = 0.0
     _former: int = 0
     _ended: Event = field(factory=Event)
     _thread: Thread | None = None
@@ -48,7 +49,7 @@ class Feed:
 
     def stream_ended(self) -> None:
         """The stream that took the records so far is no more."""
-        self._former = len(self.sent)
+        self._former, self.anew = len(self.sent), time.time()
 
     def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
         """What the living stream took, and what was handed over of former ones, by key and digest."""

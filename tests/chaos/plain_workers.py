@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet"))
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from feed import Feed
 from fleet import NO_DESCRIPTORS, NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
 from grounds import ANEW, KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
@@ -149,7 +149,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
             Play(fleet, feed, wanted, told).run(faults, workers)
         finally:
             feed.end()
-        history = fleet.recorded(feed.due(fleet.distinct))
+        history = evolve(fleet.recorded(feed.due(fleet.distinct)), anew=feed.anew)
         history.faults += feed.failed
         history.incidents += feed.slow
     tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.promises)

@@ -237,6 +237,16 @@ def test_a_child_waits_for_its_parent() -> None:
     assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(found)
 
 
+@pytest.mark.parametrize("anew", [0.0, 8.0])
+def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: float) -> None:
+    """A stream made anew names other shards alike: a run over two of them would be called out of order."""
+    events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1, key="l")]
+    taken = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
+    history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, anew=anew, end=10.0)
+    wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
+    assert (wrong in said(verdict_on(history))) is (anew == 0.0)
+
+
 def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
     """Without it every handler that raises once would be called a fault of the reading."""
     finished = [evolve(event, t=11, event="finished") for event in records(10, "a", 1)]

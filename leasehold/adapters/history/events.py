@@ -203,6 +203,7 @@ class RunHistory:
     answers  writes as their processes saw them, where no table recorded its own
     rows     readings of the table
     parents  of every shard that the stream listed
+    anew     when the stream that was listed was made; the shards of its predecessors had other parents
     faults   what was raised that nothing provides for
     """
 
@@ -213,6 +214,7 @@ class RunHistory:
     rows: list[ObservedRow] = field(factory=list)
     incidents: list[Incident] = field(factory=list)
     parents: dict[str, tuple[str, ...]] = field(factory=dict)
+    anew: float = 0.0
     faults: list[str] = field(factory=list)
     end: float = 0.0
     answers: list[WriteAnswer] = field(factory=list)
