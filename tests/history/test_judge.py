@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import sha1
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -12,6 +13,7 @@ from leasehold.adapters.history.events import (
     ReadingEvent,
     RunHistory,
     Sent,
+    WriteAnswer,
     WriteEvent,
     event_of,
 )
@@ -149,6 +151,15 @@ def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
         found = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
         why = "b handed over 1 records of s-0 again that were checkpointed when it took it"
         assert said(found) == (f"handed over again: {why}",)
+
+
+def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
+    """A run whose table is emptied would be a fault of whoever begins where the row made anew says."""
+    emptied = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
+    told: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
+    seen = [stored(12, 2), stored(25, 1)]
+    assert "handed over again" not in " ".join(said(verdict_on(RunHistory(rows=seen, **told))))
+    assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **told))))
 
 
 def test_a_checkpoint_seen_after_the_change_excuses_nothing_and_accuses_nobody() -> None:

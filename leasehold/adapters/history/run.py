@@ -144,10 +144,13 @@ class JudgedRun:
         """Every change of a shard's reader, in order of time."""
         taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
         seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
-        created: dict[str, list[float]] = defaultdict(list)
+        anew: dict[str, list[float]] = defaultdict(list)
+        for answer in self.history.answers:
+            if answer.verb == "delete" and answer.done:
+                anew[answer.shard].append(answer.t)
         for write in self.history.writes:
             if write.done and write.after is not None and write.verb == "create":
-                created[write.after.shard].append(write.t)
+                anew[write.after.shard].append(write.t)
             if write.done and write.after is not None and write.verb in TAKES:
                 taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
         for row in self.history.rows:
@@ -161,7 +164,7 @@ class JudgedRun:
                 # A reader starts at the checkpoint in its claim's reply; where no claims are recorded, at the last
                 # one seen before. Of a row that was deleted and created again only what was written since counts.
                 known = taken.get((after.process, shard)) or seen.get(shard, [])
-                since = max((t for t in created[shard] if t <= after.begin), default=0.0)
+                since = max((t for t in anew[shard] if t <= after.begin), default=0.0)
                 start = max((order for t, order in known if since <= t <= after.begin), default=(0, 0, 0))
                 found.append(
                     ReaderChange(
