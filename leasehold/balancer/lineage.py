@@ -266,14 +266,15 @@ def _succeeded(lease: Lease, family: Family) -> bool:
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
     """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
     gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
+    due = _due_again(family, gone)
     created = {
         **_behind_holes(family, history.holes, config),
-        **_orphans(family, gone, config),
+        **_orphans(family, gone, due, config),
         **_partitions(family),
         # Last, for these know best: LATEST would skip a child's first records.
         **_orphaned_children(family, garbage, config),
         **_missing_children(family, config),
-        **_remembered(family, gone),
+        **_remembered(due),
     }
     return tuple(created[name] for name in sorted(created))
 
@@ -320,18 +321,24 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease_of(shard, position), rule=rule)
 
 
-def _remembered(family: Family, gone: Mapping[str, Lease]) -> dict[str, Create]:
-    """L13: leases whose row was deleted behind the fleet's back begin where they were last seen.
+def _due_again(family: Family, gone: Mapping[str, Lease]) -> dict[str, Lease]:
+    """The leases whose row was deleted behind the fleet's back, by key.
 
     A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
-    listed (L10). So nothing is made of a closed shard below which anything has begun. A lease that nobody has begun
-    comes after its parents: without their rows it would be read before them (L12).
+    listed (L10). So a closed shard below which anything has begun counts as finished.
     """
-    due = {
+    return {
         key: lease
         for key, lease in gone.items()
         if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
     }
+
+
+def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
+    """L13: leases that are due again begin where they were last seen.
+
+    A lease that nobody has begun comes after its parents: without their rows it would be read before them (L12).
+    """
     return {
         key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
         for key, lease in due.items()
@@ -395,7 +402,7 @@ def _partitions(family: Family) -> dict[str, Create]:
     }
 
 
-def _orphans(family: Family, gone: Mapping[str, Lease], config: Config) -> dict[str, Create]:
+def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease], config: Config) -> dict[str, Create]:
     """L4 and L5: walk up from each open shard without a lease to where its line is leased, or begins.
 
     Parents come before children, so that each shard can ask what was decided of its parents:
@@ -403,7 +410,8 @@ def _orphans(family: Family, gone: Mapping[str, Lease], config: Config) -> dict[
         begins    no parent of it counts, and the initial position is not LATEST: its line begins here
     A parent counts if it descends or begins a line. Of a shard with such a parent, those parents without a lease are
     created that begin a line or do not count, or their hash keys would not be read from where the past begins.
-    A lease whose row is gone counts as leased here (L13); children of a finished one begin at their beginning.
+    A lease whose row is gone counts as leased here (L13). Unless it is due again it is finished, and its children begin
+    at their beginning: the worker that finished it had made them before, so their rows were deleted, too.
     """
     created, position = dict[str, Create](), config.initial_position
     descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
@@ -420,7 +428,7 @@ def _orphans(family: Family, gone: Mapping[str, Lease], config: Config) -> dict[
         for parent in parents if counted else ():
             if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
                 created[parent] = _create(family.shards[parent], position, "L5")
-        if any(parent in gone and gone[parent].ended for parent in shard.parents):  # L13
+        if any(parent in gone and parent not in due for parent in shard.parents):  # L13
             created[name] = _create(shard, child_position(config), "L13")
         if shard.open and not counted:  # L4
             created[name] = _create(shard, position, "L4")

@@ -236,7 +236,9 @@ class Watch:
         before = self.sightings.get(lease.key)
         if before is None:
             return self._first_sight(lease, ended)
-        still, kept = before.lease.version == lease.version, before.lease.owner == lease.owner
+        kept = before.lease.owner == lease.owner
+        # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
+        still = kept and before.lease.version == lease.version
         version_at = before.version_at if still else ended
         owner_at = before.owner_at if kept else ended
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended

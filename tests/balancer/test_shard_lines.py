@@ -228,6 +228,13 @@ def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) 
     assert begun([ended], line, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start) == {}
 
 
+def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> None:
+    """Nobody would create it: its parent counts as finished, since a sibling has begun, and was not seen to finish."""
+    line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
+    parent, sibling = Lease("0", checkpoint=READ), Lease("1", checkpoint=READ, parents=("0",))
+    assert begun([parent], line, [sibling]) == {"2": TRIM_HORIZON}
+
+
 def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> None:
     """The rest of a parent would be skipped, or its children read before it."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]

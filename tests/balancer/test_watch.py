@@ -79,6 +79,13 @@ def test_a_new_version_starts_again() -> None:
     assert lease.idle == 2
 
 
+def test_a_version_under_another_owner_is_a_new_one() -> None:
+    """A row that was deleted and made anew counts from 0: its living owner would look dead at the former's version."""
+    first, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
+    _, (lease,) = first.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
+    assert (lease.owner, lease.idle) == ("b", 0.0)
+
+
 def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
     """A look at a few rows must not forget the others, nor keep a deleted row alive."""
     rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]

@@ -21,6 +21,7 @@ from written import answer_of
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage, Tail
 from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
+from leasehold.adapters.history.run import OPERATOR
 from leasehold.stores.protocol import Lost, OutcomeUnknown, StoreError
 from leasehold.stores.writes import DeleteLease
 
@@ -30,7 +31,6 @@ SETTINGS = (
     *("--initial-position", "LATEST", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
     *("--attempts", "3", "--if-recreated", "TRIM_HORIZON", "--verbose"),
 )
-OPERATOR = "operator"
 MISBEHAVING = str(Path(__file__).with_name("misbehaving.py"))
 PAUSE = FaultKind("pause", "store", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "store", (0.0, 0.0), common=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.events import (
     Incident,
     ObservedRow,
@@ -18,8 +19,8 @@ from leasehold.adapters.history.events import (
     event_of,
 )
 from leasehold.adapters.history.explanations import UNLIMITED, RunVerdict, judge, verdict_on
-from leasehold.adapters.history.run import ReaderChange
-from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.adapters.history.run import OPERATOR, ReaderChange
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
 
 
 def digest(key: str, number: int) -> str:
@@ -151,6 +152,31 @@ def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
         found = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
         why = "b handed over 1 records of s-0 again that were checkpointed when it took it"
         assert said(found) == (f"handed over again: {why}",)
+
+
+@pytest.mark.parametrize(
+    ("owner", "ends", "starts", "excused"),
+    [
+        (None, 99, 21, True),
+        ("b", 24, 21, True),
+        ("b", 99, 21, False),
+        (None, 99, 5, False),
+    ],
+    ids=["nobody held it", "its owner went", "its owner lived", "its maker had seen it"],
+)
+def test_a_loss_is_excused_only_where_nobody_could_remember(
+    owner: str | None, ends: float, starts: float, *, excused: bool
+) -> None:
+    """A promise that nobody can keep would be asked for, or a loss that somebody could have spared be excused."""
+    gone, made = Lease("k", owner=owner, checkpoint=Position("1")), Lease("k", checkpoint=LATEST)
+    writes = [
+        WriteEvent(20, 20, OPERATOR, OPERATOR, "delete", "k", gone, None, done=True),
+        WriteEvent(28, 28, "a", "a#0", "create", "k", None, made, done=True),
+    ]
+    incidents = [Incident(starts, "start", "a#0"), Incident(1, "start", "b#1"), Incident(ends, "crash", "b#1")]
+    run = RunHistory(sent=sent(1), writes=writes, incidents=incidents, end=100.0)
+    told = {breach.what for breach in judge(run, Limits(lease_seconds={"a": 10.0, "b": 10.0}))}
+    assert ("lost" not in told) is excused
 
 
 def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:

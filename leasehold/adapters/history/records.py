@@ -17,12 +17,13 @@ from leasehold.adapters.history.run import JudgedRun
 
 
 def all_that_was_sent(run: JudgedRun) -> Iterator[Breach]:
-    """Law 1; and a process hands over only shards that it has begun to read."""
+    """Law 1, but for what nobody could remember; and a process hands over only shards that it has begun to read."""
     # Where nobody plans at the end, the last records may have had nobody to read them.
     due = run.limits.settled is None or run.planners
-    if due and run.lost:
-        first = f"the first is number {run.lost[0].number} of {run.lost[0].key}"
-        yield Breach("lost", run.history.end, f"{len(run.lost)} records were never handed over, {first}")
+    lost = [each for each in run.lost if each.key not in run.forgotten]
+    if due and lost:
+        first = f"the first is number {lost[0].number} of {lost[0].key}"
+        yield Breach("lost", run.history.end, f"{len(lost)} records were never handed over, {first}")
     if run.strangers:
         why = f"{len(run.strangers)} records were handed over and never sent, one of them of {run.strangers[0][0]}"
         yield Breach("stranger", run.history.end, why)

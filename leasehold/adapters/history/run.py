@@ -19,6 +19,10 @@ from leasehold.adapters.history.events import (
     worker_of,
 )
 from leasehold.adapters.history.tenures import Tenure, TenureHistory, by_shard, reading_of
+from leasehold.balancer.model import LATEST
+
+OPERATOR = "operator"
+"""The process whose writes are made behind the back of all workers."""
 
 TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
 """The writes in whose reply a process finds the checkpoint that it starts from."""
@@ -133,6 +137,37 @@ class JudgedRun:
         """The records that were sent and never handed over."""
         got = {(event.key, event.digest) for event in self.records}
         return [each for each in self.history.sent if (each.key, each.digest) not in got]
+
+    @cached_property
+    def forgotten(self) -> frozenset[str]:
+        """The shards that a new group began at LATEST, where nobody could tell it that they had been read before (L13).
+
+        Somebody deleted their rows while nobody held them, or while their owner was in the last lease of its life; and
+        whoever made a row anew had never read the table: it began after that, or within a lease before it.
+        """
+        lease, found = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
+        at_latest = [each for each in self.history.writes if each.verb == "create" and each.after and each.done]
+        at_latest = [each for each in at_latest if each.after and each.after.checkpoint == LATEST]
+        for deleted in self.history.writes if at_latest else ():
+            if deleted.process != OPERATOR or deleted.before is None or deleted.after is not None:
+                continue
+            t, owner = deleted.t, deleted.before.owner
+            if any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives):
+                continue
+            for made in (each for each in at_latest if each.t >= t):
+                line = self.line_above(made.key)
+                newcomer = any(life.process == made.process and life.start >= t - lease for life in self.lives)
+                found |= line if newcomer and deleted.key in line else set()
+        return frozenset(found)
+
+    def line_above(self, shard: str) -> set[str]:
+        """The shard and all its ancestors."""
+        line, todo = set[str](), [shard]
+        while todo:
+            if (one := todo.pop()) not in line:
+                line.add(one)
+                todo += self.history.parents.get(one, ())
+        return line
 
     @cached_property
     def strangers(self) -> list[RecordId]:

@@ -17,7 +17,7 @@ from leasehold.adapters.history.breach import Breach
 from leasehold.adapters.history.events import Incident, Sent, WriteEvent
 from leasehold.adapters.history.explanations import judge
 from leasehold.adapters.history.rights import QUIET_VERBS, changes, owners_at, refused, settled, unowned
-from leasehold.adapters.history.run import alive_at, lives
+from leasehold.adapters.history.run import OPERATOR, alive_at, lives
 from leasehold.adapters.proving.simulator.chaos import Trial
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
@@ -36,7 +36,6 @@ from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.writes import counted
 
-OPERATOR = "operator"
 _FURTHER = 1_000_000
 """The numbers of a stream that was made anew go on above those of the former one, as those of Kinesis do."""
 
