@@ -4,7 +4,8 @@ with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
-The requests of a producer: PutRecords, the listing of shards, and the stream's settings.
+One thread asks the core what is due (`_turn`); a pool makes the requests (`KinesisPutClient`), and gives their answers
+back to the core, whose results end the waiting of those that wrote.
 """
 
 import logging
@@ -27,27 +28,24 @@ from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Delivered,
+    Entry,
     Late,
     Placed,
     Refused,
     Result,
     Settings,
     ShardMap,
+    Unit,
     UnitOutcome,
     Unknown,
     mapped,
 )
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, text_of
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-
 
 try:
     from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
@@ -56,7 +54,6 @@ except ImportError:  # then boto3 writes requests by itself
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import PutRecordsResultEntryTypeDef
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -150,12 +147,10 @@ class KinesisPutClient:
         results = answer.get("Records", ())  # an answer that cannot be read has none
         if len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
-        return [_outcome(row) for row in results]
-
-
-def _outcome(row: "PutRecordsResultEntryTypeDef") -> UnitOutcome:
-    code = row.get("ErrorCode")
-    return Refused(code) if code else Placed(row["ShardId"], row["SequenceNumber"])
+        return [
+            Refused(code) if (code := row.get("ErrorCode")) else Placed(row["ShardId"], row["SequenceNumber"])
+            for row in results
+        ]
 
 
 def _without_answer(cause: BaseException | None) -> UnitOutcome:

@@ -1,21 +1,19 @@
 """The hooks into a client of boto3: what it asks is put into CBOR, and what it is answered taken apart.
 
-Credentials, signing, endpoints, repetitions, proxies and errors stay boto3's. Rule 1: the content type of an answer
-says how it is read, whatever was asked. Rule 2: a service that answers CBOR in JSON, refuses it, or writes what cannot
-be read, is spoken to in JSON from then on, which is said once. Rule 3: a refusal is one only from a service that has
-never answered in CBOR, and for which the same question in JSON has another end; the question is asked again at once.
+Credentials, signing, endpoints, repetitions, proxies and errors stay boto3's. Only the records, nearly all of an
+answer, are taken apart here, by compiled libraries; the rest of it is handed to boto3 as JSON, so that what it makes of
+children, odd numbers and errors is its own. The events of a subscription come in place of boto3's own event stream,
+which takes each record apart in Python. A producer's records go in CBOR past boto3's serializer, which would put them
+into base64.
 
-The two forms in which Kinesis tells records, CBOR and JSON, taken apart by compiled libraries.
-
-Only the records, nearly all of an answer, are taken apart here. The rest of it is handed to boto3 as JSON, so that
-what it makes of children, odd numbers and errors is its own.
-
-The events of a subscription, in place of boto3's own event stream, which takes each record apart in Python.
-
-The hooks of a producer: its records go in CBOR past boto3's serializer, which would put them into base64.
-
-Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then records go in
-JSON. Rule 5: records are repeated in JSON only where they were refused whole; what may have been written is not.
+Rule 1: the content type of an answer says how it is read, whatever was asked.
+Rule 2: a service that answers CBOR in JSON, refuses it, or writes what cannot be read, is spoken to in JSON from then
+on, which is said once.
+Rule 3: a refusal is one only from a service that has never answered in CBOR, and for which the same question in JSON
+has another end; the question is asked again at once.
+Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then a producer's
+records go in JSON.
+Rule 5: a producer's records are repeated in JSON only where they were refused whole; what may have been written is not.
 """
 
 import base64
@@ -38,21 +36,17 @@ from botocore.parsers import ResponseParserError
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
 from leasehold.stores.printable import escaped, said
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-
-
 try:
     from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
 except ImportError:  # without librt, or with another than it was compiled for
     COMPILED = False  # type: ignore[misc]  # what is not imported is not final either
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the stubs are no dependency of a user, and views want librt
+    from types_boto3_kinesis import KinesisClient
+
     from leasehold.adapters.sources.kinesis.wire.views import RowViews
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
 
 CBOR = "application/x-amz-cbor-1.1"
 
@@ -143,8 +137,12 @@ def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
         raise Unreadable("no answer with records")
     try:
         for row in rows:
-            if type(row["Data"]) is not bytes:
-                row["Data"] = _decoded(row["Data"])
+            if type(row["Data"]) is bytes:
+                continue
+            try:
+                row["Data"] = pybase64.b64decode(row["Data"], validate=True)
+            except ValueError:  # boto3 passes over what is not of the alphabet
+                row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as odd:
         raise Unreadable(f"no record: {said(odd)}") from odd
     return rows
@@ -153,16 +151,9 @@ def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
 def _loaded(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         # Times are milliseconds, tagged or not; what the tag means by itself would be seconds.
-        return cbor2.loads(body, semantic_decoders=_TIMES)
+        return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as odd:
         raise Unreadable(f"no CBOR: {odd}") from odd
-
-
-def _untagged(value: object, _immutable: bool) -> object:
-    return value
-
-
-_TIMES = {1: _untagged}
 
 
 def _plain(value: object) -> bytes:
@@ -176,13 +167,6 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return pybase64.b64encode_as_string(value)
     raise TypeError(type(value).__name__)
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return pybase64.b64decode(text, validate=True)
-    except ValueError:
-        return base64.b64decode(text)  # as boto3 has it, which passes over what is not of the alphabet
 
 
 _MESSAGE_BYTES = 25 << 20  # at most; the service's own limits are lower
@@ -252,18 +236,15 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
         data, begin = come.getvalue(), 0
         while (whole := _size(data, begin)) <= len(data) - begin:
             buffer.add_data(data[begin : begin + whole])
-            yield from _whole(buffer)
+            try:
+                messages = list(buffer)
+            except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
+                # The buffer has no error of its own for headers that are none.
+                raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
+            yield from messages
             begin += whole
         come = io.BytesIO()
         come.write(data[begin:])
-
-
-def _whole(buffer: EventStreamBuffer) -> list[EventStreamMessage]:
-    """The messages in it. Raises ResponseParserError where headers are none, which the buffer has no error for."""
-    try:
-        return list(buffer)
-    except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
-        raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
 
 
 def _size(data: bytes, begin: int) -> int:
@@ -299,8 +280,6 @@ def _initial() -> bytes:
 
 _INITIAL = _initial()
 
-
-log = escaped(logging.getLogger("leasehold.kinesis"))
 
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # and all above
