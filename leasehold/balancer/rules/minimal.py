@@ -1,7 +1,7 @@
 """Our own rules M1 to M15: everybody computes the same shares from the listing, and takes its own part of the moves.
 
 Shares (`shares.py`): with P leases and N workers everybody gets P / N rounded down, the floor. The remainder, the
-extras, go first to workers that hold more than the floor already, then by digest; `groups.py` and `loads.py` tell how
+extras, go first to workers that hold more than the floor already, then by digest; `favoured` and `loads.py` tell how
 groups and loads change it. Moves: free leases, and behind them what the donors have too much of, stand in one line.
 The workers that lack something stand along it by name, each before as many leases as it lacks, and each takes its own.
 
