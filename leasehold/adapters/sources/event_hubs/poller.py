@@ -160,52 +160,6 @@ def starting(position: Position) -> EventPosition:
             return EventPosition(int(number) if position.token in NO_OFFSET else position.token)
 
 
-class Partitions:
-    """Asks one hub about its partitions; `made` is when the hub last listed was made."""
-
-    def __init__(self, background: Background, access: Access) -> None:
-        self._background, self._access = background, access
-        self.made: datetime | None = None
-
-    def all(self) -> tuple[Shard, ...]:
-        """Every partition there is now, those added at run time included, in the order of their numbers."""
-        found = self._ask(lambda client: client.get_eventhub_properties())
-        self.made = found["created_at"]
-        ids = sorted(found["partition_ids"], key=lambda each: (len(each), each))
-        return tuple(Shard(each, stream=self._access.stream) for each in ids)
-
-    def latest(self, partition: str) -> Position:
-        """The last event enqueued; of a partition that never had one, the beginning of time.
-
-        An empty partition must not be pinned to the time of day: clocks differ, and the first
-        events could fall into the difference.
-        """
-        told = self._properties(partition)
-        last = int(told["last_enqueued_sequence_number"])
-        return at_timestamp(0) if last < 0 else Position(str(last), token=str(told["last_enqueued_offset"]))
-
-    def last(self, partition: str) -> Settled:
-        """The last event that is kept, and when it was enqueued."""
-        told = self._properties(partition)
-        if told["is_empty"]:
-            return Settled(TRIM_HORIZON)
-        number, enqueued = told["last_enqueued_sequence_number"], told["last_enqueued_time_utc"]
-        return Settled(Position(str(number)), enqueued.timestamp())
-
-    def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
-        return self._ask(lambda client: client.get_partition_properties(partition), partition)
-
-    def _ask(self, question: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has an answer of its own
-        async def asked() -> Mapping[str, Any]:
-            async with self._access.client() as client:
-                return await question(client)
-
-        try:
-            return self._background.ask(asked())
-        except _FAULTS as error:
-            raise explained(error, self._access, *about) from error
-
-
 class PartitionReceiver:
     """Receives until it fails or is closed.
 
@@ -485,7 +439,7 @@ class EventHubsSource:
     def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
         self.access, self._prefetch, self._exclusive = access, prefetch, exclusive
         self._background = Background()
-        self._partitions = Partitions(self._background, access)
+        self._made: datetime | None = None
 
     @property
     def stream(self) -> str:
@@ -499,25 +453,56 @@ class EventHubsSource:
         return True
 
     def shards(self) -> tuple[Shard, ...]:
-        """Every partition, those added at run time included. Raises SourceUnavailable or SourceError."""
-        return self._partitions.all()
+        """Every partition, those added at run time included, by number. Raises SourceUnavailable or SourceError."""
+        found = self._ask(lambda client: client.get_eventhub_properties())
+        self._made = found["created_at"]
+        ids = sorted(found["partition_ids"], key=lambda each: (len(each), each))
+        return tuple(Shard(each, stream=self.stream) for each in ids)
 
     def incarnation(self) -> str:
         """Namespace, hub and group, and when the hub was made, as the last listing told."""
-        made = self._partitions.made
-        return "" if made is None else f"{self.stream}:{int(made.timestamp())}"
+        return "" if self._made is None else f"{self.stream}:{int(self._made.timestamp())}"
 
     def gone(self, shard: str) -> bool:
         """Whether the hub answers and has no such partition: it was made anew, with fewer."""
-        return all(each.id != shard for each in self._partitions.all())
+        return all(each.id != shard for each in self.shards())
 
     def latest(self, lease: Lease) -> Position:
-        """The last event enqueued now. Raises SourceUnavailable or SourceError."""
-        return self._partitions.latest(lease.shard)
+        """The last event enqueued now; of a partition that never had one, the beginning of time.
+
+        Raises SourceUnavailable or SourceError.
+        """
+        told = self._properties(lease.shard)
+        last = int(told["last_enqueued_sequence_number"])
+        # An empty partition must not be pinned to the time of day: clocks differ, and the first events could fall into
+        # the difference.
+        return at_timestamp(0) if last < 0 else Position(str(last), token=str(told["last_enqueued_offset"]))
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """The last event there is, once that time is well past by this machine's clock: the service tells none."""
-        return self._partitions.last(lease.shard) if time.time() >= until + SETTLE_SECONDS else None
+        """The last event that is kept, and when it was enqueued, once that time is well past.
+
+        It is past by this machine's clock: the service tells none.
+        """
+        if time.time() < until + SETTLE_SECONDS:
+            return None
+        told = self._properties(lease.shard)
+        if told["is_empty"]:
+            return Settled(TRIM_HORIZON)
+        number, enqueued = told["last_enqueued_sequence_number"], told["last_enqueued_time_utc"]
+        return Settled(Position(str(number)), enqueued.timestamp())
+
+    def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
+        return self._ask(lambda client: client.get_partition_properties(partition), partition)
+
+    def _ask(self, question: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has an answer of its own
+        async def asked() -> Mapping[str, Any]:
+            async with self.access.client() as client:
+                return await question(client)
+
+        try:
+            return self._background.ask(asked())
+        except _FAULTS as error:
+            raise explained(error, self.access, *about) from error
 
     def open(self, lease: Lease, start: Position) -> PartitionReader:
         """A reader that starts just after `start`; the lease's epoch is its owner level."""

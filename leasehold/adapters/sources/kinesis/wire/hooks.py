@@ -80,58 +80,34 @@ def as_json(body: bytes) -> bytes:
     return _plain(told_of(body, cbor=True))
 
 
-def from_cbor(body: bytes) -> tuple[AnswerRows, bytes]:
-    """The rows of an answer, and the rest of it in JSON. Raises Unreadable."""
-    rows, answer = _rows_in_cbor(body)
-    return rows, _plain(answer)
-
-
-def from_json(body: bytes) -> tuple[AnswerRows, bytes]:
-    """Likewise for an answer in JSON. Raises Unreadable for what boto3 may understand otherwise."""
-    rows, answer = _rows_in_json(body)
+def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
+    """The rows of an answer, and the rest of it in JSON. Raises Unreadable for what boto3 may understand otherwise."""
+    rows, answer = _apart(body, cbor=cbor)
     return rows, _plain(answer)
 
 
 def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """An event of a subscription, its rows as those of an answer, without what is null. Raises Unreadable."""
-    rows, event = _rows_in_cbor(payload) if cbor else _rows_in_json(payload)
+    rows, event = _apart(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
 
 
 def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """Parse a message. Raises Unreadable."""
-    told = _loaded(payload) if cbor else _loaded_json(payload)
+    told = _loaded(payload, cbor=cbor)
     if not isinstance(told, dict):
         raise Unreadable("it says nothing by name")
     return told
 
 
-def _rows_in_cbor(body: bytes) -> tuple[AnswerRows, Any]:
-    """The rows, and the rest by name."""
-    found = viewed(body) if COMPILED else None
+def _apart(body: bytes, *, cbor: bool) -> tuple[AnswerRows, Any]:
+    """The rows, their data as bytes, and the rest by name."""
+    found = viewed(body) if cbor and COMPILED else None
     if found is not None:
-        rows, answer = found[0], _loaded(found[1])
+        seen, answer = found[0], _loaded(found[1], cbor=True)
         if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
-            return rows, answer
-    answer = _loaded(body)
-    return _rows(answer), answer
-
-
-def _rows_in_json(body: bytes) -> tuple[AnswerRows, Any]:
-    """Likewise."""
-    answer = _loaded_json(body)
-    return _rows(answer), answer
-
-
-def _loaded_json(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
-    try:
-        return orjson.loads(body)
-    except ValueError as odd:
-        raise Unreadable(f"no JSON: {odd}") from odd
-
-
-def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
-    """Take the rows out of an answer, their data as bytes: in JSON, and by some local services, it is in base64."""
+            return seen, answer
+    answer = _loaded(body, cbor=cbor)
     rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
     if not isinstance(rows, list):
         raise Unreadable("no answer with records")
@@ -139,21 +115,23 @@ def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
         for row in rows:
             if type(row["Data"]) is bytes:
                 continue
-            try:
+            try:  # in JSON, and by some local services, it is in base64
                 row["Data"] = pybase64.b64decode(row["Data"], validate=True)
             except ValueError:  # boto3 passes over what is not of the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as odd:
         raise Unreadable(f"no record: {said(odd)}") from odd
-    return rows
+    return rows, answer
 
 
-def _loaded(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
+def _loaded(body: bytes, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
+        if not cbor:
+            return orjson.loads(body)
         # Times are milliseconds, tagged or not; what the tag means by itself would be seconds.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as odd:
-        raise Unreadable(f"no CBOR: {odd}") from odd
+        raise Unreadable(f"no {'CBOR' if cbor else 'JSON'}: {odd}") from odd
 
 
 def _plain(value: object) -> bytes:
@@ -328,7 +306,7 @@ class Wire:
             return
         told, body = response_dict["headers"].get("content-type"), response_dict["body"]
         try:
-            rows, response_dict["body"] = (from_cbor if is_cbor(told) else from_json)(body)
+            rows, response_dict["body"] = answer_of(body, cbor=is_cbor(told))
         except Unreadable as odd:
             if is_cbor(told):  # in JSON boto3 may make something of it
                 customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"
