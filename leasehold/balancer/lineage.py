@@ -115,18 +115,14 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
     for lease in leases:
         if lease.stream in leased:
             leased[lease.stream][lease.key] = lease
-    return tuple(
-        Family(stream, listed, _children(listed), leased[stream]) for stream, listed in sorted(by_stream.items())
-    )
-
-
-def _children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """The listed children of each shard, by its id; a parent that is no longer listed has an entry too."""
-    children: dict[str, tuple[str, ...]] = {}
-    for shard in shards.values():
-        for parent in dict.fromkeys(shard.parents):
-            children[parent] = (*children.get(parent, ()), shard.id)
-    return children
+    found = []
+    for stream, listed in sorted(by_stream.items()):
+        children: dict[str, tuple[str, ...]] = {}  # a parent that is no longer listed has an entry too
+        for shard in listed.values():
+            for parent in dict.fromkeys(shard.parents):
+                children[parent] = (*children.get(parent, ()), shard.id)
+        found.append(Family(stream, listed, children, leased[stream]))
+    return tuple(found)
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:

@@ -195,8 +195,16 @@ class Watch:
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
+        before = self.history
+        if asked is None:  # only a reading of the whole table tells these
+            before = evolve(
+                before,
+                holes=holes_after(leases, before.holes),
+                gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
+                paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
+            )
         history = evolve(
-            self.history if asked is not None else _of_all(sightings.values(), leases, self.history),
+            before,
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
@@ -304,16 +312,6 @@ def _pace(before: Sighting, lease: Lease, began: float) -> float:
     """An owner that renewed any faster between two readings would have moved its counter once more."""
     renewals = lease.epoch - before.lease.epoch
     return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
-
-
-def _of_all(seen: Collection[Sighting], leases: tuple[Lease, ...], before: History) -> History:
-    """Only a reading of the whole table tells these parts of the history."""
-    return evolve(
-        before,
-        holes=holes_after(leases, before.holes),
-        gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in seen),
-        paces=_longest((sighting.lease.owner, sighting.pace) for sighting in seen),
-    )
 
 
 def _longest(seconds: Iterable[tuple[str | None, float]]) -> tuple[tuple[str, float], ...]:

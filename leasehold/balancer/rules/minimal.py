@@ -230,7 +230,11 @@ class _Turn:
             return ()
         ours = sorted(self.shares.census.counts.keys() - strangers)
         waiting = sorted(free, key=donation_order)[self.shares.place(min(strangers)) :]
-        mine = [lease for lease in waiting if lease.epoch and ours[_part(lease, len(ours))] == self.me.worker]
+        mine = [
+            lease
+            for lease in waiting
+            if lease.epoch and ours[int.from_bytes(donation_order(lease)[0]) % len(ours)] == self.me.worker
+        ]
         return tuple(Claim(lease, "M15") for lease in mine[: max(0, self.shares.limit - self._held)])
 
     def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
@@ -283,10 +287,6 @@ class _Turn:
         ):
             return ()
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
-
-
-def _part(lease: Lease, parts: int) -> int:
-    return int.from_bytes(donation_order(lease)[0]) % parts
 
 
 def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:

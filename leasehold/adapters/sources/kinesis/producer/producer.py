@@ -29,7 +29,6 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Delivered,
     Entry,
-    Late,
     Placed,
     Refused,
     Result,
@@ -243,7 +242,13 @@ class Producer:
         """Look at the stream and start. Raises SourceUnavailable or SourceError."""
         self._put_client, self._clock = KinesisPutClient(client, stream), clock
         fitting = self._put_client.fitting(settings)
-        self._core = Core(self._first_map(stream), fitting)
+        for _ in range(_FIRST_MAP_TRIES):
+            if (shards := self._put_client.shards()) is not None:
+                break
+            time.sleep(_FIRST_MAP_SECONDS)
+        else:
+            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
+        self._core = Core(shards, fitting)
         self._settings = fitting
         self._most, self._most_bytes, self._requests = pending_records, pending_bytes, requests
         self._lock = Lock()
@@ -328,13 +333,6 @@ class Producer:
             raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
         return place
 
-    def _first_map(self, stream: str) -> ShardMap:
-        for _ in range(_FIRST_MAP_TRIES):
-            if (shards := self._put_client.shards()) is not None:
-                return shards
-            time.sleep(_FIRST_MAP_SECONDS)
-        raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
-
     def _run(self) -> None:
         with self._work:
             while not self._closed:
@@ -403,14 +401,12 @@ class Producer:
                 for place, writing in enumerate(writings):
                     writing.settle(landed, place)
             else:
+                doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
                 for writing in writings:
-                    writing.settle(self._given_up(result))
+                    # Each has an error of its own: two threads that raise one would mix their tracebacks.
+                    late = RecordLate(f"the record's time to live is over; {doubt}")
+                    closed = ProducerError(f"the producer was closed before the record was through; {doubt}")
+                    writing.settle(self._fault or closed if self._closed else late)
         if settled:
             self._room.notify_all()
             self._news.notify_all()
-
-    def _given_up(self, late: Late) -> ProducerError:
-        doubt = "it may be in the stream all the same" if late.unknown else "it was not written"
-        if self._closed:
-            return self._fault or ProducerError(f"the producer was closed before the record was through; {doubt}")
-        return RecordLate(f"the record's time to live is over; {doubt}")
