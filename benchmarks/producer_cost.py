@@ -19,9 +19,8 @@ from wire_speed import REGION, STREAM, alone, client_of, clocked, codec_compiled
 
 from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer import producer as ours
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Settings
+from leasehold.adapters.sources.kinesis.producer.core import Placed, Settings, Unit
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
 
 UNBOUNDED = 1000.0  # as much of a shard's rate; aggregates grow to 1 MiB then
 SECONDS = 2.0

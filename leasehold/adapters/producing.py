@@ -40,21 +40,6 @@ def open_producer(source: str, options: ProduceOptions, named: Callable[[str], s
     SourceUnavailable and SourceError.
     """
     stream, region, endpoint, wire = _place(source)
-    settings = _settings(options, named)
-    return Producer(clients_of(region, endpoint, REQUESTS, wire), stream, settings)
-
-
-def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
-    """Stream, region, endpoint and form of a URL; it is never repeated, since it may hold a secret."""
-    _, stream, options = read_url(source, "SOURCE", _SCHEMES)
-    if not stream or "/" in stream:
-        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
-        raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
-    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)
-
-
-def _settings(options: ProduceOptions, named: Callable[[str], str]) -> Settings:
     known = get_type_hints(ProduceOptions)
     for name in options:
         if name not in known:
@@ -68,10 +53,21 @@ def _settings(options: ProduceOptions, named: Callable[[str], str]) -> Settings:
     for name in ("linger_ms", "epoch"):
         if not isinstance(number := given.get(name, 0), int) or number < 0:
             raise ValueError(f"{named(name)}: {number!r} is no whole number from 0")
-    return Settings(
+    settings = Settings(
         linger_seconds=given.get("linger_ms", 100) / 1000,
         share=share,
         time_to_live_seconds=time_to_live,
         on_late=on_late,
         epoch=given.get("epoch"),
     )
+    return Producer(clients_of(region, endpoint, REQUESTS, wire), stream, settings)
+
+
+def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
+    """Stream, region, endpoint and form of a URL; it is never repeated, since it may hold a secret."""
+    _, stream, options = read_url(source, "SOURCE", _SCHEMES)
+    if not stream or "/" in stream:
+        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
+    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
+        raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
+    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)

@@ -42,30 +42,16 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     if not config.rules.counts_ended and any(lease.ended for lease in odd):
         reading = tuple(lease for lease in reading if not lease.ended)
         odd = [lease for lease in odd if not lease.ended]
-    return _census(reading, odd, me, config)
-
-
-def _waiting(reading: Collection[Lease], odd: Collection[Lease]) -> frozenset[str]:
-    """M1: free leases that nobody may read yet (L12), for a parent is still being read.
-
-    Claimed early they would count for a share, and when that parent ends the counts would be uneven.
-    """
-    young = [lease for lease in odd if lease.owner is None and lease.parents]
-    names = {name for lease in young for name in lease.parents}
-    unread = {lease.key for lease in reading if lease.key in names and not lease.ended} if names else set()
-    return frozenset(lease.key for lease in young if not unread.isdisjoint(lease.parents))
-
-
-def _census(reading: tuple[Lease, ...], odd: list[Lease], me: Me, config: Config) -> Census:
-    """Expired leases and held ones are told apart here, and counted by owner."""
-    limit, patience, led_by = expires_above(config), _patience(me, config), {worker for worker, _ in me.history.led}
+    patience = {owner: patience_with(gap, config) for owner, gap in slow_owners(me, config)}
+    led_by = {worker for worker, _ in me.history.led}
     expired = [
         lease
         for lease in odd
         if lease.owner is not None
         and lease.idle > limit
         and lease.idle > patience.get(lease.owner, limit)
-        and not (lease.owner in led_by and _just_given(lease, limit))
+        # M14: a new owner of a KCL 3.x leader renews at its next poll; KCL's come every lease_seconds.
+        and not (lease.owner in led_by and lease.held <= lease.idle <= 2 * limit)
     ]
     counts = Counter(map(attrgetter("owner"), reading))
     # Counting all and taking off the expired is faster than asking of each lease whether it expired.
@@ -88,9 +74,15 @@ def _census(reading: tuple[Lease, ...], odd: list[Lease], me: Me, config: Config
     )
 
 
-def _just_given(lease: Lease, limit: float) -> bool:
-    """M14: a new owner of a KCL 3.x leader renews at its next poll; KCL's come every lease_seconds."""
-    return lease.held <= lease.idle <= 2 * limit
+def _waiting(reading: Collection[Lease], odd: Collection[Lease]) -> frozenset[str]:
+    """M1: free leases that nobody may read yet (L12), for a parent is still being read.
+
+    Claimed early they would count for a share, and when that parent ends the counts would be uneven.
+    """
+    young = [lease for lease in odd if lease.owner is None and lease.parents]
+    names = {name for lease in young for name in lease.parents}
+    unread = {lease.key for lease in reading if lease.key in names and not lease.ended} if names else set()
+    return frozenset(lease.key for lease in young if not unread.isdisjoint(lease.parents))
 
 
 def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
@@ -128,16 +120,10 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 
 def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     # 1.25: an owner is clearly slower than we renew ourselves if its gaps are a quarter longer.
-    """Owners whose measured seconds are too long for our `lease_seconds`, as `slow_owners` says."""
     fair = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
     ours = dict(measured).get(me.worker, 0.0)
     least = ours + config.lease_seconds if ours > fair else fair
     return tuple((owner, seconds) for owner, seconds in measured if seconds > least and owner != me.worker)
-
-
-def _patience(me: Me, config: Config) -> dict[str, float]:
-    """A slow owner counts as dead after so many seconds: three of its own gaps in place of our lease_seconds."""
-    return {owner: patience_with(gap, config) for owner, gap in slow_owners(me, config)}
 
 
 def patience_with(gap: float, config: Config) -> float:

@@ -1,24 +1,19 @@
-"""The family tree of a stream's shards beside the leases there are: who follows whom, and what is wrong.
+"""The family tree of a stream's shards beside the leases there are: who follows whom, what to create, what to delete.
 
 Rule 1: lease keys, shard ids and the names of parents are one name space per stream.
 Rule 2: a listing of shards is complete; a shard that is not listed is past its retention.
 
-The leases to create: for new streams, for orphans, and for the children of finished shards (L3 to L7).
+The leases to create are those of new streams, of orphans, and of the children of finished shards (L3 to L7). Why the
+start of a lease matters: under LATEST a child of a finished shard that started there would skip its first records, and
+nobody would notice. Where a lease shows that its line has been read, the child starts at its beginning. A shard that
+descends from no lease starts where the fleet was told to start; AT_TIMESTAMP is kept by L3 and L5.
 
-Source: HierarchicalShardSyncer, ShutdownTask and PeriodicShardSyncManager of the Kinesis Client
-Library 2.7, and the README of kcl-rust. Where KCL leaves a child to the worker that finished its
-parent, here every worker creates what that worker did not (L3).
+The leases to delete are finished ones whose children are under way, and those of shards long gone (L8 to L10).
 
-Why the start of a lease matters: under LATEST a child of a finished shard that started there would skip its first
-records, and nobody would notice. Where a lease shows that its line has been read, the child starts at its beginning.
-A shard that descends from no lease starts where the fleet was told to start; AT_TIMESTAMP is kept by L3 and L5.
-
-Hash ranges of a stream that nothing covers.
-
-The leases to delete: finished ones whose children are under way, and those of shards long gone (L8 to L10).
-
-Source: LeaseCleanupManager of the Kinesis Client Library 2.7. KCL remembers what to clean in the
-worker that finished the shard, and forgets it with that worker; here it is read from the table.
+Source: HierarchicalShardSyncer, ShutdownTask, PeriodicShardSyncManager and LeaseCleanupManager of the Kinesis Client
+Library 2.7, and the README of kcl-rust. Where KCL leaves a child to the worker that finished its parent, here every
+worker creates what that worker did not (L3). KCL remembers what to clean in the worker that finished the shard, and
+forgets it with that worker; here it is read from the table.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -43,6 +38,15 @@ from leasehold.balancer.model import (
     Shard,
 )
 
+NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
+"""Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
+
+EPOCHS_UNSEEN = 1_000_000
+"""A row made anew from a reading goes on above every number that its writers may have given since (L13)."""
+
+HOLE_CONFIDENCE = 3
+"""Full readings in a row that must show a hole before it is believed (L7)."""
+
 
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     """The first stretch of hash keys that none of these ranges covers, or None; overlaps are fine.
@@ -64,23 +68,18 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
     A different hole counts from 1 again. A stream with an unended lease of unknown range says nothing.
     """
     times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
-    found = []
-    for stream, ranges in sorted(_ranges(leases).items()):
-        known = [each for each in ranges if each is not None]
-        hole = first_hole(known) if len(known) == len(ranges) else None
-        if hole is not None:
-            found.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
-    return tuple(found)
-
-
-def _ranges(leases: Iterable[Lease]) -> dict[str, list[HashRange | None]]:
-    """The hash ranges of each stream's unended leases; a stream whose leases have all ended has none."""
     streams: dict[str, list[HashRange | None]] = {}
     for lease in leases:
         ranges = streams.setdefault(lease.stream, [])
         if not lease.ended:
             ranges.append(lease.hash_range)
-    return streams
+    found = []
+    for stream, ranges in sorted(streams.items()):
+        known = [each for each in ranges if each is not None]
+        hole = first_hole(known) if len(known) == len(ranges) else None
+        if hole is not None:
+            found.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
+    return tuple(found)
 
 
 @frozen
@@ -116,18 +115,14 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
     for lease in leases:
         if lease.stream in leased:
             leased[lease.stream][lease.key] = lease
-    return tuple(
-        Family(stream, listed, _children(listed), leased[stream]) for stream, listed in sorted(by_stream.items())
-    )
-
-
-def _children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """The listed children of each shard, by its id; a parent that is no longer listed has an entry too."""
-    children: dict[str, tuple[str, ...]] = {}
-    for shard in shards.values():
-        for parent in dict.fromkeys(shard.parents):
-            children[parent] = (*children.get(parent, ()), shard.id)
-    return children
+    found = []
+    for stream, listed in sorted(by_stream.items()):
+        children: dict[str, tuple[str, ...]] = {}  # a parent that is no longer listed has an entry too
+        for shard in listed.values():
+            for parent in dict.fromkeys(shard.parents):
+                children[parent] = (*children.get(parent, ()), shard.id)
+        found.append(Family(stream, listed, children, leased[stream]))
+    return tuple(found)
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
@@ -136,12 +131,33 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
     The first two stop creation and deletion for their stream (L2); a hole among the open shards is
     only said, since leases may be right where one listing was not.
     """
-    return tuple(problem for family in families(shards) for problem in (*faults(family), *_hole(family)))
+    found: list[Problem] = []
+    for family in families(shards):
+        found += faults(family)
+        ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
+        known = [each for each in ranges if each is not None]
+        # With a shard of unknown range nothing can be said.
+        hole = first_hole(known) if known and len(known) == len(ranges) else None
+        if hole is not None:
+            found.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
+    return tuple(found)
 
 
 def faults(family: Family) -> tuple[Problem, ...]:
     """The problems that leave no safe way to create or delete a lease of this stream (L2)."""
-    return (*_open_parents(family), *_cycle(family))
+    # An open shard can have no children; its own entry or the child's is out of date.
+    found = [
+        Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
+        for parent, children in sorted(family.children.items())
+        if parent in family.shards and family.shards[parent].open
+    ]
+    try:
+        # A shard without parents stands in no ring: of ten thousand shards that were never split, none is sorted.
+        TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
+    except CycleError as error:  # a shard that is its own ancestor would wait for itself for ever
+        ring = sorted(set(error.args[1]))
+        found.append(Problem(family.stream, ring[0], f"is its own ancestor, by way of {', '.join(ring)}"))
+    return tuple(found)
 
 
 def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
@@ -164,43 +180,9 @@ def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ..
     return tuple(shard for shard in shards if shard.id not in met)
 
 
-def _open_parents(family: Family) -> list[Problem]:
-    """L2: an open shard can have no children; its own entry or the child's is out of date."""
-    return [
-        Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
-        for parent, children in sorted(family.children.items())
-        if parent in family.shards and family.shards[parent].open
-    ]
-
-
-def _cycle(family: Family) -> list[Problem]:
-    """L2: a shard that is its own ancestor would wait for itself for ever."""
-    try:
-        # A shard without parents stands in no ring: of ten thousand shards that were never split, none is sorted.
-        TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
-    except CycleError as error:
-        ring = sorted(set(error.args[1]))
-        return [Problem(family.stream, ring[0], f"is its own ancestor, by way of {', '.join(ring)}")]
-    return []
-
-
-def _hole(family: Family) -> list[Problem]:
-    """Open shards that leave hash keys uncovered; with a shard of unknown range nothing can be said."""
-    ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
-    known = [each for each in ranges if each is not None]
-    hole = first_hole(known) if known and len(known) == len(ranges) else None
-    return (
-        [] if hole is None else [Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}")]
-    )
-
-
 def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
     """L12: a held lease is read only when each parent's lease is absent or at SHARD_END; `leases` by key."""
     return all(parent not in leases or leases[parent].ended for parent in lease.parents)
-
-
-NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
-"""Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
 
 
 def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
@@ -360,10 +342,6 @@ def _begun_below(shard: str, family: Family) -> bool:
     return False
 
 
-EPOCHS_UNSEEN = 1_000_000
-"""A row made anew from a reading goes on above every number that its writers may have given since (L13)."""
-
-
 def _missing_children(family: Family, config: Config) -> dict[str, Create]:
     """L3: children whose parents are all done with, and one of them by us."""
     return {
@@ -456,14 +434,6 @@ def _behind_holes(family: Family, holes: Collection[Hole], config: Config) -> di
         if shard.id not in family.leases
         and any(parent in family.leases for parent in shard.parents)
         and all(parent in family.leases or parent not in family.shards for parent in shard.parents)
-        and any(_overlaps(shard, hole) for hole in lasting)
+        and shard.hash_range is not None  # one of unknown range covers nothing for certain
+        and any(shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1] for hole in lasting)
     }
-
-
-HOLE_CONFIDENCE = 3
-"""Full readings in a row that must show a hole before it is believed (L7)."""
-
-
-def _overlaps(shard: Shard, hole: Hole) -> bool:
-    """Whether the shard covers a part of the hole; a shard of unknown range does not."""
-    return shard.hash_range is not None and shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1]

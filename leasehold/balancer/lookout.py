@@ -32,21 +32,15 @@ specs/cadence.md says what each rule is for, and what each of them earns (`pytho
 Rule 1: nothing here decides who owns a lease.
 Rule 2: seconds are those of `lease_seconds` 10, and scale with it; those that wait for requests, only downwards.
 
-The ranks of the workers: who is the lookout, who stands in for it and when, and which row tells (C3, C4, C8).
+Nobody is elected. Workers that list differently for a moment may take two of them for the lookout, or none. Of the
+workers a, b and c let the ranks be c, a, b, and c dies. Its row moved last at 0 s. Once a has seen the row unmoved for
+2.5 s, it lists the table from then on; b does so a second later. After 10.5 s a frees c's leases, that row among them.
+Both see that the row has another owner, list the table once more, and rank a first.
 
-Nobody is elected. Each worker ranks the workers of its own last listing; workers that list differently for a moment
-may take two of them for the lookout, or none, which costs readings or delay, and never a lease (`schedule.py`).
-
-Example: of the workers a, b and c the ranks are c, a, b, and c dies. Its row moved last at 0 s. Once a has seen the
-row unmoved for 2.5 s, it lists the table from then on; b does so a second later. After 10.5 s a frees c's leases, that
-row among them. Both see that the row has another owner, list the table once more, and rank a first.
-
-The bulletin as a row carries it, and the fold of what is heard of it (C1, C4).
-
-A row carries three counts as text, "looks acts warns". The furthest of all bulletins ever read is the latest, so that
-an old row that a former lookout left behind says nothing new. For each count the time is kept for which it has stood
-still, by this worker's own clock and in the same way as for leases: from the end of the reading that first showed it
-to the start of the latest reading.
+A row carries the bulletin's counts as text, "looks acts warns". The furthest of all bulletins ever read is the latest,
+so that an old row that a former lookout left behind says nothing new. For each count the time is kept for which it has
+stood still, by this worker's own clock and in the same way as for leases: from the end of the reading that first
+showed it to the start of the latest reading.
 """
 
 import math
@@ -75,6 +69,42 @@ two are missing then (C8)."""
 
 STAND_IN_SECONDS = 1.0
 """Each rank stands in so much later than the one before it: one is enough while it lives (C8)."""
+
+LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
+"""The lookout lists the table so often (C5); a worker that sees nobody else's lease, so seldom (C13)."""
+
+LATE_SECONDS = 1.5
+"""An owner is suspected so long after a renewal was due: a request may stall, or a process pause (C5)."""
+
+READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
+"""Readers read the bulletin so often: at rest, and while requests, a death or a late heartbeat are awaited (C7)."""
+
+WARNED_SECONDS = 10.0
+"""A warning makes readers hurry for so long: until then the suspect has renewed, or is dead and freed (C5)."""
+
+REQUESTS_SECONDS = 15.0
+"""Requests may come for so long after the last worker came or went (C7)."""
+
+EARLY_SECONDS = 4.0
+"""If the row stands still for so long, each reader lists the table once (C8)."""
+
+LAST_RESORT_SECONDS = 20.0
+"""Each worker lists the table after so many seconds for each worker, whatever it heard (C11)."""
+
+FREE_SECONDS = 30.0
+"""The lookout calls at each look for a lease that was let go within so many seconds, later once a cycle (C6)."""
+
+START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
+"""Workers that start together look first within half a second (C15); after claims the next look is 0.7 s away (C10)."""
+
+LISTED = 12
+"""A listing reads so many rows for the price of one row asked for by its key."""
+
+NOTE = "bulletin"
+"""Our attribute with the counts; the lookout writes it with each of its renewals (C4)."""
+
+DIGITS_MAX = 18
+"""No fleet looks that often, and Python refuses to make a number of some thousand digits."""
 
 rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks everybody
 
@@ -128,14 +158,6 @@ def scaled(seconds: float, config: Config) -> float:
     return seconds * config.lease_seconds / 10
 
 
-NOTE = "bulletin"
-"""Our attribute with the counts; the lookout writes it with each of its renewals (C4)."""
-
-
-DIGITS_MAX = 18
-"""No fleet looks that often, and Python refuses to make a number of some thousand digits."""
-
-
 def note_of(bulletin: Bulletin) -> Notes:
     """The bulletin as it is written on a row."""
     return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"),)
@@ -144,14 +166,10 @@ def note_of(bulletin: Bulletin) -> Notes:
 def bulletin_of(lease: Lease) -> Bulletin:
     """The bulletin of this row; all counts are 0 if there is none, or none that can be read."""
     words = (lease.note(NOTE) or "").split()
-    if len(words) != len(fields(Bulletin)) or not all(_counts(word) for word in words):
+    digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
+    if len(words) != len(fields(Bulletin)) or not digits:
         return Bulletin()
     return Bulletin(*map(int, words))
-
-
-def _counts(word: str) -> bool:
-    """Whether this text is a count: digits alone, and not too many."""
-    return word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX
 
 
 @frozen
@@ -191,37 +209,6 @@ class BulletinTracker:
             turned=asked is not None and not kept.issuperset(asked),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
-
-
-LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
-"""The lookout lists the table so often (C5); a worker that sees nobody else's lease, so seldom (C13)."""
-
-LATE_SECONDS = 1.5
-"""An owner is suspected so long after a renewal was due: a request may stall, or a process pause (C5)."""
-
-READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
-"""Readers read the bulletin so often: at rest, and while requests, a death or a late heartbeat are awaited (C7)."""
-
-WARNED_SECONDS = 10.0
-"""A warning makes readers hurry for so long: until then the suspect has renewed, or is dead and freed (C5)."""
-
-REQUESTS_SECONDS = 15.0
-"""Requests may come for so long after the last worker came or went (C7)."""
-
-EARLY_SECONDS = 4.0
-"""If the row stands still for so long, each reader lists the table once (C8)."""
-
-LAST_RESORT_SECONDS = 20.0
-"""Each worker lists the table after so many seconds for each worker, whatever it heard (C11)."""
-
-FREE_SECONDS = 30.0
-"""The lookout calls at each look for a lease that was let go within so many seconds, later once a cycle (C6)."""
-
-START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
-"""Workers that start together look first within half a second (C15); after claims the next look is 0.7 s away (C10)."""
-
-LISTED = 12
-"""A listing reads so many rows for the price of one row asked for by its key."""
 
 
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
@@ -275,7 +262,11 @@ def next_look(
         if wanted:
             pause = min(pause, 2 * scaled(HURRIED_SECONDS, config))
         return Look(0.0 if partial else pause, notes=notes)
-    if partial and _called(ours.row.idle, len(ours.ranks), me.history.full_still, config, hearing):
+    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
+    unheard = me.history.full_still > ours.row.idle > scaled(EARLY_SECONDS, config)
+    news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
+    last_resort = me.history.full_still > scaled(LAST_RESORT_SECONDS, config) * len(ours.ranks)  # C11
+    if partial and (news or unheard or last_resort):
         return Look(0.0, notes=notes)
     silent = ours.row.idle > heartbeat_seconds(config)  # C8: is it the row that stands still, or one heartbeat late?
     hurried = wanted or silent or hearing.warned < scaled(WARNED_SECONDS, config)
@@ -299,14 +290,6 @@ def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
 def _present(census: Census) -> frozenset[str]:
     """A worker is present if it holds a lease, or has asked for its first."""
     return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
-
-
-def _called(idle: float, workers: int, full_still: float, config: Config, hearing: BulletinState) -> bool:
-    """Whether the bulletin, or its silence on a row idle for so long, sends a reader to the whole table."""
-    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
-    unheard = full_still > idle > scaled(EARLY_SECONDS, config)
-    news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
-    return news or unheard or full_still > scaled(LAST_RESORT_SECONDS, config) * workers  # C11
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
@@ -365,18 +348,15 @@ def _kept(actions: Iterable[Action], leases: Iterable[Lease], census: Census, me
     # Leases that nobody wants, and moves that nobody makes, raise acts once a cycle: each costs everybody a listing.
     lasting = hearing.acts_still >= config.cycle_seconds and (bool(open_now) or _uneven(census, me, config))
     joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
-    act = lasting or joined or _lately_open(open_now, leases, config)
+    # Others had no time yet to take what was let go lately, or what only became theirs as its parents ended (M1).
+    lately = scaled(FREE_SECONDS, config)
+    fresh = any(lease.idle < lately for lease in open_now)
+    if open_now and not fresh:
+        ended = {lease.key for lease in leases if lease.ended and lease.idle < lately}
+        fresh = any(not ended.isdisjoint(lease.parents) for lease in open_now)
+    act = lasting or joined or fresh
     latest = hearing.latest
     return Bulletin(latest.looks + 1, latest.acts + act, latest.warns + warned)
-
-
-def _lately_open(open_now: Collection[Lease], leases: Iterable[Lease], config: Config) -> bool:
-    """Whether others had no time yet to take a lease: it was let go lately, or its parents have just ended (M1)."""
-    lately = scaled(FREE_SECONDS, config)
-    if not open_now or any(lease.idle < lately for lease in open_now):
-        return bool(open_now)
-    ended = {lease.key for lease in leases if lease.ended and lease.idle < lately}
-    return any(not ended.isdisjoint(lease.parents) for lease in open_now)
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:

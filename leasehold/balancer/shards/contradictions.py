@@ -106,16 +106,13 @@ def _unlike(lease: Lease, family: Family) -> Contradiction | None:
         return Contradiction("ended and open", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
     ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
-    strange = bool(lease.parents) and not shard.parents and shard.hash_range is not None and _listed(lease, family)
+    # A parent that is no longer kept may be left out of a listing; one that is listed is named by its child.
+    listed = any(parent in family.shards for parent in lease.parents)
+    strange = listed and not shard.parents and shard.hash_range is not None
     if ranges or parents or strange:
         what = f"lease {lease.key} has {'hash keys' if ranges else 'parents'} that its shard does not have"
         return Contradiction("another shard", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
     return None
-
-
-def _listed(lease: Lease, family: Family) -> bool:
-    """A parent that is no longer kept may be left out of a listing; one that is listed is named by its child."""
-    return any(parent in family.shards for parent in lease.parents)
 
 
 def noted(leases: Iterable[Lease]) -> tuple[str, ...]:

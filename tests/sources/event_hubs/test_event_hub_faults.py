@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -266,12 +267,13 @@ def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.Monkey
 
 def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a slice would end before the last of its events has come, or never."""
-    last, now = Settled(Position("7"), 99.0), iter([104.999, 105.0])
-    monkeypatch.setattr(source, "Background", lambda: None)
-    monkeypatch.setattr(source, "Partitions", lambda *_: SimpleNamespace(last=lambda _partition: last))
+    now = iter([104.999, 105.0])
+    enqueued = datetime.fromtimestamp(99, UTC)
+    told = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
+    monkeypatch.setattr(source, "Background", lambda: SimpleNamespace(ask=lambda work: work.close() or told))
     monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
     hub = source.EventHubsSource(ACCESS)
-    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, last]
+    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
 
 
 def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:

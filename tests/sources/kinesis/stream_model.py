@@ -6,8 +6,7 @@ from attrs import define, evolve, field
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
-from leasehold.adapters.sources.kinesis.producer.core import Placed
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.producer.core import Placed, Unit
 from leasehold.balancer.model import HASH_KEYS, Shard
 
 

@@ -24,7 +24,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of, number
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
+from leasehold.adapters.sources.kinesis.producer.core import Unit
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller

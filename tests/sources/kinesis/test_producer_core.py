@@ -15,16 +15,17 @@ from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Delivered,
+    Entry,
     Placed,
     Refused,
     Result,
     Settings,
     ShardMap,
+    Unit,
     UnitOutcome,
     Unknown,
     mapped,
 )
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
 from leasehold.balancer.model import HASH_KEYS, Shard
 
 KEYS = [f"key-{place}" for place in range(12)]

@@ -16,9 +16,8 @@ from standins.wire_service import CBOR, Answer, Spoken
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, UnitOutcome, Unknown
+from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, Unit, UnitOutcome, Unknown
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Unit
 from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
 from leasehold.adapters.sources.protocol import SourceError
 

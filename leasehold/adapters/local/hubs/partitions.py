@@ -1,11 +1,8 @@
-"""Hubs, their partitions, and where in a partition a reader starts.
+"""Hubs, their partitions, where in a partition a reader starts, and events as bytes.
 
-Rule: nothing here knows of AMQP links or sockets.
-
-Events as bytes: a batch taken apart, and the annotations a hub adds to what it hands out.
-
-Messages stay encoded: a hub changes one section of them, and decoding each event only to encode
-it again is where most of a fake's time would go.
+Messages stay encoded: a batch is taken apart, and a hub changes one section of what it hands out, the annotations.
+Decoding each event only to encode it again is where most of a fake's time would go. Rule: nothing here knows of AMQP
+links or sockets.
 """
 
 import re

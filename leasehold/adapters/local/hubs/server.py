@@ -1,23 +1,16 @@
 """The process behind `leasehold.adapters.local.hubs.event_hubs`: sockets on one side, the AMQP engine on the other.
 
-One port serves both AMQP and, to a connection that opens with `{`, the control lines of
-`control`. Rule 1: the engine decides what AMQP says; this file moves bytes and hands events to
-`links`. Rule 2: everything runs on one event loop, so hubs need no locks.
-
-The AMQP links of a hub: they hand events out, take them in, or answer requests.
+One port serves both AMQP and, to a connection that opens with `{`, requests of tests: a line of JSON in, a line out
+(`obey`). A `HubConnection` moves bytes; each link that a client attaches hands events out (`Reading`), takes them in
+(`LinkWriting`), or answers `$cbs` (who may speak) and `$management` (what a hub and its partitions hold). Rule 1: the
+engine decides what AMQP says. Rule 2: everything runs on one event loop, so hubs need no locks.
 
 Addresses are the service's own: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`,
 `$cbs` and `$management`; a client may write a whole URL before them.
 
-The answers of `$cbs` (who may speak) and `$management` (what a hub and its partitions hold).
-
-Answers the requests of tests to a running hub beside AMQP: a line of JSON in, a line out.
-
-AMQP frames completed with the trailing nulls that the Python SDK's decoder counts on.
-
-AMQP lets a sender leave out the nulls at the end of a performative, and the engine we use does.
-`azure-eventhub` up to 5.15.1 reads the fields by their place and fails on the shorter list.
-Rule 1: nothing but nulls is added. Rule 2: bytes go out in the order they came in.
+AMQP lets a sender leave out the nulls at the end of a performative, and the engine we use does; `azure-eventhub` up to
+5.15.1 reads the fields by their place and fails on the shorter list. So outgoing frames are completed (`Padding`):
+nothing but nulls is added, and bytes go out in the order they came in.
 """
 
 import asyncio
@@ -295,24 +288,23 @@ def _done(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
         case "trim":
             return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
         case "detach":
-            readers = tuple(hub.partition(asked["partition"]).readers)  # each leaves the list as it ends
-            for reading in readers:
+            ending = tuple(hub.partition(asked["partition"]).readers)  # each leaves the list as it ends
+            for reading in ending:
                 reading.end(asked["condition"], asked.get("description", "asked for by the test"))
-            return {"detached": len(readers)}
+            return {"detached": len(ending)}
         case "drop":
-            readers = tuple(hub.partition(asked["partition"]).readers)
-            for reading in readers:
+            ending = tuple(hub.partition(asked["partition"]).readers)
+            for reading in ending:
                 reading.drop()
-            return {"dropped": len(readers)}
+            return {"dropped": len(ending)}
         case "look":
-            return {"partitions": [_seen(partition) for partition in hub.partitions]}
+            seen = []
+            for partition in hub.partitions:
+                readers = [{"group": one.group, "epoch": one.epoch, "sent": one.sent} for one in partition.readers]
+                seen.append({"events": len(partition.events), "readers": readers})
+            return {"partitions": seen}
         case unknown:
             raise KeyError(unknown)
-
-
-def _seen(partition: Partition) -> dict[str, Any]:
-    readers = [{"group": each.group, "epoch": each.epoch, "sent": each.sent} for each in partition.readers]
-    return {"events": len(partition.events), "readers": readers}
 
 
 FIELDS = {
@@ -406,9 +398,8 @@ class HubConnection(asyncio.Protocol):
         """The connection is gone, and its readers with it."""
         if self._alarm is not None:
             self._alarm.cancel()
-        for link in self._links.values():
-            _forget(link)
-        self._links.clear()
+        for name in tuple(self._links):
+            self._forget(name)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client: control lines if the first of them says so, else AMQP."""
@@ -433,7 +424,7 @@ class HubConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         due = self._engine.tick(loop.time())
         if due and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(due, self._ring)
+            self._alarm = loop.call_at(due, self._ring)  # the next heartbeat
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))
@@ -458,7 +449,7 @@ class HubConnection(asyncio.Protocol):
             except HubRefusal as error:
                 refuse(link, error)
         elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
-            _forget(self._links.pop(link.name, None))
+            self._forget(link.name)
             link.close()
         elif link is not None and kind is Event.LINK_FLOW:
             reading = self._links.get(link.name)
@@ -468,6 +459,11 @@ class HubConnection(asyncio.Protocol):
             cast("Connection | Session", event.context).open()
         elif kind in (Event.CONNECTION_REMOTE_CLOSE, Event.SESSION_REMOTE_CLOSE):
             cast("Connection | Session", event.context).close()
+
+    def _forget(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if isinstance(link, Reading) and link in link.partition.readers:
+            link.partition.readers.remove(link)
 
     def _serve(self, link: Link, address: str) -> Reading | LinkWriting | Asking:
         if address in NODES:
@@ -499,11 +495,6 @@ class HubConnection(asyncio.Protocol):
                     cast("Sender", other.link).send(answer)
         delivery.settle()
         receiver.flow(1)
-
-
-def _forget(link: Reading | LinkWriting | Asking | None) -> None:
-    if isinstance(link, Reading) and link in link.partition.readers:
-        link.partition.readers.remove(link)
 
 
 async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:

@@ -1,6 +1,6 @@
-"""How one event hub is reached as one consumer group: by connection string, or as who we are.
+"""How one event hub is reached as one consumer group, and what the client's faults mean.
 
-The faults of the Event Hubs client, as sentences that a user can act on.
+It is reached by connection string, or as who we are. Each fault becomes a sentence that a user can act on.
 """
 
 import asyncio
@@ -129,10 +129,6 @@ def explained(error: BaseException, access: Access, partition: str | None = None
         return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
         return SourceError(f"{where}: {_first_line(error)}")
-    return _by_condition(error, access, where)
-
-
-def _by_condition(error: BaseException, access: Access, where: str) -> SourceError:
     condition = (error.error if isinstance(error, EventHubError) else None) or ""
     said = _first_line(error)
     match condition:

@@ -1,4 +1,11 @@
-"""Reads one partition for its lease: never waits, drops what was done, and begins again after faults.
+"""An event hub as a source of records: its partitions, and a reader for each that never waits.
+
+A source has one event loop in a thread of its own (`Background`), on which all calls to the client's asynchronous
+interface run: it is public, needs one thread for all partitions of a worker, and hands events over every 50 ms. The
+blocking interface needs two threads for each partition and another one of the SDK's, and holds a few events back until
+as many have come as were to be prefetched. The client's own balancing and checkpoint stores are not used. On the loop
+a `PartitionReceiver` keeps what its link brings in a small inbox; a `PartitionReader` takes it from there, drops what
+was done, and opens the link again after faults.
 
 A link drives out all of a lower owner level, whoever holds the lease by then: official workers have none above ours.
 So the first events of a link tell for how long it was opening, and the end of one that another took over is said at
@@ -10,22 +17,8 @@ quiet link is a reading only for `HEARD_SECONDS` after the service was last hear
 the service is asked, over a connection of its own, for the last number of the partition. If we have it, all is well; if
 the link does not bring it for `LATE_SECONDS`, it is opened again.
 
-A receiver of one partition: it keeps the client's events in a small inbox until they are taken.
-
-The client's asynchronous interface is used. It is public, needs one thread for all partitions of a worker, and
-hands events over every 50 ms. The blocking interface needs two threads for each partition and another one of the
-SDK's, and holds a few events back until as many have come as were to be prefetched. The client's own balancing
-and checkpoint stores are not used.
-
-An event loop in a thread of its own, for all calls of a source to the asynchronous client.
-
-The partitions of a hub, and where in one of them a reader starts.
-
-An event hub as a source of records: its partitions, and a reader for each.
-
-In a URL the default consumer group is written `$Default`. A shell puts a variable of that name in its
-place unless the URL stands in single quotes: `'eventhubs://namespace/hub?group=$Default'`. It may as
-well be left out, being the default.
+In a URL the default consumer group is written `$Default`. A shell puts a variable of that name in its place unless the
+URL stands in single quotes: `'eventhubs://namespace/hub?group=$Default'`. It may as well be left out.
 """
 
 import asyncio
@@ -36,7 +29,7 @@ import random
 import time
 from asyncio import new_event_loop
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
@@ -79,8 +72,11 @@ with suppress(ModuleNotFoundError):  # there is none for Windows
     # The client takes a turn of the loop for each event, and here a turn costs less.
     from uvloop import new_event_loop
 
+log = escaped(logging.getLogger("leasehold.event_hubs"))
+
 ANSWER_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
+_FAULTS = (EventHubError, AzureError, ValueError, ImportError, OSError)
 
 T = TypeVar("T")
 
@@ -126,20 +122,16 @@ class Background:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        self._loop.run_until_complete(_wind_up())
+        self._loop.run_until_complete(self._wind_up())
         self._loop.close()
 
-
-async def _wind_up() -> None:
-    """Cancel the client's tasks, which then close their links; those that take too long are left."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
-
-
-_FAULTS = (EventHubError, AzureError, ValueError, ImportError, OSError)
+    async def _wind_up(self) -> None:
+        # Cancelled, the client's tasks close their links; those that take too long are left.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
 
 
 @frozen
@@ -166,57 +158,6 @@ def starting(position: Position) -> EventPosition:
             raise ValueError(f"a partition cannot be read from {position.sequence}")
         case number:
             return EventPosition(int(number) if position.token in NO_OFFSET else position.token)
-
-
-class Partitions:
-    """Asks one hub about its partitions; `made` is when the hub last listed was made."""
-
-    def __init__(self, background: Background, access: Access) -> None:
-        self._background, self._access = background, access
-        self.made: datetime | None = None
-
-    def all(self) -> tuple[Shard, ...]:
-        """Every partition there is now, those added at run time included, in the order of their numbers."""
-        found = self._ask(_hub)
-        self.made = found["created_at"]
-        ids = sorted(found["partition_ids"], key=lambda each: (len(each), each))
-        return tuple(Shard(each, stream=self._access.stream) for each in ids)
-
-    def latest(self, partition: str) -> Position:
-        """The last event enqueued; of a partition that never had one, the beginning of time.
-
-        An empty partition must not be pinned to the time of day: clocks differ, and the first
-        events could fall into the difference.
-        """
-        told = self._ask(_properties, partition)
-        last = int(told["last_enqueued_sequence_number"])
-        return at_timestamp(0) if last < 0 else Position(str(last), token=str(told["last_enqueued_offset"]))
-
-    def last(self, partition: str) -> Settled:
-        """The last event that is kept, and when it was enqueued."""
-        told = self._ask(_properties, partition)
-        if told["is_empty"]:
-            return Settled(TRIM_HORIZON)
-        number, enqueued = told["last_enqueued_sequence_number"], told["last_enqueued_time_utc"]
-        return Settled(Position(str(number)), enqueued.timestamp())
-
-    def _ask(self, question: Any, *about: str) -> Any:  # noqa: ANN401  each question has an answer of its own
-        async def asked() -> Any:  # noqa: ANN401  likewise
-            async with self._access.client() as client:
-                return await question(client, *about)
-
-        try:
-            return self._background.ask(asked())
-        except _FAULTS as error:
-            raise explained(error, self._access, *about) from error
-
-
-async def _hub(client: EventHubConsumerClient) -> dict[str, Any]:
-    return await client.get_eventhub_properties()
-
-
-async def _properties(client: EventHubConsumerClient, partition: str) -> dict[str, Any]:
-    return await client.get_partition_properties(partition)
 
 
 class PartitionReceiver:
@@ -274,22 +215,20 @@ class PartitionReceiver:
         self._room = asyncio.Event()
         try:
             async with self._access.client() as client:
-                self._receiving = asyncio.create_task(self._receive(client))
+                receiving = client.receive_batch(
+                    self._arrived,
+                    partition_id=self._partition,
+                    owner_level=self._epoch,
+                    prefetch=self._prefetch,
+                    max_batch_size=self._prefetch,
+                    starting_position=self._start.at,
+                    starting_position_inclusive=self._start.inclusive,
+                    on_error=self._failed,
+                )
+                self._receiving = asyncio.create_task(receiving)
                 await self._receiving
         except Exception as error:  # noqa: BLE001  whatever ends a receiver is for its reader to explain
             self._fault = self._fault or error
-
-    async def _receive(self, client: Any) -> None:  # noqa: ANN401  the SDK types its callbacks too narrowly
-        await client.receive_batch(
-            self._arrived,
-            partition_id=self._partition,
-            owner_level=self._epoch,
-            prefetch=self._prefetch,
-            max_batch_size=self._prefetch,
-            starting_position=self._start.at,
-            starting_position_inclusive=self._start.inclusive,
-            on_error=self._failed,
-        )
 
     async def _arrived(self, _context: object, events: list[EventData]) -> None:
         # Made at once: the event is in the processor's cache, and this thread is busy in any case.
@@ -321,8 +260,6 @@ class PartitionReceiver:
         if self._receiving is not None:
             self._receiving.cancel()
 
-
-log = escaped(logging.getLogger("leasehold.event_hubs"))
 
 IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
@@ -399,11 +336,17 @@ class PartitionReader:
 
     def _batch(self, came: list[Record]) -> Batch:
         # What was done can only come first: a partition's numbers rise.
-        records = tuple(dropwhile(self._done, came))
+        records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last, came))
         if records:
-            self._tell_of_a_gap(int(records[0].sequence_number))
+            # The service numbers each partition's events without a gap, and begins at the oldest it has kept.
+            gone = int(records[0].sequence_number) - self._last - 1
+            if self._last >= 0 and gone > 0:
+                log.error("%s: %d events behind number %d are gone, past retention", self._where, gone, self._last)
             self._last, self._position = int(records[-1].sequence_number), records[-1].position
-        self._idle, self._behind = IDLE_SECONDS, _behind(came[-1])
+        self._idle = IDLE_SECONDS
+        # The age of what was read last, by this machine's clock.
+        arrived = came[-1].arrived
+        self._behind = None if arrived is None else max(0.0, time.time() - arrived)
         self._hear(self._clock())
         self._backoff.reset()
         in_columns = partial(_in_columns, self._partition)
@@ -413,18 +356,9 @@ class PartitionReader:
             records, self._position, self._behind, wait_seconds=0.0, in_columns=in_columns, unlinked_seconds=unlinked
         )
 
-    def _tell_of_a_gap(self, first: int) -> None:
-        # The service numbers each partition's events without a gap, and begins at the oldest it has kept.
-        gone = first - self._last - 1
-        if self._last >= 0 and gone > 0:
-            log.error("%s: %d events behind number %d are gone, past retention", self._where, gone, self._last)
-
     @property
     def _where(self) -> str:
         return f"event hub {self._access.hub!r}, partition {self._partition}"
-
-    def _done(self, record: Record) -> bool:
-        return int(record.sequence_number) <= self._last
 
     def _waiting(self) -> Batch:
         now = self._clock()
@@ -478,11 +412,6 @@ class PartitionReader:
         return Batch((), None, None, wait, fault=str(why), unlinked_seconds=unlinked)
 
 
-def _behind(last: Record) -> float | None:
-    """The age of what was read last, by this machine's clock."""
-    return None if last.arrived is None else max(0.0, time.time() - last.arrived)
-
-
 def _in_columns(partition: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
     with arrow_wanted():
         from leasehold.adapters.sources.event_hubs.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
@@ -510,7 +439,7 @@ class EventHubsSource:
     def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
         self.access, self._prefetch, self._exclusive = access, prefetch, exclusive
         self._background = Background()
-        self._partitions = Partitions(self._background, access)
+        self._made: datetime | None = None
 
     @property
     def stream(self) -> str:
@@ -524,25 +453,56 @@ class EventHubsSource:
         return True
 
     def shards(self) -> tuple[Shard, ...]:
-        """Every partition, those added at run time included. Raises SourceUnavailable or SourceError."""
-        return self._partitions.all()
+        """Every partition, those added at run time included, by number. Raises SourceUnavailable or SourceError."""
+        found = self._ask(lambda client: client.get_eventhub_properties())
+        self._made = found["created_at"]
+        ids = sorted(found["partition_ids"], key=lambda each: (len(each), each))
+        return tuple(Shard(each, stream=self.stream) for each in ids)
 
     def incarnation(self) -> str:
         """Namespace, hub and group, and when the hub was made, as the last listing told."""
-        made = self._partitions.made
-        return "" if made is None else f"{self.stream}:{int(made.timestamp())}"
+        return "" if self._made is None else f"{self.stream}:{int(self._made.timestamp())}"
 
     def gone(self, shard: str) -> bool:
         """Whether the hub answers and has no such partition: it was made anew, with fewer."""
-        return all(each.id != shard for each in self._partitions.all())
+        return all(each.id != shard for each in self.shards())
 
     def latest(self, lease: Lease) -> Position:
-        """The last event enqueued now. Raises SourceUnavailable or SourceError."""
-        return self._partitions.latest(lease.shard)
+        """The last event enqueued now; of a partition that never had one, the beginning of time.
+
+        Raises SourceUnavailable or SourceError.
+        """
+        told = self._properties(lease.shard)
+        last = int(told["last_enqueued_sequence_number"])
+        # An empty partition must not be pinned to the time of day: clocks differ, and the first events could fall into
+        # the difference.
+        return at_timestamp(0) if last < 0 else Position(str(last), token=str(told["last_enqueued_offset"]))
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """The last event there is, once that time is well past by this machine's clock: the service tells none."""
-        return self._partitions.last(lease.shard) if time.time() >= until + SETTLE_SECONDS else None
+        """The last event that is kept, and when it was enqueued, once that time is well past.
+
+        It is past by this machine's clock: the service tells none.
+        """
+        if time.time() < until + SETTLE_SECONDS:
+            return None
+        told = self._properties(lease.shard)
+        if told["is_empty"]:
+            return Settled(TRIM_HORIZON)
+        number, enqueued = told["last_enqueued_sequence_number"], told["last_enqueued_time_utc"]
+        return Settled(Position(str(number)), enqueued.timestamp())
+
+    def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
+        return self._ask(lambda client: client.get_partition_properties(partition), partition)
+
+    def _ask(self, question: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has an answer of its own
+        async def asked() -> Mapping[str, Any]:
+            async with self.access.client() as client:
+                return await question(client)
+
+        try:
+            return self._background.ask(asked())
+        except _FAULTS as error:
+            raise explained(error, self.access, *about) from error
 
     def open(self, lease: Lease, start: Position) -> PartitionReader:
         """A reader that starts just after `start`; the lease's epoch is its owner level."""
@@ -570,23 +530,15 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     transport = options.get("transport", "amqp")
     if transport not in TRANSPORTS:
         raise ValueError(f"eventhubs URL: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    access = _access(full_namespace(namespace), hub, group, websockets=transport == "websockets")
-    return EventHubsSource(access, _prefetch(options.get("prefetch", str(PREFETCH))))
-
-
-def _access(namespace: str, hub: str, group: str, *, websockets: bool) -> Access:
-    secret = os.environ.get(CONNECTION_STRING)
-    if secret:
-        return by_connection_string(secret, namespace, hub, group, websockets=websockets)
+    prefetch = decimal(text := options.get("prefetch", str(PREFETCH)), PREFETCH_MOST)
+    if not prefetch:
+        raise ValueError(f"eventhubs URL: prefetch is a number from 1 to {PREFETCH_MOST}, not {text!r}")
+    place_of = full_namespace(namespace), hub, group
+    websockets = transport == "websockets"
+    if secret := os.environ.get(CONNECTION_STRING):
+        return EventHubsSource(by_connection_string(secret, *place_of, websockets=websockets), prefetch)
     try:
-        return by_identity(namespace, hub, group, websockets=websockets)
+        return EventHubsSource(by_identity(*place_of, websockets=websockets), prefetch)
     except ModuleNotFoundError as missing:
-        raise SourceError(
-            f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
-        ) from missing
-
-
-def _prefetch(text: str) -> int:
-    if prefetch := decimal(text, PREFETCH_MOST):
-        return prefetch
-    raise ValueError(f"eventhubs URL: prefetch is a number from 1 to {PREFETCH_MOST}, not {text!r}")
+        what = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
+        raise SourceError(what) from missing

@@ -1,70 +1,57 @@
 """Reads one shard by enhanced fan-out: the service sends what is written, at 2 MiB/s for this consumer alone.
 
+A stream's registered consumer is found by name, or registered, and shared by all readers of the stream. Kinesis lets a
+stream have 20 of them (50 in its costliest mode); where there is no room, readers poll instead. Each subscribed shard
+has a thread, beside the pool that hands records over: boto3 can read an event stream only by waiting for it, for up to
+five minutes at a time, and forty waiting shards would occupy the whole pool. The thread keeps a few events until the
+shard's reader takes them.
+
 Rule 1: a subscription lasts five minutes at most; the next one begins AT the continuation number of the last event
 taken, and records already handed over are dropped, so that neither a gap nor a repetition can come of it.
 Rule 2: no shard is subscribed to again within five seconds of the last time, which the service would refuse.
 Rule 3: a shard has ended when the service names its children and has no more records; the end of a connection
 does not mean the end of the shard.
 Rule 4: a subscription whose next event did not come in time is followed by one that is given longer.
-
-A subscription to a shard: its thread reads the service's events, and keeps a few until they are taken.
-
-Each subscribed shard has a thread, beside the pool that hands records over: boto3 can read an event stream only
-by waiting for it, for up to five minutes at a time, and forty waiting shards would occupy the whole pool.
-
-A stream's registered consumer, which enhanced fan-out sends to: found by name, or registered, and shared by readers.
-
-Kinesis lets a stream have 20 of them (50 in its costliest mode). Where there is no room, readers poll instead.
 """
 
+import logging
+import math
+import re
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing, suppress
-from threading import Event, Semaphore
-from typing import TYPE_CHECKING
-
-from leasehold.adapters.sources.protocol import SourceUnavailable
-from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import said
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from botocore.eventstream import EventStream
-    from types_boto3_kinesis.type_defs import SubscribeToShardEventStreamTypeDef, SubscribeToShardEventTypeDef
-
-    Stream = EventStream[SubscribeToShardEventStreamTypeDef]
-import logging
-import re
-from threading import Lock
+from threading import Event, Lock, Semaphore
 from typing import TYPE_CHECKING, cast
 
-from botocore.exceptions import ClientError
-
-from leasehold.adapters.sources.call_patience import CallPatience
-from leasehold.adapters.sources.kinesis.clients import KinesisClients
-from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
-from leasehold.stores.printable import escaped
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import ConsumerDescriptionTypeDef, ConsumerTypeDef
-import math
-import sys
-from typing import TYPE_CHECKING
-
 from botocore.eventstream import ParserError
+from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
-from leasehold.adapters.sources.kinesis.faults import PollPace
+from leasehold.adapters.sources.kinesis.clients import KinesisClients
+from leasehold.adapters.sources.kinesis.faults import PollPace, code_of, said_plainly
 from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HashRange, Position
+from leasehold.stores.printable import escaped, said
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from botocore.eventstream import EventStream
     from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, SubscribeToShardEventTypeDef
+    from types_boto3_kinesis.type_defs import (
+        GetRecordsOutputTypeDef,
+        SubscribeToShardEventStreamTypeDef,
+        SubscribeToShardEventTypeDef,
+    )
 
+    Stream = EventStream[SubscribeToShardEventStreamTypeDef]
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
 
 EVENTS_WAITING = 2
 
@@ -102,39 +89,29 @@ class SubscriptionReceiver:
         """Give the subscription up, without waiting for its thread."""
         self._closed.set()
         self._room.release()
-        if self._stream is not None:
-            _unblock(self._stream)
+        # The thread waits for the next event, and closing the stream here would wait for it: only the end of its
+        # connection wakes it. The client shows that to nobody, and only newer ones (urllib3 2.3) can be told to end it.
+        shutdown = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
+        with suppress(OSError, RuntimeError, ValueError):  # it has ended meanwhile
+            if shutdown is not None:
+                shutdown()
 
     def _run(self) -> None:
         with closing(self._subscribe()) as stream:
             self._stream, self.began = stream, self._clock()
-            self._receive(stream)
+            if self._closed.is_set():  # while the service was asked
+                return
+            for event in stream:
+                # Nothing more is read while this waits: a slow handler fills the connection, and the service waits.
+                self._room.acquire()
+                if self._closed.is_set():
+                    return
+                self._inbox.append(event["SubscribeToShardEvent"])
 
     def _failed(self, fault: BaseException) -> None:
-        """Whatever ends a subscription is for its reader to explain."""
+        # Whatever ends a subscription is for its reader to explain.
         self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
 
-    def _receive(self, stream: "Stream") -> None:
-        if self._closed.is_set():  # while the service was asked
-            return
-        for event in stream:
-            # Nothing more is read while this waits: a slow handler fills the connection, and then the service waits.
-            self._room.acquire()
-            if self._closed.is_set():
-                return
-            self._inbox.append(event["SubscribeToShardEvent"])
-
-
-def _unblock(stream: "Stream") -> None:
-    """End the reading that waits in another thread, which closing would wait for; without this it ends by itself."""
-    # The client shows its connection to nobody, and only newer ones (urllib3 2.3) can be told.
-    shutdown = getattr(getattr(stream, "_raw_stream", None), "shutdown", None)
-    with suppress(OSError, RuntimeError, ValueError):  # it has ended meanwhile
-        if shutdown is not None:
-            shutdown()
-
-
-log = escaped(logging.getLogger("leasehold.kinesis"))
 
 LOOK_SECONDS = 1.0
 """Between two looks, however many readers wait: 20 a second are allowed on a stream."""
@@ -205,35 +182,26 @@ class StreamConsumer:
 
     def _look(self) -> None:
         summary = self._patience.call("describe_stream_summary", StreamName=self._stream)
-        stream = summary["StreamDescriptionSummary"]["StreamARN"]
-        told = self._described(stream) or self._registered(stream)
-        if told is not None and told["ConsumerStatus"] == "ACTIVE":
+        consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
+        try:
+            told = self._patience.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
+        except ClientError as unknown:
+            if code_of(unknown) != "ResourceNotFoundException":
+                raise
+            try:
+                told = self._patience.call("register_stream_consumer", **consumer)["Consumer"]
+            except ClientError as refused:
+                if code_of(refused) == "ResourceInUseException":  # another worker has just registered it
+                    return
+                if code_of(refused) != "LimitExceededException":
+                    raise
+                self._refusals += 1
+                if self._refusals == REFUSALS:
+                    text = "stream %s takes no consumer %r, so its shards are polled: %s"
+                    log.warning(text, self._stream, self.name, refused)
+                return
+        if told["ConsumerStatus"] == "ACTIVE":
             self._arn = told["ConsumerARN"]
-
-    def _described(self, stream: str) -> "ConsumerDescriptionTypeDef | None":
-        try:
-            told = self._patience.call("describe_stream_consumer", StreamARN=stream, ConsumerName=self.name)
-            return cast("ConsumerDescriptionTypeDef", told["ConsumerDescription"])
-        except ClientError as error:
-            if code_of(error) != "ResourceNotFoundException":
-                raise
-        return None
-
-    def _registered(self, stream: str) -> "ConsumerTypeDef | None":
-        try:
-            told = self._patience.call("register_stream_consumer", StreamARN=stream, ConsumerName=self.name)
-            return cast("ConsumerTypeDef", told["Consumer"])
-        except ClientError as error:
-            if code_of(error) == "LimitExceededException":
-                self._refused(error)
-            elif code_of(error) != "ResourceInUseException":  # another worker has just registered it
-                raise
-        return None
-
-    def _refused(self, error: ClientError) -> None:
-        self._refusals += 1
-        if self._refusals == REFUSALS:
-            log.warning("stream %s takes no consumer %r, so its shards are polled: %s", self._stream, self.name, error)
 
 
 APART_SECONDS = 5.0
@@ -296,13 +264,15 @@ class FanOut(Poller):
             return super()._ask()
         if self._feed is None:
             self._feed = self._subscribed(self._arn)
-        return self._taken(self._feed) if self._feed is not None else None
-
-    def _wait(self, *, idle: bool, behind: bool = False) -> float:
-        if self._arn is None:
-            return super()._wait(idle=idle, behind=behind)
-        wait, self._look = (self._look, min(2 * self._look, LOOK_SECONDS_MOST)) if idle else (0.0, READER_LOOK_SECONDS)
-        return wait
+        if self._feed is None:
+            return None
+        over = self._feed.over  # asked before: all that arrived by then is in the inbox
+        event = self._feed.take()
+        if event is not None:
+            return self._answer(event)
+        if over:
+            self._end(self._feed)
+        return None
 
     def _subscribed(self, arn: str) -> SubscriptionReceiver | None:
         if self._clock() < self._not_before:  # rule 2
@@ -315,15 +285,6 @@ class FanOut(Poller):
             lambda: subscribing.call(_SUBSCRIBE, ConsumerARN=arn, ShardId=shard, StartingPosition=place)["EventStream"],
             self._clock,
         )
-
-    def _taken(self, feed: SubscriptionReceiver) -> "GetRecordsOutputTypeDef | None":
-        over = feed.over  # asked before: all that arrived by then is in the inbox
-        event = feed.take()
-        if event is not None:
-            return self._answer(event)
-        if over:
-            self._end(feed)
-        return None
 
     def _answer(self, event: "SubscribeToShardEventTypeDef") -> "GetRecordsOutputTypeDef":
         """The event, in the form of an answer of GetRecords."""
@@ -350,10 +311,6 @@ class FanOut(Poller):
     def _end(self, feed: SubscriptionReceiver) -> None:
         """Leave a subscription that is over. Raises SourceUnavailable or SourceError, unless its time was up."""
         self._leave(feed)
-        with said_plainly(self._stream):
-            self._explain(feed)
-
-    def _explain(self, feed: SubscriptionReceiver) -> None:
         match feed.fault:
             case None:
                 log.debug("shard %s: its subscription ended", self._shard)
@@ -364,18 +321,22 @@ class FanOut(Poller):
                 log.info("shard %s: nothing came for %g s; the next is given %g s", self._shard, waited, longer)
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription broke off: {fault}") from fault
-            case ClientError() as fault:
-                self._refused(fault, began=feed.began is not None)
-            case fault:
-                raise fault
-
-    def _refused(self, fault: ClientError, *, began: bool) -> None:
-        match code_of(fault):
-            case "ResourceInUseException":
-                self._not_before = self._clock() + CONTENDED_SECONDS if began else self._not_before
+            case ClientError() as fault if code_of(fault) == "ResourceInUseException":
+                # One that had begun was taken over; one that was refused at once may try again as soon as rule 2 lets.
+                if feed.began is not None:
+                    self._not_before = self._clock() + CONTENDED_SECONDS
                 raise SourceUnavailable(_TAKEN.format(self._consumer.name, self._shard)) from fault
-            case "ResourceNotFoundException":
-                self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
-                raise fault
-            case _:
-                self._rewind_from(fault)
+            case fault:
+                with said_plainly(self._stream):
+                    if not isinstance(fault, ClientError):
+                        raise fault
+                    if code_of(fault) == "ResourceNotFoundException":
+                        self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
+                        raise fault
+                    self._rewind_from(fault)
+
+    def _wait(self, *, idle: bool, behind: bool = False) -> float:
+        if self._arn is None:
+            return super()._wait(idle=idle, behind=behind)
+        wait, self._look = (self._look, min(2 * self._look, LOOK_SECONDS_MOST)) if idle else (0.0, READER_LOOK_SECONDS)
+        return wait

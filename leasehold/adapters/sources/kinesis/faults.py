@@ -1,6 +1,7 @@
-"""The meaning of each fault of Kinesis: wait and try again, or a sentence that says what to mend.
+"""The meaning of each fault of Kinesis, and the pace of requests that refusals make slower.
 
-How long a shard is left alone between two requests: five a second are the quota of all its readers together.
+A fault is waited for and tried again, or is a sentence that says what to mend. How long a shard is left alone between
+two requests follows from both: five a second are the quota of all its readers together.
 """
 
 from collections.abc import Iterator
@@ -93,18 +94,13 @@ def _service(error: ClientError, stream: str) -> SourceError:
     if code in CREDENTIALS:
         return SourceError(f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them")
     if code in DENIED:
-        return SourceError(_denied(code, error.operation_name, stream, text))
+        asked, right = error.operation_name, f"kinesis:{error.operation_name}"
+        writes = asked in {"PutRecord", "PutRecords"}
+        if code == "KMSAccessDeniedException":
+            right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
+        do = "write to" if writes else "read"
+        return SourceError(f"these credentials may not {do} stream {stream!r}, for want of {right}: {text}")
     return SourceError(f"Kinesis refused a request for stream {stream!r}: {code} {text}")
-
-
-def _denied(code: str, asked: str, stream: str, text: str) -> str:
-    writes = asked in {"PutRecord", "PutRecords"}
-    right = f"kinesis:{asked}"
-    if code == "KMSAccessDeniedException":
-        right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
-    return (
-        f"these credentials may not {'write to' if writes else 'read'} stream {stream!r}, for want of {right}: {text}"
-    )
 
 
 TIP_SECONDS = 0.5

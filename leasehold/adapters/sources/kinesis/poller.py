@@ -1,24 +1,30 @@
-"""Reads one shard by GetRecords: the start, the pace of requests, and the batches made of the answers.
+"""Reads one shard by GetRecords: the start, the pace of requests, and the user records made of the answers.
+
+A reading asks once (`Poller._ask`); the rows of the answer become columns, aggregates are taken apart (`Unpacking`),
+and what was done before is left out; the batch tells how far the shard has been seen.
 
 Rule 1: two requests a second at the tip and four while behind, one in two seconds where nothing comes, fewer after a
-refusal (see `pace`).
+refusal (`faults.PollPace`).
 Rule 2: the first iterator is AT the checkpoint, and records up to it are dropped, since an aggregated
 record may be half done; a refreshed one is AFTER the last Kinesis record read.
 Rule 3: after an answer that did not come in the longest time less is asked for, until the tip is reached: over a slow
 link, or from a busy service, megabytes may never come, and each try would only add to the load.
-Rule 4: before that, after an answer that did not come in time, the next is given longer (see `clients`), and soon.
-
-User records made of the rows of an answer, aggregates taken apart.
+Rule 4: before that, after an answer that did not come in time, the next is given longer (`CallPatience`), and soon.
 """
 
 import logging
 from bisect import bisect
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from leasehold.adapters.sources.call_patience import LOOK_SECONDS, Backoff, CallPatience, StillAsked, datetime_of
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MAGIC,
     Misplaced,
@@ -27,33 +33,18 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     deaggregate,
     kept_whole,
 )
-from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, seconds_of
-from leasehold.adapters.sources.kinesis.records import KinesisRecords, RecordColumns, RecordsPart
-from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
-from leasehold.balancer.model import HashRange
+from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, KinesisClients, seconds_of
+from leasehold.adapters.sources.kinesis.faults import THROTTLED, PollPace, code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.records import KinesisRecords, RecordColumns, RecordsPart, RowColumns, children
+from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed, arrow_wanted
+from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis.type_defs import RecordTypeDef
-
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
-
-from botocore.exceptions import ClientError, ReadTimeoutError
-
-from leasehold.adapters.sources.call_patience import LOOK_SECONDS, Backoff, CallPatience, StillAsked, datetime_of
-from leasehold.adapters.sources.kinesis.clients import KinesisClients
-from leasehold.adapters.sources.kinesis.faults import THROTTLED, PollPace, code_of, said_plainly, understood
-from leasehold.adapters.sources.kinesis.records import children
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed, arrow_wanted
-from leasehold.balancer.model import TRIM_HORIZON, Position
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are no dependency of a user, and views want librt
     from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, StartingPositionTypeDef
+    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
+    from leasehold.adapters.sources.kinesis.wire.views import RowViews
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -74,8 +65,9 @@ class Dropped:
         self._counts[users.reason] += users.dropped
         if users.reason not in self._said:
             self._said[users.reason] = users.dropped
+            why = ", their aggregate came to another shard than theirs" if users.reason is Reason.OUT_OF_RANGE else ""
             text = "shard %s: %d user records of %s dropped: %s%s; more are counted until its reading ends"
-            log.warning(text, self._shard, users.dropped, number, users.reason, _WHY.get(users.reason, ""))
+            log.warning(text, self._shard, users.dropped, number, users.reason, why)
 
     def close(self) -> None:
         """Say how many there were, where not all were said."""
@@ -84,18 +76,14 @@ class Dropped:
         self._said = self._counts.copy()
 
 
-_WHY = {Reason.OUT_OF_RANGE: ", their aggregate came to another shard than theirs"}
-
-
 class Unpacking:
     """The user records of an answer.
 
     misplaced  what becomes of aggregates with records outside the hash range
     dropped    counts what is left out
-    done     the order of a position: records up to it are left out; None: from here on all of them come later
-    records  all others, in order
-    size     payload bytes of the rows
-    subs     user records of the last row, those left out included
+    done       the order of a position: records up to it are left out; None: from here on all of them come later
+    size       payload bytes of the rows
+    subs       user records of the last row, those left out included
     """
 
     def __init__(
@@ -113,7 +101,7 @@ class Unpacking:
 
     @property
     def records(self) -> KinesisRecords:
-        """All others."""
+        """All that was not left out, in order."""
         return KinesisRecords(self._parts)
 
     def take(self, told: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
@@ -155,11 +143,9 @@ class Unpacking:
             return
         users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, users)
-        self._add(number, arrived, users, self._first(number, users))
-        self.subs = len(users) + users.dropped
-
-    def _add(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
+        first = self._first(number, users)
         records, count = self._columns(), len(users) - first
+        # Most often nothing is left out: then the columns are not copied once more.
         records.datas += users.datas[first:] if first else users.datas
         records.numbers += [number] * count
         records.subs += users.subs[first:]
@@ -167,6 +153,7 @@ class Unpacking:
         records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
         records.arrived += [arrived] * count
         records.aggregated += [users.aggregated] * count
+        self.subs = len(users) + users.dropped
 
     def _columns(self) -> RecordColumns:
         """The last part, if it is columns, or a new one."""
@@ -322,20 +309,15 @@ class Poller:
         return None
 
     def _placed(self) -> str:
+        """A new iterator. A start that was trimmed is asked for once more at the oldest record, if that is wanted."""
+        names = {"Type": "ShardIteratorType", "SequenceNumber": "StartingSequenceNumber", "Timestamp": "Timestamp"}
+        place: dict[str, Any] = {names[name]: value for name, value in self._place().items()}
         try:
-            return self._iterator_at(self._place())
+            told = self._patience.ask("get_shard_iterator", StreamName=self._stream, ShardId=self._shard, **place)
         except ClientError as error:
             self._rewind_from(error)
-        return self._iterator_at(self._place())
-
-    def _iterator_at(self, place: "StartingPositionTypeDef") -> str:
-        more: dict[str, Any] = {}
-        if "SequenceNumber" in place:
-            more["StartingSequenceNumber"] = place["SequenceNumber"]
-        if "Timestamp" in place:
-            more["Timestamp"] = place["Timestamp"]
-        place_of = {"StreamName": self._stream, "ShardId": self._shard, "ShardIteratorType": place["Type"]}
-        return cast("str", self._patience.ask("get_shard_iterator", **place_of, **more)["ShardIterator"])
+            return self._placed()
+        return cast("str", told["ShardIterator"])
 
     def _rewind_from(self, error: ClientError) -> None:
         """Go back to the oldest record, if the start was trimmed and that is wanted. Raises SourceError, or `error`."""
@@ -379,7 +361,7 @@ class Poller:
         return batch
 
     def _say_gap(self, first: str) -> None:
-        """Warn if the first record read AT the checkpoint is a later one: the checkpoint's own record was trimmed."""
+        # Asked for AT the checkpoint, the service begins with a later record where the checkpoint's own was trimmed.
         if self._read is None and self._start.numbered and int(first) > int(self._start.sequence):
             known = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
             log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, known)

@@ -1,4 +1,4 @@
-"""The values of Kinesis: user records of an answer, marks on records, and shards of a listing.
+"""The values of Kinesis: rows and user records of an answer, marks on records, and shards of a listing.
 
 An answer may hold hundreds of thousands of user records. Made all at once they would be most of what reading costs: in
 time, in memory, and in work for the collector of garbage, which counts what is made and not freed. So they stay columns
@@ -26,6 +26,35 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user, and places want libr
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
 
     from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords
+
+
+class RowColumns:
+    """The records of an answer, as columns of the same length.
+
+    datas    their data
+    numbers  their sequence numbers
+    keys     their partition keys; None where the stream has none
+    arrived  their times, as the service tells them; None where it does not
+    sealed   whether any begins as an aggregate does
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.datas: list[bytes] = []
+        self.numbers: list[str] = []
+        self.keys: list[str | None] = []
+        self.arrived: list[object] = []
+        self.sealed = False
+
+    def __len__(self) -> int:
+        return len(self.datas)
+
+    def __getitem__(self, at: int) -> dict[str, object]:
+        """A record, as boto3 has it."""
+        row: dict[str, object] = {"Data": self.datas[at], "SequenceNumber": self.numbers[at]}
+        row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[at], self.arrived[at]
+        return row
+
 
 _made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
 """A record of all its fields: `Record` itself takes twice as long, by its names and defaults."""

@@ -83,7 +83,8 @@ class KinesisSource:
     def identity(self) -> str:
         """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
         with said_plainly(self.name), understood(self.name):
-            summary = self._summary()
+            told = self._patience.call("describe_stream_summary", StreamName=self.name)
+            summary = told["StreamDescriptionSummary"]
             self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
             account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"
@@ -112,7 +113,9 @@ class KinesisSource:
             while token := page.get("NextToken"):
                 page = self._patience.call("list_shards", NextToken=token, MaxResults=PAGE)
                 rows += page["Shards"]
-            self._set_clock(page["ResponseMetadata"]["HTTPHeaders"])
+            # The header's whole seconds are cut off, so what is derived from it is early by less than one.
+            told = date_of(page["ResponseMetadata"]["HTTPHeaders"].get("date"))
+            self._since_1970 = (time.time() if told is None else told) - self._clock()
             return listed(rows)
 
     def gone(self, shard: str) -> bool:
@@ -160,14 +163,6 @@ class KinesisSource:
     def close(self) -> None:
         """Close all connections."""
         self._clients.close()
-
-    def _summary(self) -> Any:  # noqa: ANN401  the client's own
-        return self._patience.call("describe_stream_summary", StreamName=self.name)["StreamDescriptionSummary"]
-
-    def _set_clock(self, headers: Mapping[str, str]) -> None:
-        # The header's whole seconds are cut off, so what is derived from it is early by less than one.
-        told = date_of(headers.get("date"))
-        self._since_1970 = (time.time() if told is None else told) - self._clock()
 
 
 def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:

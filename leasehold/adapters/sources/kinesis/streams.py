@@ -58,7 +58,19 @@ class KinesisStreams:
         A stream that never answered, and cannot be used as asked, raises SourceError: its name is probably wrong.
         """
         unnamed = self._learn_names()
-        self._name_anew()
+        # A stream that was made anew is another stream: its shards have the ids of the former ones.
+        for former, source in tuple(self._sources.items()):
+            try:
+                present = source.incarnation() or former
+            except SourceError:
+                continue  # its listing says what is wrong
+            if present != former:
+                begin = "whose leases begin at the initial position; those of %s are read no longer"
+                text = f"stream %s was made anew: %s is another stream, {begin}"
+                log.warning(text, source.name, present, former)
+                with self._lock:
+                    renamed = {present if key == former else key: each for key, each in self._sources.items()}
+                    self._sources = renamed
         lasting = [fault for fault in unnamed if not isinstance(fault, SourceUnavailable)]
         if lasting:
             raise lasting[0]
@@ -100,25 +112,6 @@ class KinesisStreams:
         if stream not in self._sources:
             raise SourceError(f"stream {stream!r} is not read here")
         return self._sources[stream]
-
-    def _name_anew(self) -> None:
-        """Take a stream that was made anew for another stream: its shards have the ids of the former ones."""
-        for former, source in tuple(self._sources.items()):
-            try:
-                present = source.incarnation() or former
-            except SourceError:
-                continue  # its listing says what is wrong
-            if present != former:
-                log.warning(
-                    "stream %s was made anew: %s is another stream, whose leases begin at the initial position; "
-                    "those of %s are read no longer",
-                    source.name,
-                    present,
-                    former,
-                )
-                with self._lock:
-                    renamed = {present if key == former else key: each for key, each in self._sources.items()}
-                    self._sources = renamed
 
     def _learn_names(self) -> list[SourceError]:
         """Ask the streams not yet named what they are; what those that did not answer raised."""

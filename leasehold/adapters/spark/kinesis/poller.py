@@ -11,8 +11,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import seconds_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import children
-from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
+from leasehold.adapters.sources.kinesis.records import RowColumns, children
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.feed import ArrowBatch
 from leasehold.adapters.spark.kinesis.rows import viewed_rows

@@ -89,7 +89,12 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     if not _MEASURING:
         return None, everything
     # All digests first: in turns with them the measuring would begin each time with cold caches.
-    sealed = [_sealed(data) for data in records]
+    sealed = [
+        data.startswith(MAGIC)
+        and len(data) > _FRAME
+        and data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
+        for data in records
+    ]
     spans = Spans()
     others = [
         place
@@ -100,12 +105,6 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     if len(others) == len(records) or not _inside(spans, records, hash_range):
         return None, everything
     return _columns(spans, records), others
-
-
-def _sealed(data: bytes) -> bool:
-    if not data.startswith(MAGIC) or len(data) <= _FRAME:
-        return False
-    return data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
 
 
 def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:

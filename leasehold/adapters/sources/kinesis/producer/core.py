@@ -1,35 +1,35 @@
 """Decides what a producer sends next; it reads no clock, starts no thread and sends nothing itself.
 
-Its inputs are records, answers, listings of shards and the time; its outputs are requests and the records' results.
+Its inputs are records, answers, listings of shards and the time; its outputs are requests and the records' results. A
+record waits in the queue of the shard that takes its hash key (`ShardMap`), travels in an aggregate (`Unit`) at the
+rate that the shard takes (`Bucket`), and has its result once the unit is known to be where it belongs.
+
 Rule 1: one unit is under way for each shard, and a refused one is sent again before anything newer.
 Rule 2: a unit that landed elsewhere counts only if all its records belong there; else none of it
 does (KCL drops it whole), and its records go, in order, where the new map says.
 Rule 3: while a unit of a shard that has closed is under way, nothing is sent to the shards that follow it.
 Together the rules keep the order of every partition key. Only records of a unit that timed out may be delivered twice.
-
-Finds the shard that takes a hash key: the open shards of a stream, found by bisecting their last hash keys.
-
-The values of a producer: its settings, the outcomes of its requests, and the results of its records.
-
-The counts of a producer, under the names that the KPL gave them.
 """
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from heapq import merge
 from math import inf
 from typing import Literal, assert_never
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.sources.kinesis.producer.shard_queue import (
-    SHARD_BYTES_PER_SECOND,
-    Bucket,
-    Entry,
-    ShardQueue,
-    Unit,
-)
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.balancer.model import HASH_KEYS, HashRange, Shard
+
+REQUEST_RECORDS = 500
+REQUEST_BYTES = 10 << 20
+SHARD_BYTES_PER_SECOND = 1 << 20
+SHARD_RECORDS_PER_SECOND = 1000
+
+
+_LEAST_WAIT, _MOST_WAIT = 0.05, 1.0
 
 
 @frozen
@@ -87,6 +87,127 @@ class Settings:
     time_to_live_seconds: float = 30.0
     on_late: Literal["fail", "block"] = "block"
     epoch: int | None = None
+
+
+@define(eq=False)  # what is frozen would take four times as long to make, and nothing is made as often
+class Entry:
+    """A user record that waits for its shard or is under way to it.
+
+    ticket    its number among all records of this producer
+    hash_key  decides its shard
+    explicit  the explicit hash key, if the caller gave one
+    arrived   seconds, by the caller's clock
+    expires   after this it is late
+    """
+
+    ticket: int
+    data: bytes
+    partition_key: str
+    hash_key: int
+    explicit: str | None
+    arrived: float
+    expires: float
+
+    @property
+    def size(self) -> int:
+        """The bytes that the record adds to a queue, about."""
+        return len(self.data) + len(self.partition_key)
+
+
+@frozen(eq=False)
+class Unit:
+    """A Kinesis record: accepted, or sent again, as a whole.
+
+    shard     where it is meant to go
+    entries   its user records, in order
+    hash_key  of the first, which decides where it goes
+    """
+
+    shard: str
+    entries: tuple[Entry, ...]
+    data: bytes
+    partition_key: str
+    hash_key: int
+
+    @property
+    def size(self) -> int:
+        """Bytes, as Kinesis counts them."""
+        return len(self.data) + len(self.partition_key.encode())
+
+
+@define
+class Bucket:
+    """The bytes and records that may be written; one Kinesis record may overdraw them, and the next one waits.
+
+    share  of the shard's rate, 1.0 for all of it
+    """
+
+    share: float
+    at: float = 0.0
+    bytes: float = field(default=float(SHARD_BYTES_PER_SECOND))
+    records: float = field(default=float(SHARD_RECORDS_PER_SECOND))
+
+    def take(self, size: int, now: float) -> None:
+        """Subtract a Kinesis record of this size."""
+        passed = max(0.0, now - self.at) * self.share
+        self.at = max(self.at, now)
+        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + passed * SHARD_BYTES_PER_SECOND) - size
+        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + passed * SHARD_RECORDS_PER_SECOND) - 1
+
+    @property
+    def ready(self) -> float:
+        """The time when nothing is overdrawn."""
+        owed = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
+        return self.at + owed / self.share if owed else 0.0
+
+
+@define(eq=False)
+class ShardQueue:
+    """The records of a shard, oldest first, and at most one unit under way.
+
+    unit    sent, or to be sent again before anything else
+    sent    since when the unit has been with the service; None while it waits here
+    landed  (shard, sequence number) where it went, while the map cannot tell whether that was right
+    wait    until then nothing is sent
+    faults  refusals in a row
+    """
+
+    shard: str
+    hash_range: HashRange
+    bucket: Bucket
+    queue: deque[Entry] = field(factory=deque)
+    queued: int = 0
+    unit: Unit | None = None
+    sent: float | None = None
+    landed: tuple[str, str] | None = None
+    wait: float = 0.0
+    faults: int = 0
+
+    def append(self, entry: Entry) -> None:
+        """The newest record."""
+        self.queue.append(entry)
+        self.queued += len(entry.data) + len(entry.partition_key)  # its size, without a call
+
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """Records that were on their way, to their places by age: merged shards have two pasts."""
+        self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.ticket))
+        self.queued = sum(entry.size for entry in self.queue)
+
+    def shift(self) -> Entry:
+        """The oldest record."""
+        entry = self.queue.popleft()
+        self.queued -= entry.size
+        return entry
+
+    def pack(self, size: int) -> Unit:
+        """A unit of at most `size` bytes from the oldest records; a larger record travels alone."""
+        alone = len(self.queue[0].data) + len(self.queue[0].partition_key.encode())
+        aggregate = Aggregate(max(size, alone))
+        entries: list[Entry] = []
+        while self.queue and aggregate.add((entry := self.queue[0]).data, entry.partition_key, entry.explicit):
+            entries.append(self.queue.popleft())
+        self.queued -= sum(entry.size for entry in entries)
+        return Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
 
 
 @frozen
@@ -205,11 +326,6 @@ def _share(whole: float, parts: int) -> float:
     return whole / parts if parts else 0.0
 
 
-REQUEST_RECORDS = 500
-REQUEST_BYTES = 10 << 20
-_LEAST_WAIT, _MOST_WAIT = 0.05, 1.0
-
-
 @define(eq=False)
 class Core:
     """The producer's state.
@@ -276,14 +392,15 @@ class Core:
             return ()
         match outcome:
             case Placed(shard, sequence_number):
-                self._time(now - shard_queue.sent if shard_queue.sent is not None else 0.0)
+                seconds = now - shard_queue.sent if shard_queue.sent is not None else 0.0
+                self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
+                self._set_target()
                 shard_queue.sent, shard_queue.landed = None, (shard, sequence_number)
-                if shard == unit.shard or len(unit.entries) == 1:
-                    # A single record went to the shard of its own hash key, even if our map names another.
-                    self._want_map(now, wanted=shard != unit.shard)
-                    return self._accept(shard_queue)
-                self._want_map(now)
-                return self._accept(shard_queue) if self._belongs(shard_queue) else ()
+                if shard != unit.shard:
+                    self._want_map(now)
+                # A single record went to the shard of its own hash key, even if our map names another.
+                right = shard == unit.shard or len(unit.entries) == 1 or self._belongs(shard_queue)
+                return self._accept(shard_queue) if right else ()
             case Refused(code):
                 self.metrics.refused(unit, code)
             case Unknown(code):
@@ -303,18 +420,49 @@ class Core:
             return ()
         self.shards, self._map_due = shards, inf
         for shard_queue in [each for each in self._shard_queues.values() if each.shard not in shards.ids]:
-            self._close(shard_queue)
-        landed = [each for each in (*self._shard_queues.values(), *self._closing) if each.landed is not None]
-        results = tuple(result for shard_queue in landed for result in self._judge(shard_queue, now))
-        if self._map_due == inf:  # else this listing lags behind the stream, and the next is asked for later
+            # The waiting records of a closed shard move on; its unit under way is waited for (rule 3).
+            del self._shard_queues[shard_queue.shard]
+            if shard_queue.sent is not None or shard_queue.landed is not None:
+                self._closing.append(shard_queue)
+                waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
+                self._place(waiting)
+            else:
+                self._place_anew(shard_queue)
+        results: list[Result] = []
+        for shard_queue in [each for each in (*self._shard_queues.values(), *self._closing) if each.landed is not None]:
+            if self._belongs(shard_queue):
+                results += self._accept(shard_queue)
+                continue
+            self._map_faults += 1
+            misplaced = shard_queue.landed is not None and shard_queue.landed[0] in shards.ranges
+            if misplaced:
+                self.metrics.misplaced += 1
+                shard_queue.landed = None
+                self._again(shard_queue, now)
+            if not misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
+                self._want_map(now)
+        if self._map_due == inf:  # else the next listing is asked for later
             self._map_faults = 0
-        return results
+        return tuple(results)
 
     def late(self, now: float) -> tuple[Late, ...]:
         """Give up the records whose time is over and that are not with the service."""
         if self.settings.on_late == "block":
             return ()
-        return tuple(late for shard_queue in self._shard_queues.values() for late in self._give_up(shard_queue, now))
+        results: list[Late] = []
+        for shard_queue in self._shard_queues.values():
+            unit = shard_queue.unit
+            with_us = shard_queue.sent is None and shard_queue.landed is None
+            if unit is not None and with_us and unit.entries[0].expires <= now:
+                shard_queue.unit = None
+                shard_queue.put_back(unit.entries)
+            late: list[Entry] = []
+            while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
+                late.append(shard_queue.shift())
+            if late:
+                self.metrics.late += len(late)
+                results.append(Late(tuple(late), unknown=any(entry.ticket in self._unknown for entry in late)))
+        return tuple(results)
 
     def abandon(self) -> tuple[Late, ...]:
         """Give up everything, sent or not."""
@@ -338,10 +486,6 @@ class Core:
         full = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
         self._target = min(max(full, self.settings.least_bytes), self.settings.record_bytes)
 
-    def _time(self, seconds: float) -> None:
-        self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
-        self._set_target()
-
     def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
         if (
             shard_queue.sent is not None
@@ -349,16 +493,16 @@ class Core:
             or not (shard_queue.unit or shard_queue.queue)
         ):
             return inf
-        if any(_overlap(shard_queue.hash_range, closing.hash_range) for closing in self._closing):  # rule 3
+        first, last = shard_queue.hash_range
+        if any(closing.hash_range[0] <= last and first <= closing.hash_range[1] for closing in self._closing):  # rule 3
             return inf
         due = max(shard_queue.wait, shard_queue.bucket.ready)
         if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
             return due
         return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
-    def _want_map(self, now: float, *, wanted: bool = True) -> None:
-        if wanted:
-            self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
+    def _want_map(self, now: float) -> None:
+        self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
 
     def _accept(self, shard_queue: ShardQueue) -> tuple[Delivered, ...]:
         unit, landed = shard_queue.unit, shard_queue.landed
@@ -379,20 +523,6 @@ class Core:
         first, last = self.shards.ranges[shard_queue.landed[0]]
         return all(first <= entry.hash_key <= last for entry in shard_queue.unit.entries)
 
-    def _judge(self, shard_queue: ShardQueue, now: float) -> tuple[Delivered, ...]:
-        if self._belongs(shard_queue):
-            return self._accept(shard_queue)
-        self._map_faults += 1
-        if shard_queue.landed is not None and shard_queue.landed[0] in self.shards.ranges:
-            self.metrics.misplaced += 1
-            shard_queue.landed = None
-            self._again(shard_queue, now)
-            if shard_queue.shard in self.shards.ids:  # the listing lags behind the stream
-                self._want_map(now)
-        else:
-            self._want_map(now)
-        return ()
-
     def _again(self, shard_queue: ShardQueue, now: float) -> None:
         """Have a unit sent again, unchanged if its shard is still there (rule 1)."""
         shard_queue.sent = None
@@ -400,16 +530,6 @@ class Core:
         shard_queue.wait = now + _backoff(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
             self._closing = [closing for closing in self._closing if closing is not shard_queue]
-            self._place_anew(shard_queue)
-
-    def _close(self, shard_queue: ShardQueue) -> None:
-        """Close the queue of a closed shard: its waiting records move on, its unit under way is waited for (rule 3)."""
-        del self._shard_queues[shard_queue.shard]
-        if shard_queue.sent is not None or shard_queue.landed is not None:
-            self._closing.append(shard_queue)
-            waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
-            self._place(waiting)
-        else:
             self._place_anew(shard_queue)
 
     def _place_anew(self, shard_queue: ShardQueue) -> None:
@@ -423,26 +543,6 @@ class Core:
             by_shard.setdefault(self.shards.shard_of(entry.hash_key), []).append(entry)
         for shard, group in by_shard.items():
             self._shard_queue(shard).put_back(group)
-
-    def _give_up(self, shard_queue: ShardQueue, now: float) -> Iterator[Late]:
-        if (
-            shard_queue.unit
-            and shard_queue.sent is None
-            and shard_queue.landed is None
-            and shard_queue.unit.entries[0].expires <= now
-        ):
-            entries, shard_queue.unit = shard_queue.unit.entries, None
-            shard_queue.put_back(entries)
-        late: list[Entry] = []
-        while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
-            late.append(shard_queue.shift())
-        if late:
-            self.metrics.late += len(late)
-            yield Late(tuple(late), unknown=any(entry.ticket in self._unknown for entry in late))
-
-
-def _overlap(one: HashRange, two: HashRange) -> bool:
-    return one[0] <= two[1] and two[0] <= one[1]
 
 
 def _backoff(faults: int) -> float:

@@ -4,7 +4,8 @@ with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
-The requests of a producer: PutRecords, the listing of shards, and the stream's settings.
+One thread asks the core what is due (`_turn`); a pool makes the requests (`KinesisPutClient`), and gives their answers
+back to the core, whose results end the waiting of those that wrote.
 """
 
 import logging
@@ -27,27 +28,23 @@ from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Delivered,
-    Late,
+    Entry,
     Placed,
     Refused,
     Result,
     Settings,
     ShardMap,
+    Unit,
     UnitOutcome,
     Unknown,
     mapped,
 )
-from leasehold.adapters.sources.kinesis.producer.shard_queue import Entry, Unit
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, text_of
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-
 
 try:
     from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
@@ -56,7 +53,6 @@ except ImportError:  # then boto3 writes requests by itself
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import PutRecordsResultEntryTypeDef
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -150,12 +146,10 @@ class KinesisPutClient:
         results = answer.get("Records", ())  # an answer that cannot be read has none
         if len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
-        return [_outcome(row) for row in results]
-
-
-def _outcome(row: "PutRecordsResultEntryTypeDef") -> UnitOutcome:
-    code = row.get("ErrorCode")
-    return Refused(code) if code else Placed(row["ShardId"], row["SequenceNumber"])
+        return [
+            Refused(code) if (code := row.get("ErrorCode")) else Placed(row["ShardId"], row["SequenceNumber"])
+            for row in results
+        ]
 
 
 def _without_answer(cause: BaseException | None) -> UnitOutcome:
@@ -248,7 +242,13 @@ class Producer:
         """Look at the stream and start. Raises SourceUnavailable or SourceError."""
         self._put_client, self._clock = KinesisPutClient(client, stream), clock
         fitting = self._put_client.fitting(settings)
-        self._core = Core(self._first_map(stream), fitting)
+        for _ in range(_FIRST_MAP_TRIES):
+            if (shards := self._put_client.shards()) is not None:
+                break
+            time.sleep(_FIRST_MAP_SECONDS)
+        else:
+            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
+        self._core = Core(shards, fitting)
         self._settings = fitting
         self._most, self._most_bytes, self._requests = pending_records, pending_bytes, requests
         self._lock = Lock()
@@ -333,13 +333,6 @@ class Producer:
             raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
         return place
 
-    def _first_map(self, stream: str) -> ShardMap:
-        for _ in range(_FIRST_MAP_TRIES):
-            if (shards := self._put_client.shards()) is not None:
-                return shards
-            time.sleep(_FIRST_MAP_SECONDS)
-        raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
-
     def _run(self) -> None:
         with self._work:
             while not self._closed:
@@ -408,14 +401,12 @@ class Producer:
                 for place, writing in enumerate(writings):
                     writing.settle(landed, place)
             else:
+                doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
                 for writing in writings:
-                    writing.settle(self._given_up(result))
+                    # Each has an error of its own: two threads that raise one would mix their tracebacks.
+                    late = RecordLate(f"the record's time to live is over; {doubt}")
+                    closed = ProducerError(f"the producer was closed before the record was through; {doubt}")
+                    writing.settle(self._fault or closed if self._closed else late)
         if settled:
             self._room.notify_all()
             self._news.notify_all()
-
-    def _given_up(self, late: Late) -> ProducerError:
-        doubt = "it may be in the stream all the same" if late.unknown else "it was not written"
-        if self._closed:
-            return self._fault or ProducerError(f"the producer was closed before the record was through; {doubt}")
-        return RecordLate(f"the record's time to live is over; {doubt}")

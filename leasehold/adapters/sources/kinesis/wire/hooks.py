@@ -1,21 +1,19 @@
 """The hooks into a client of boto3: what it asks is put into CBOR, and what it is answered taken apart.
 
-Credentials, signing, endpoints, repetitions, proxies and errors stay boto3's. Rule 1: the content type of an answer
-says how it is read, whatever was asked. Rule 2: a service that answers CBOR in JSON, refuses it, or writes what cannot
-be read, is spoken to in JSON from then on, which is said once. Rule 3: a refusal is one only from a service that has
-never answered in CBOR, and for which the same question in JSON has another end; the question is asked again at once.
+Credentials, signing, endpoints, repetitions, proxies and errors stay boto3's. Only the records, nearly all of an
+answer, are taken apart here, by compiled libraries; the rest of it is handed to boto3 as JSON, so that what it makes of
+children, odd numbers and errors is its own. The events of a subscription come in place of boto3's own event stream,
+which takes each record apart in Python. A producer's records go in CBOR past boto3's serializer, which would put them
+into base64.
 
-The two forms in which Kinesis tells records, CBOR and JSON, taken apart by compiled libraries.
-
-Only the records, nearly all of an answer, are taken apart here. The rest of it is handed to boto3 as JSON, so that
-what it makes of children, odd numbers and errors is its own.
-
-The events of a subscription, in place of boto3's own event stream, which takes each record apart in Python.
-
-The hooks of a producer: its records go in CBOR past boto3's serializer, which would put them into base64.
-
-Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then records go in
-JSON. Rule 5: records are repeated in JSON only where they were refused whole; what may have been written is not.
+Rule 1: the content type of an answer says how it is read, whatever was asked.
+Rule 2: a service that answers CBOR in JSON, refuses it, or writes what cannot be read, is spoken to in JSON from then
+on, which is said once.
+Rule 3: a refusal is one only from a service that has never answered in CBOR, and for which the same question in JSON
+has another end; the question is asked again at once.
+Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then a producer's
+records go in JSON.
+Rule 5: a producer's records are repeated in JSON only where they were refused whole; what may have been written is not.
 """
 
 import base64
@@ -38,21 +36,17 @@ from botocore.parsers import ResponseParserError
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
 from leasehold.stores.printable import escaped, said
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-
-
 try:
     from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
 except ImportError:  # without librt, or with another than it was compiled for
     COMPILED = False  # type: ignore[misc]  # what is not imported is not final either
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the stubs are no dependency of a user, and views want librt
+    from types_boto3_kinesis import KinesisClient
+
     from leasehold.adapters.sources.kinesis.wire.views import RowViews
+
+log = escaped(logging.getLogger("leasehold.kinesis"))
 
 CBOR = "application/x-amz-cbor-1.1"
 
@@ -86,83 +80,58 @@ def as_json(body: bytes) -> bytes:
     return _plain(told_of(body, cbor=True))
 
 
-def from_cbor(body: bytes) -> tuple[AnswerRows, bytes]:
-    """The rows of an answer, and the rest of it in JSON. Raises Unreadable."""
-    rows, answer = _rows_in_cbor(body)
-    return rows, _plain(answer)
-
-
-def from_json(body: bytes) -> tuple[AnswerRows, bytes]:
-    """Likewise for an answer in JSON. Raises Unreadable for what boto3 may understand otherwise."""
-    rows, answer = _rows_in_json(body)
+def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
+    """The rows of an answer, and the rest of it in JSON. Raises Unreadable for what boto3 may understand otherwise."""
+    rows, answer = _apart(body, cbor=cbor)
     return rows, _plain(answer)
 
 
 def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """An event of a subscription, its rows as those of an answer, without what is null. Raises Unreadable."""
-    rows, event = _rows_in_cbor(payload) if cbor else _rows_in_json(payload)
+    rows, event = _apart(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
 
 
 def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """Parse a message. Raises Unreadable."""
-    told = _loaded(payload) if cbor else _loaded_json(payload)
+    told = _loaded(payload, cbor=cbor)
     if not isinstance(told, dict):
         raise Unreadable("it says nothing by name")
     return told
 
 
-def _rows_in_cbor(body: bytes) -> tuple[AnswerRows, Any]:
-    """The rows, and the rest by name."""
-    found = viewed(body) if COMPILED else None
+def _apart(body: bytes, *, cbor: bool) -> tuple[AnswerRows, Any]:
+    """The rows, their data as bytes, and the rest by name."""
+    found = viewed(body) if cbor and COMPILED else None
     if found is not None:
-        rows, answer = found[0], _loaded(found[1])
+        seen, answer = found[0], _loaded(found[1], cbor=True)
         if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
-            return rows, answer
-    answer = _loaded(body)
-    return _rows(answer), answer
-
-
-def _rows_in_json(body: bytes) -> tuple[AnswerRows, Any]:
-    """Likewise."""
-    answer = _loaded_json(body)
-    return _rows(answer), answer
-
-
-def _loaded_json(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
-    try:
-        return orjson.loads(body)
-    except ValueError as odd:
-        raise Unreadable(f"no JSON: {odd}") from odd
-
-
-def _rows(answer: Any) -> list[Row]:  # noqa: ANN401  whatever the service wrote
-    """Take the rows out of an answer, their data as bytes: in JSON, and by some local services, it is in base64."""
+            return seen, answer
+    answer = _loaded(body, cbor=cbor)
     rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
     if not isinstance(rows, list):
         raise Unreadable("no answer with records")
     try:
         for row in rows:
-            if type(row["Data"]) is not bytes:
-                row["Data"] = _decoded(row["Data"])
+            if type(row["Data"]) is bytes:
+                continue
+            try:  # in JSON, and by some local services, it is in base64
+                row["Data"] = pybase64.b64decode(row["Data"], validate=True)
+            except ValueError:  # boto3 passes over what is not of the alphabet
+                row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as odd:
         raise Unreadable(f"no record: {said(odd)}") from odd
-    return rows
+    return rows, answer
 
 
-def _loaded(body: bytes) -> Any:  # noqa: ANN401  whatever the service wrote
+def _loaded(body: bytes, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
+        if not cbor:
+            return orjson.loads(body)
         # Times are milliseconds, tagged or not; what the tag means by itself would be seconds.
-        return cbor2.loads(body, semantic_decoders=_TIMES)
+        return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as odd:
-        raise Unreadable(f"no CBOR: {odd}") from odd
-
-
-def _untagged(value: object, _immutable: bool) -> object:
-    return value
-
-
-_TIMES = {1: _untagged}
+        raise Unreadable(f"no {'CBOR' if cbor else 'JSON'}: {odd}") from odd
 
 
 def _plain(value: object) -> bytes:
@@ -176,13 +145,6 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return pybase64.b64encode_as_string(value)
     raise TypeError(type(value).__name__)
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return pybase64.b64decode(text, validate=True)
-    except ValueError:
-        return base64.b64decode(text)  # as boto3 has it, which passes over what is not of the alphabet
 
 
 _MESSAGE_BYTES = 25 << 20  # at most; the service's own limits are lower
@@ -252,18 +214,15 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
         data, begin = come.getvalue(), 0
         while (whole := _size(data, begin)) <= len(data) - begin:
             buffer.add_data(data[begin : begin + whole])
-            yield from _whole(buffer)
+            try:
+                messages = list(buffer)
+            except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
+                # The buffer has no error of its own for headers that are none.
+                raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
+            yield from messages
             begin += whole
         come = io.BytesIO()
         come.write(data[begin:])
-
-
-def _whole(buffer: EventStreamBuffer) -> list[EventStreamMessage]:
-    """The messages in it. Raises ResponseParserError where headers are none, which the buffer has no error for."""
-    try:
-        return list(buffer)
-    except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
-        raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
 
 
 def _size(data: bytes, begin: int) -> int:
@@ -299,8 +258,6 @@ def _initial() -> bytes:
 
 _INITIAL = _initial()
 
-
-log = escaped(logging.getLogger("leasehold.kinesis"))
 
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # and all above
@@ -349,7 +306,7 @@ class Wire:
             return
         told, body = response_dict["headers"].get("content-type"), response_dict["body"]
         try:
-            rows, response_dict["body"] = (from_cbor if is_cbor(told) else from_json)(body)
+            rows, response_dict["body"] = answer_of(body, cbor=is_cbor(told))
         except Unreadable as odd:
             if is_cbor(told):  # in JSON boto3 may make something of it
                 customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"

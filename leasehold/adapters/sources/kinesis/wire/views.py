@@ -10,7 +10,7 @@ from librt.strings import BytesWriter, read_i32_be, read_i32_le, read_i64_be, re
 from mypy_extensions import i64
 
 from leasehold.adapters.sources.kinesis.aggregation.spans import add_held
-from leasehold.adapters.sources.kinesis.wire.columns import RowColumns
+from leasehold.adapters.sources.kinesis.records import RowColumns
 
 COMPILED: Final = not __file__.endswith(".py")
 """Whether this file runs compiled; uncompiled it takes longer than cbor2."""
