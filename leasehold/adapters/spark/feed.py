@@ -313,20 +313,20 @@ class ShardPrefetcher:
 
     member   the worker
     holding  its lease
-    shelf    shared with the other feeds
+    shared   with the other feeds
     left     called when it is over
     """
 
     def __init__(
-        self, member: ReadingWorker, holding: Holding, shelf: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
+        self, member: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
     ) -> None:
         self.holding, self.key = holding, holding.key
-        self._member, self._shelf, self._left = member, shelf, left
+        self._member, self._shared, self._left = member, shared, left
         self._first = ReadingStart(holding, member.source, member.config)
         self._cursor = Cursor(holding.lease.checkpoint)
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
         self.opened = False  # whether it is known where the query goes on
-        self._buffer = shelf.pace.buffer(shelf.pace.columns)
+        self._buffer = shared.pace.buffer(shared.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
         self._given = self._at_tip = False
@@ -334,7 +334,7 @@ class ShardPrefetcher:
         self._heard = self._asked = 0.0
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
 
-    # For the planning of batches; call these with `shelf.changed` held
+    # For the planning of batches; call these with `shared.changed` held
 
     @property
     def held(self) -> Held | None:
@@ -362,7 +362,7 @@ class ShardPrefetcher:
     @property
     def _writable(self) -> Position | None:
         """The position that Spark has committed and the lease does not say, once it may be written (rule 4)."""
-        return self._done if self.opened and (self._ended or self.key in self._shelf.read) else None
+        return self._done if self.opened and (self._ended or self.key in self._shared.read) else None
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """The next rows, at most so many."""
@@ -398,7 +398,7 @@ class ShardPrefetcher:
             cursor.consumer_acknowledged(done)
             self._written()  # the lease may say so already
         # What an earlier run was given and did not commit is not waited for: this one may never plan a batch of it.
-        waits = self._given and cursor.out and not self._shelf.ending
+        waits = self._given and cursor.out and not self._shared.ending
         if holding.parting and not (waits or cursor.acknowledged.ended):
             return self._leave() if holding.part(cursor.storable) else now
         if self._buffer.gone:
@@ -422,10 +422,10 @@ class ShardPrefetcher:
 
     def _written(self) -> None:
         """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""
-        with self._shelf.changed:
+        with self._shared.changed:
             if self._done is not None and self._done.order <= self._cursor.committed.order:
                 self._done = None
-            self._shelf.changed.notify_all()
+            self._shared.changed.notify_all()
 
     def _open(self, now: float) -> float:
         lease, member = self.holding.lease, self._member
@@ -435,13 +435,13 @@ class ShardPrefetcher:
             return now + wait
         if (start := self._start()) is None:
             return self._leave()
-        with self._shelf.changed:
+        with self._shared.changed:
             self._cursor.begun_at(start)
             self.opened, self._heard = True, now
             # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
-            done = self._shelf.committed(self.key)
+            done = self._shared.committed(self.key)
             self._done = None if done is None or done.order > start.order else done
-            self._shelf.changed.notify_all()
+            self._shared.changed.notify_all()
         if not start.ended:
             self._pull.open()
         return now
@@ -449,7 +449,7 @@ class ShardPrefetcher:
     def _start(self) -> Position | None:
         """Where the query itself came to; only what it knows nothing of starts where the lease says."""
         checkpoint = self.holding.lease.checkpoint
-        known = self._shelf.resume(self.holding, checkpoint)
+        known = self._shared.resume(self.holding, checkpoint)
         if known == checkpoint:
             return self._first.find()
         # A row made anew says LATEST: pinned to the present, it would skip what came since the query's last batch.
@@ -457,7 +457,7 @@ class ShardPrefetcher:
         return known
 
     def _read(self, now: float) -> float:
-        if self._shelf.only_now and self._target is None:
+        if self._shared.only_now and self._target is None:
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
             self._reached(now, behind=None)
         if self._at_tip:
@@ -465,23 +465,23 @@ class ShardPrefetcher:
             return now + ROOM_SECONDS
 
         def keep(batch: Batch) -> None:
-            chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
-            with self._shelf.changed:
+            chunk = chunk_of(self._shared.pace.columns, self.holding.lease, batch)
+            with self._shared.changed:
                 if chunk is not None:
                     self._buffer.put(chunk)
                     self._heard = now
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 if chunk is not None or batch.behind_seconds is not None:
-                    self._shelf.answers += 1
-                    self._shelf.read.add(self.key)
+                    self._shared.answers += 1
+                    self._shared.read.add(self.key)
                 self._reached(now, behind=batch.behind_seconds)
-                self._shelf.changed.notify_all()
+                self._shared.changed.notify_all()
 
         batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
-        self._shelf.measure(self.holding, batch)
+        self._shared.measure(self.holding, batch)
         # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait.
-        return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
+        return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
     def _reached(self, now: float, *, behind: float | None) -> None:
         """Note whether all that was there at the start is read: up to the last number, where the source gave one."""
@@ -494,14 +494,14 @@ class ShardPrefetcher:
             self._at_tip = target.sub == 0 or behind == 0 or past
         elif self._cursor.read.order >= target.order:
             self._at_tip = True
-            self._shelf.read |= {self.key} if self._cursor.read.order == target.order else set()  # rule 4: that stream
+            self._shared.read |= {self.key} if self._cursor.read.order == target.order else set()  # rule 4: that stream
         elif now - self._heard > SILENT_SECONDS:
             log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
             self._at_tip = True
 
     def _blocked(self, now: float) -> bool:
         """Whether what was read ahead must go before more is read."""
-        pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)
+        pace, feeds = self._shared.pace, max(1, self._shared.feeds)
         rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
         if self._buffer.count < rows and self._buffer.bytes < size:
             return False
@@ -512,8 +512,8 @@ class ShardPrefetcher:
     def _set_back(self) -> None:
         """Have read again what Spark was not given yet: the process that had it is gone."""
         self._pull.close()
-        with self._shelf.changed:
-            self._buffer = self._shelf.pace.buffer(self._shelf.pace.columns)
+        with self._shared.changed:
+            self._buffer = self._shared.pace.buffer(self._shared.pace.columns)
             self._cursor.rows_dropped()
             self._at_tip = False
 
@@ -526,7 +526,7 @@ class ShardPrefetcher:
 
     def _leave(self) -> float:
         self._pull.close()
-        with self._shelf.changed:
+        with self._shared.changed:
             self._left(self)
-            self._shelf.changed.notify_all()
+            self._shared.changed.notify_all()
         return math.inf

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import Any
 
@@ -23,18 +23,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from leasehold.adapters.sources.protocol import Source, SourceUnavailable
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
 from leasehold.adapters.spark.fetching import Rows, read, spread
-from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting, end_on_signal, lease_table, speak
+from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
+from leasehold.adapters.spark.processes import end_on_signal, speak
 from leasehold.adapters.spark.readers.jobs import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Store
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -294,3 +296,21 @@ class Run:
         worker = Worker(store=self._store, source=self._way.source, me=options.worker_id, config=options.config)
         log.info("query joins as worker %s", worker.me)
         return LeaseLoop(worker, pace, self._resume, sliced=stock.sliced)
+
+
+def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
+    """Open the lease table; where there is none yet, it is made once the source has shown its shards.
+
+    A source that passes for a moment does not count against it. Raises what opening raises, and SourceError if there
+    is no such stream.
+    """
+    try:
+        return opened(url, create=False)
+    except OutcomeUnknown:
+        raise
+    except StoreError:
+        if not create:
+            raise
+    with suppress(SourceUnavailable):
+        source.shards()
+    return opened(url, create=True)

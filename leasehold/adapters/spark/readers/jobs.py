@@ -44,8 +44,8 @@ from leasehold.adapters.reading.runner import READABLE
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.feed import AheadBuffer, Columns, RowBuffer, SourceSpec
 from leasehold.adapters.spark.fetching import Transport
-from leasehold.adapters.spark.lease_loop import speak, unpacking
 from leasehold.adapters.spark.options import MIB, Address, LeaseOptions
+from leasehold.adapters.spark.processes import speak, unpacking
 from leasehold.adapters.spark.readers.pool import (
     FarBuffer,
     FarReader,

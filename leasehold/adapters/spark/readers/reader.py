@@ -93,7 +93,7 @@ def pieces_of(columns: Columns, chunk: Chunk, rows: int, size: int) -> list[tupl
     return found
 
 
-class ShardShelf:
+class ShardReadAhead:
     """Reads one shard ahead of the planner.
 
     asked   which shard, and from where on
@@ -201,7 +201,7 @@ class ShardReader:
 
     def __init__(self, spec: ReaderSpec) -> None:
         self._spec = spec
-        self._shelves: dict[int, ShardShelf] = {}
+        self._read_aheads: dict[int, ShardReadAhead] = {}
         self._over, self._writing = Event(), Lock()
 
     def run(self) -> None:
@@ -235,8 +235,8 @@ class ShardReader:
         except (OSError, BadJsonField) as fault:
             log.warning("the planner is gone: %s", fault)
         finally:
-            for opening, shelf in self._shelves.items():
-                shelf.close()
+            for opening, ahead in self._read_aheads.items():
+                ahead.close()
                 self._appointments.hurry(str(opening))
             until = seconds() + END_SECONDS
             self._appointments.drain(until)  # the last step of each closes what it has open
@@ -245,11 +245,11 @@ class ShardReader:
     def _obey(self, message: FromPlanner) -> None:
         match message:
             case Open():
-                shelf = ShardShelf(message, self._source, self._spec, self._say, lambda: len(self._shelves))
-                self._shelves[message.opening] = shelf
-                self._appointments.add(str(message.opening), shelf.step)
+                ahead = ShardReadAhead(message, self._source, self._spec, self._say, lambda: len(self._read_aheads))
+                self._read_aheads[message.opening] = ahead
+                self._appointments.add(str(message.opening), ahead.step)
             case Close(opening):
-                if (closed := self._shelves.pop(opening, None)) is not None:
+                if (closed := self._read_aheads.pop(opening, None)) is not None:
                     closed.close()
                     self._appointments.hurry(str(opening))
             case Keep():
@@ -275,8 +275,8 @@ class ShardReader:
                 self._appointments.hurry(str(opening))  # there is room again
 
     def _taken(self, opening: int, count: int) -> "list[object] | None":
-        shelf = self._shelves.get(opening)
-        return None if shelf is None else shelf.take(count)
+        ahead = self._read_aheads.get(opening)
+        return None if ahead is None else ahead.take(count)
 
     def _say(self, message: FromReader) -> None:
         try:
