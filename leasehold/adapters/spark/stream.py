@@ -30,7 +30,7 @@ from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from leasehold.adapters.spark.processes import end_on_signal, speak
-from leasehold.adapters.spark.readers.jobs import way_of
+from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
