@@ -1,4 +1,7 @@
-"""Rows that wait in the reading process until Spark's tasks fetch them over TCP.
+"""How planned rows reach Spark's tasks: tasks fetch them over TCP from the process that has them, or carry them.
+
+`Transport` makes a partition of each task's rows; an executor gets them by `read`. Where readers have the rows
+(`readers`), a task fetches from each of them, and from the planner what one that is gone has not sent.
 
 Rule 1: nobody gets a row without the query's token, which is compared in constant time. It keeps out who may reach
 the port and is no task of this query; it hides nothing from who may read the network, as rows within tasks do not.
@@ -6,8 +9,6 @@ Rule 2: what is kept takes a bounded part of the process's memory; more is in fi
 when the process is, however it ends.
 Rule 3: the same rows are sent however often they are asked for, until their batch is discarded.
 Rule 4: a task that has not received everything fails, so that Spark runs it again: the last byte says that it is all.
-
-How rows that the runner has read reach Spark's tasks: they fetch them, or the rows are inside the tasks.
 """
 
 import logging
@@ -39,6 +40,8 @@ HERE, GONE, ALL = b"H", b"G", b"A"
 """Before the rows: whether there are any; behind them: that they are all."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to say what it wants."""
+AGAIN_SECONDS = 600.0
+"""How long a task waits for rows that are read again from the source."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes: as long as Spark itself does (`spark.network.timeout`)."""
 PORTS = 16
@@ -57,6 +60,32 @@ class FetchedRows(InputPartition):
     number: int
     place: int
 
+
+@frozen
+class EmbeddedRows(InputPartition):
+    """Rows that travel with their task."""
+
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"EmbeddedRows({len(self.data)} bytes)"
+
+
+@frozen
+class ReaderRows(InputPartition):
+    """Rows that readers have.
+
+    parts  what of them is fetched from each reader, in order; nothing where one is gone already
+    count  how many rows there are in all
+    again  where they are had, in the same order, once a reader is gone
+    """
+
+    parts: tuple[FetchedRows, ...]
+    count: int
+    again: FetchedRows
+
+
+Rows = FetchedRows | EmbeddedRows | ReaderRows
 
 Server = TypeVar("Server", bound=ThreadingTCPServer)
 Again = Callable[[int, int], Sequence[pa.RecordBatch]]
@@ -100,7 +129,7 @@ class RowServer:
     def keep(self, number: int, place: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Keep the rows of one task of a batch, and tell how to fetch them."""
         kept = Kept.of(batches)
-        if self._in_memory + kept.memory > self._most:
+        if self.in_memory + kept.memory > self._most:
             kept = kept.on_disk(self._folder)
         self._server.kept[number, place] = kept
         return self.promised(number, place)
@@ -110,7 +139,8 @@ class RowServer:
         return FetchedRows(self._address.host, self.port, self._server.token, number, place)
 
     @property
-    def _in_memory(self) -> int:
+    def in_memory(self) -> int:
+        """How many bytes the rows take that are not in files."""
         return sum(kept.memory for kept in self._server.kept.values())
 
     def discard(self, number: int) -> None:
@@ -138,8 +168,11 @@ class Kept:
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch]) -> "Kept":
         """Keep rows as they are."""
-        parts = tuple(part for batch in batches for part in _sliced(batch))
-        return cls(parts, sum(part.nbytes for part in parts))
+        parts = list[pa.RecordBatch]()
+        for batch in batches:
+            rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
+            parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
+        return cls(tuple(parts), sum(part.nbytes for part in parts))
 
     def on_disk(self, folder: str) -> "Kept":
         """The same rows in a file without a name, read from there when they are sent."""
@@ -154,12 +187,6 @@ class Kept:
         with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), self.batches[0].schema) as writer:
             for batch in self.batches:
                 writer.write_batch(batch)
-
-
-def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)
 
 
 class _Server(ThreadingTCPServer):
@@ -190,7 +217,9 @@ class _Sending(BaseRequestHandler):
         if not compare_digest(token, self.server.token):
             log.warning("%s asked for rows without this query's token, and got none", self.client_address)
             return
-        rows = self._rows(number, place)
+        rows = self.server.kept.get((number, place))
+        if rows is None and (again := self.server.again(number, place)):
+            rows = Kept.of(again)
         # A task's sink may block for as long as it likes; a peer that is gone is noticed.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -199,11 +228,6 @@ class _Sending(BaseRequestHandler):
             if rows is not None:
                 rows.write(stream)
                 stream.write(ALL)
-
-    def _rows(self, number: int, place: int) -> Kept | None:
-        kept = self.server.kept.get((number, place))
-        again = self.server.again(number, place) if kept is None else ()
-        return Kept.of(again) if again else kept
 
 
 def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) -> Server:
@@ -220,71 +244,6 @@ def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) 
         f"no port could be had for tasks to fetch rows from ({fault}): give lease.fetchPort another, or set "
         "lease.transport to embedded"
     ) from fault
-
-
-# On an executor
-
-
-def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Raises RuntimeError if they cannot be had, or none come for so long; says what to set."""
-    try:
-        with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
-            connection.settimeout(seconds)
-            connection.sendall(REQUEST.pack(rows.token, rows.number, rows.place))
-            if received(connection, 1) == GONE:
-                raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
-            with connection.makefile("rb") as stream:
-                yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
-                if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of all
-                    raise ConnectionError("the driver went away before it had sent all rows")
-    except (OSError, pa.ArrowInvalid) as fault:
-        raise RuntimeError(
-            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): let executors connect "
-            "there, as they do to Spark's own ports, with lease.fetchPort where only some are open; or set "
-            "lease.transport to embedded"
-        ) from fault
-
-
-def received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises ConnectionError if the other side closes before."""
-    found = b""
-    while len(found) < size:
-        more = connection.recv(size - len(found))
-        if not more:
-            raise ConnectionError("the other side has closed the connection without an answer")
-        found += more
-    return found
-
-
-AGAIN_SECONDS = 600.0
-"""How long a task waits for rows that are read again from the source."""
-
-
-@frozen
-class EmbeddedRows(InputPartition):
-    """Rows that travel with their task."""
-
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"EmbeddedRows({len(self.data)} bytes)"
-
-
-@frozen
-class ReaderRows(InputPartition):
-    """Rows that readers have.
-
-    parts  what of them is fetched from each reader, in order; nothing where one is gone already
-    count  how many rows there are in all
-    again  where they are had, in the same order, once a reader is gone
-    """
-
-    parts: tuple[FetchedRows, ...]
-    count: int
-    again: FetchedRows
-
-
-Rows = FetchedRows | EmbeddedRows | ReaderRows
 
 
 class Transport:
@@ -305,7 +264,14 @@ class Transport:
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
         """Make a partition for each task of this batch. The first that is to be fetched opens the port."""
         if self._address is None:
-            return [_embedded(batches) for batches in tasks]
+            embedded = list[Rows]()
+            for batches in tasks:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+                embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
+            return embedded
         return [self._opened(self._address).keep(number, *each) for each in enumerate(tasks)]
 
     def promised(self, number: int, place: int) -> FetchedRows:
@@ -336,19 +302,12 @@ def spread(rows: Mapping[str, pa.RecordBatch], tasks: Callable[[int], int]) -> l
     found: list[list[pa.RecordBatch]] = [[] for _ in range(tasks(len(batches)))]
     for batch in batches:
         min(found, key=lambda task: sum(each.num_rows for each in task)).append(batch)
-    return [[part for batch in task for part in _parts(batch)] for task in found]
+    # What waited in several large batches is a table by now: it was joined without copying.
+    batches_of = [[each.to_batches() if isinstance(each, pa.Table) else [each] for each in task] for task in found]
+    return [[part for parts in task for part in parts] for task in batches_of]
 
 
-def _parts(rows: pa.RecordBatch | pa.Table) -> Sequence[pa.RecordBatch]:
-    return rows.to_batches() if isinstance(rows, pa.Table) else (rows,)
-
-
-def _embedded(batches: Sequence[pa.RecordBatch]) -> EmbeddedRows:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return EmbeddedRows(sink.getvalue().to_pybytes())
+# On an executor
 
 
 def read(rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -381,3 +340,34 @@ def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
             left -= min(left, batch.num_rows)
     if seen != rows.count:
         raise RuntimeError(f"{seen} rows came of {rows.count} that were planned")
+
+
+def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Raises RuntimeError if they cannot be had, or none come for so long; says what to set."""
+    try:
+        with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
+            connection.settimeout(seconds)
+            connection.sendall(REQUEST.pack(rows.token, rows.number, rows.place))
+            if received(connection, 1) == GONE:
+                raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
+            with connection.makefile("rb") as stream:
+                yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
+                if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of all
+                    raise ConnectionError("the driver went away before it had sent all rows")
+    except (OSError, pa.ArrowInvalid) as fault:
+        raise RuntimeError(
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): let executors connect "
+            "there, as they do to Spark's own ports, with lease.fetchPort where only some are open; or set "
+            "lease.transport to embedded"
+        ) from fault
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises ConnectionError if the other side closes before."""
+    found = b""
+    while len(found) < size:
+        more = connection.recv(size - len(found))
+        if not more:
+            raise ConnectionError("the other side has closed the connection without an answer")
+        found += more
+    return found

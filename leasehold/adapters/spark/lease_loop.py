@@ -104,7 +104,7 @@ class LeaseLoop:
             self._changed.wait_for(lambda: self._fault or any(each.waiting[0] for each in self._takable()), seconds)
 
     @property
-    def parting(self) -> bool:
+    def handing_off(self) -> bool:
         """Whether a lease waits to be given away until Spark has committed."""
         return any(holding.parting for holding in self._member.holdings)
 
