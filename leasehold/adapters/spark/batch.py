@@ -185,6 +185,7 @@ def planned(place: StreamPlace, bounds: Bounds, tasks: int) -> list[ShardPart]:
         plan = _ShardPlanner(place, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(plan.parts, listed))
+        # Tasks start in this order: with few cores all shards are begun before any is read by two.
         return [part for row in rows for part in row if part is not None]
 
 
@@ -232,6 +233,7 @@ class _ShardPlanner:
             ends = told.last
         newest = cut.until_ms if told.arrived is None else min(cut.until_ms, int(told.arrived * 1000))
         found = between(cut.begin, self._marks(lease, newest) if self._parts > 1 else [], ends)
+        # Tasks read the parts of a shard at the same time, and share what the service allows its readers.
         pause = self._place.pause_seconds * len(found)
         return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in found]
 

@@ -452,7 +452,7 @@ class ShardPrefetcher:
             done = self._shared.committed(self.key)
             self._done = None if done is None or done.order > start.order else done
             self._shared.changed.notify_all()
-        if not start.ended:
+        if not start.ended:  # of a shard that the query has read to its end only the end is to be written
             self._pull.open()
         return now
 

@@ -190,7 +190,7 @@ class Kept:
 
 
 class _Server(ThreadingTCPServer):
-    daemon_threads = True
+    daemon_threads = True  # a task that takes its time keeps no process from ending
     request_queue_size = 128
     allow_reuse_address = True
 
@@ -331,7 +331,7 @@ def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
                 seen += batch.num_rows
     except RuntimeError as fault:
         log.warning("a reader is gone, asking the planner: %s", fault)
-    left = seen
+    left = seen  # the planner sends all of them again: so many were handed on before
     if seen < rows.count:
         for batch in fetched(rows.again, AGAIN_SECONDS):
             if left < batch.num_rows:

@@ -83,6 +83,7 @@ class LeaseLoop:
 
     def close(self) -> None:
         """Release what is held, within a bounded time."""
+        # A shard that waits for a commit would wait for ever: Spark commits only when it plans one more batch.
         self._shared.ending = True
         self._runner.stop()
         if self._thread_of_all is not None:
@@ -101,6 +102,7 @@ class LeaseLoop:
     def wait(self, seconds: float) -> None:
         """Until something waits to be taken, or so long."""
         with self._changed:
+            # A fault ends the wait: the main thread alone can tell Spark of it (`check`).
             self._changed.wait_for(lambda: self._fault or any(each.waiting[0] for each in self._takable()), seconds)
 
     @property
@@ -138,6 +140,7 @@ class LeaseLoop:
                 self._feeds[key].commit(ends[key])
         for key in ours:
             self._runner.hurry(key)
+        # Of a lease that was never ours here nothing is lost: an earlier run had it, and its owner knows its place.
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
 
@@ -180,7 +183,7 @@ class LeaseLoop:
             opened = {key for key, feed in self._feeds.items() if feed.opened}
         busy = {key: "its end is not reached" for key in opened if not idle[key]}
         if busy:
-            return busy
+            return busy  # the table need not be read for that
         try:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
@@ -268,6 +271,7 @@ class Waiting:
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
         seen, now = (frozenset(left), answers), self._clock()
+        # Another set of shards, or one more answer: something moves, however slowly.
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since > self._seconds:

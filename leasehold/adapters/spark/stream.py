@@ -213,6 +213,7 @@ class Run:
         done = {key: each.ends for key, each in end.ranges if not each.empty and self._delivered(key, end)}
         self._loop.commit(done)
         self._committed = end.number
+        # Spark may run a task again until it has committed its batch, and not after.
         for number in [number for number in (*self._plans, *self._parts) if number <= end.number]:
             self._transport.discard(number)
             self._plans.pop(number, None)
@@ -285,7 +286,7 @@ class Run:
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
         rows = replayed(end, self._place, waiting)
-        self._loop.was_read(rows)
+        self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
         return rows
 

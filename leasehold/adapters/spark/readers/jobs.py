@@ -71,7 +71,7 @@ class KeptReaders:
 
     def close(self) -> None:
         """End them, and start no more: what a reader has is not needed any more, or read again."""
-        self._over.set()
+        self._over.set()  # first, or one that ends now would be started again
         self._end()
         for thread in self._threads:
             thread.join(END_SECONDS)

@@ -98,6 +98,7 @@ class FarReader:
                     raise ValueError(f"{piece.ends.sequence} was reported behind {self._reported_to.sequence}")
                 self._reported_to = piece.ends
             self._count += len(report.pieces)
+            # Nothing of a report that was refused is kept: its reader is taken for gone, and its shards are read again.
             self._reports.append((FarRows(self, begins, first, report.pieces), report))
 
     def fail(self, text: str) -> None:
@@ -193,6 +194,7 @@ class FarBuffer:
         while self._rows:
             first = self._rows[0]
             (piece,) = first.pieces
+            # Asked for whatever comes first: a row larger than any limit must pass, by itself.
             alone = most_bytes == ANY_SIZE and not taken
             if not alone and (piece.rows > count or piece.bytes > most_bytes):
                 break
@@ -330,6 +332,7 @@ class ReaderPool:
             if not self._connected:
                 self._unread.add(lease.key)
                 raise SourceUnavailable(self.absent)
+            # Processes take long to start; once there was one, a shard can wait as for any other fault.
             self._patience = NEXT_SECONDS
             reader = min(self._connected, key=lambda each: len(each.openings))
             opening = FarReader(next(self._numbers), lease, start, self._close_opening)
@@ -385,6 +388,7 @@ class ReaderPool:
             unread, self._unread = self._unread, set()
             self._changed.notify_all()
         log.info("reader %s has come: %d now", peer, len(self.connected))
+        # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
         for opening in moved:
             opening.close()
         for key in {*unread, *(opening.lease.key for opening in moved)}:
@@ -506,6 +510,7 @@ class FarTransport:
             if (rows := found.get(key)) is None or rows.num_rows != each.num_rows:
                 had = "none" if rows is None else rows.num_rows
                 raise ValueError(f"shard {key}: of {each.num_rows} rows that were planned {had} can be read again")
+        # In the order in which readers would have sent them: a task may have the first ones already.
         return [found[each.opening.lease.key] for each in planned]
 
 
