@@ -11,7 +11,7 @@ from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
 from leasehold.adapters.local.node import ServiceError, java_home
-from leasehold.adapters.spark.lease_loop import HIDING
+from leasehold.adapters.spark.processes import HIDING
 
 _names = count()
 

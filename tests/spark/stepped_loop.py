@@ -55,7 +55,7 @@ class Stepped(LeaseLoop):
 
     def start(self, *, only_now: bool) -> None:
         """From now on."""
-        self._shelf.only_now = only_now
+        self._shared.only_now = only_now
         runner = self._runner
         runner._readings.close(runner.worker.clock())  # noqa: SLF001  its tasks would wait for the machine's own time
         self._steps = Steps()

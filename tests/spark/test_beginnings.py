@@ -18,9 +18,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
-from leasehold.adapters.spark.lease_loop import HIDING, lease_table, told_plainly
 from leasehold.adapters.spark.leased_source import QueryReader
 from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.processes import HIDING, told_plainly
+from leasehold.adapters.spark.stream import lease_table
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 

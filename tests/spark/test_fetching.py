@@ -67,10 +67,10 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
     for place in range(8):
         server.keep(1, place, [part])
-    assert server._in_memory == 3 * part.nbytes  # noqa: SLF001  what it holds
+    assert server.in_memory == 3 * part.nbytes
     server.discard(1)
     server.keep(2, 0, [part])
-    assert server._in_memory == part.nbytes  # noqa: SLF001  as above
+    assert server.in_memory == part.nbytes
     server.close()
 
 

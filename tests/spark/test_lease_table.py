@@ -17,8 +17,7 @@ from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.adapters.cli.report import app
 from leasehold.adapters.report.distribution import distribution, tallies
-from leasehold.adapters.spark.lease_table import DDL, PUSHDOWN, FilteringReader, LeaseTable, row
-from leasehold.adapters.spark.offsets import counted, lease_table
+from leasehold.adapters.spark.lease_table import DDL, PUSHDOWN, FilteringReader, LeaseTable, counted, lease_table, row
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.dynamodb.store import DynamoStore

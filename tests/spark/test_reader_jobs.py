@@ -24,13 +24,13 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.feed import SourceSpec
+from leasehold.adapters.spark.fetching import Transport
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import READERS_MOST, Address, LeaseOptions
 from leasehold.adapters.spark.readers import jobs
 from leasehold.adapters.spark.readers import jobs as executors
-from leasehold.adapters.spark.readers import jobs as way
-from leasehold.adapters.spark.readers import pool as keeping
+from leasehold.adapters.spark.readers import jobs as keeping
 from leasehold.adapters.spark.readers import pool as pool_module
 from leasehold.adapters.spark.readers.jobs import (
     ROOM,
@@ -38,14 +38,17 @@ from leasehold.adapters.spark.readers.jobs import (
     WISH,
     ExecutorReaders,
     JobListener,
+    KeptReaders,
+    ReaderChildren,
     ReaderJobs,
     ReaderTask,
 )
 from leasehold.adapters.spark.readers.messages import Hello, line_of
-from leasehold.adapters.spark.readers.pool import KeptReaders, ReaderChildren
 from leasehold.adapters.spark.readers.reader import ReaderSpec
 from leasehold.adapters.spark.registration import register
+from leasehold.adapters.spark.replay import Place
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.embedded.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -603,6 +606,13 @@ def lease(options: dict[str, str]) -> LeaseOptions:
     return kinesis_options({**STREAM, **options}).lease
 
 
+def readers_of(options: LeaseOptions) -> pool_module.QueryReaders:
+    """The readers of a query that reads a stream of nothing."""
+    stream, address = Stream({}), Address(HOST, HOST)
+    place = Place(MemoryStore(), stream, columns("fake"), exclusive=False)
+    return pool_module.QueryReaders(a_spec().stock, options, address, place, Transport(address))
+
+
 @pytest.mark.parametrize(
     ("there", "cores", "asked", "number"),
     [(3, 8, "auto", 3), (3, 3, "AUTO", 2), (0, 1, "auto", 1), (40, 80, "auto", READERS_MOST), (3, 8, "5", 5)],
@@ -616,11 +626,11 @@ def test_the_number_of_readers_on_executors(
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
     with listening(session) as listener:
         options = lease({"lease.readers": asked, "lease.readerJobs": listener.place})
-        readers = way.QueryReaders(a_spec().stock, options, Address(HOST, HOST))
+        readers = readers_of(options)
         readers.begin(lambda _key: None)
         assert {job.place for job in started(session, number)} == set(range(number))
         with pytest.raises(SourceUnavailable) as absent:
-            readers.open(Lease("a"), TRIM_HORIZON)
+            readers.source.open(Lease("a"), TRIM_HORIZON)
         readers.close()
     assert str(absent.value) == "no reader has come; where no slot is free, add executors, or lower lease.readers"
     assert session.jobs.empty()
@@ -630,7 +640,7 @@ def test_readers_that_leave_no_slot_for_batches_are_warned_of(caplog: pytest.Log
     """Without it a query would stand still, and nobody know why."""
     with listening(Session(defaultParallelism=2)) as listener, caplog.at_level(logging.WARNING, "leasehold.spark"):
         options = lease({"lease.readers": "2", "lease.readerJobs": listener.place})
-        readers = way.QueryReaders(a_spec().stock, options, Address(HOST, HOST))
+        readers = readers_of(options)
         readers.begin(lambda _key: None)
         readers.close()
     said = "2 readers leave none of 2 task slots for batches: add executors, or lower lease.readers"
@@ -649,14 +659,14 @@ def test_the_number_of_readers_on_the_machine_itself(
             super().__init__(begin=lambda: numbers.append(number), close=lambda: None)
             assert (spec.planner[0], spec.address) == (HOST, Address(HOST, HOST))
 
-    monkeypatch.setattr(way, "ReaderChildren", Children)
-    monkeypatch.setattr(way, "cpu_count", lambda: processors)
-    readers = way.QueryReaders(a_spec().stock, lease({"lease.readers": "auto"}), Address(HOST, HOST))
+    monkeypatch.setattr(pool_module, "ReaderChildren", Children)
+    monkeypatch.setattr(pool_module, "cpu_count", lambda: processors)
+    readers = readers_of(lease({"lease.readers": "auto"}))
     keys = Queue[str]()
     readers.begin(keys.put)
     with socket.create_connection((HOST, readers.pool.port), PATIENCE) as peer:
         peer.sendall(readers.pool.token + line_of(Hello(HOST, 1, bytes(32))))
-        readers.open(Lease("a"), TRIM_HORIZON)
+        readers.source.open(Lease("a"), TRIM_HORIZON)
     assert keys.get(timeout=PATIENCE) == "a"
     readers.close()
     assert numbers == [number]

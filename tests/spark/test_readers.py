@@ -46,7 +46,7 @@ from leasehold.adapters.spark.readers.messages import (
     line_of,
 )
 from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
-from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReader, ShardShelf
+from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place as ReplayPlace
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
@@ -137,7 +137,7 @@ def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
     """Without it a blocked sink would fill the memory of every reader."""
     said: list[FromReader] = []
     stream = Stream({"a": [str(number) for number in range(30)]})
-    shelf = ShardShelf(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
+    shelf = ShardReadAhead(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
     for now in range(5):
         shelf.step(float(now))
     told = [(piece.rows, piece.ends.sequence) for each in said for piece in each.pieces]  # type: ignore[union-attr]
@@ -157,7 +157,7 @@ def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
 def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
     """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
     stream, waits = Stream({"a": []}), list[float]()
-    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
+    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
     for now in range(200):
         stream.late["a"] = now % 2
         due = shelf.step(float(now))
@@ -170,7 +170,7 @@ def test_a_reading_without_an_answer_is_not_reported() -> None:
     """Without it a shard whose readings are throttled would be taken for one that is read up to its end."""
     said: list[FromReader] = []
     stream = Stream({"a": []}, silent={"a"})
-    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
     shelf.step(0.0)
     stream.silent.clear()
     shelf.step(1.0)
@@ -181,7 +181,7 @@ def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
     """Without it the children of a shard would never be read."""
     said: list[FromReader] = []
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
-    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
     dues = [shelf.step(0.0), shelf.step(1.0)]
     assert dues[1] == math.inf
     last = said[-1]
@@ -193,7 +193,7 @@ def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
     """Without it the shard would stay with a worker that cannot read it."""
     said: list[FromReader] = []
     stream = Stream({"a": []})
-    shelf = ShardShelf(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
+    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
     assert (shelf.step(0.0), said) == (math.inf, [ShardFailure(1, "access denied")])
 
 

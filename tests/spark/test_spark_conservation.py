@@ -41,7 +41,7 @@ from leasehold.adapters.spark.readers.messages import (
     line_of,
 )
 from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
-from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReader, ShardShelf
+from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
@@ -319,7 +319,7 @@ class Shelving(Reading):
         self.begin()
         stock = SourceSpec(lambda: self.stream, self.made.columns, 0.01, 2**53, rereadable=True)
         self.spec = ReaderSpec(("", 1), b"", Address("", ""), stock, rows, size, 3, 500, "")
-        self.shelves: dict[str, ShardShelf] = {}
+        self.shelves: dict[str, ShardReadAhead] = {}
         self.openings: dict[str, FarReader] = {}
         self.buffers: dict[str, FarBuffer] = {}
         self.planned = dict.fromkeys("ab", TRIM_HORIZON)
@@ -335,7 +335,7 @@ class Shelving(Reading):
         self.openings[key] = FarReader(self.number, Lease(key), self.planned[key], lambda _opening: None)
         asked = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
         assert isinstance(asked, Open)
-        self.shelves[key] = ShardShelf(asked, self.stream, self.spec, self._say, lambda: 2)
+        self.shelves[key] = ShardReadAhead(asked, self.stream, self.spec, self._say, lambda: 2)
         self.read_to[key] = self.planned[key]
         self.over.discard(key)
 

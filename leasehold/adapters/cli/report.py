@@ -86,7 +86,7 @@ def _by_spark(sources: Sequence[str], place: str, times: int, groups: Groups) ->
     if times > 1 or len(sources) > 1 or "://" not in sources[0]:
         raise ValueError("--spark: it takes one look at one store")
     # Only here, so that no other report needs Spark.
-    from leasehold.adapters.spark.offsets import counted, lease_table  # noqa: PLC0415
+    from leasehold.adapters.spark.lease_table import counted, lease_table  # noqa: PLC0415
     from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
 
     found = counted(lease_table(session("leasehold report"), sources[0]))

@@ -1,15 +1,14 @@
-"""Reads the parts of a slice in Spark's tasks: each opens the stream by itself, and ends by itself.
+"""One batch of a stream, without leases: its shards are cut into parts, and each task of Spark's reads one by itself.
 
-Plans the tasks that read a slice of a stream: the shards, each cut into parts of about the same time.
+The options say where the batch begins and ends (`Bounds`), the driver plans its parts (`planned`), and an executor
+opens the stream with credentials of its own and reads one of them (`PartReading`).
 
 Rule 1: parts are cut at positions, found once, and not at times: whatever the times of arrival are, each record lies in
-exactly one part of its shard. A time is only asked where to cut.
+exactly one part of its shard. A time is only asked where to cut, and parts take about the same time.
 Rule 2: a cut that is not found quickly is left out; the part before it is larger then.
 Rule 3: the shards are listed once the end of the slice has passed, so that none that a reshard makes later has records
 of it. A parent and its children all take part: each record is in one of them.
 Rule 4: a slice up to the present ends with the last number where the source has one, else with a time.
-
-Where a batch, or a query that ends by itself, begins and ends, as its options say.
 """
 
 import logging
@@ -34,31 +33,14 @@ from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 from leasehold.stores.printable import escaped
 
+log = escaped(logging.getLogger("leasehold.spark"))
 
-class BoundedSource(Source, Sliceable, Protocol):
-    """A source that can tell when a shard has been read up to a time."""
-
-
-class StreamPlace(Protocol):
-    """A stream that anybody can open, the driver or an executor, with credentials of their own: it holds no secret."""
-
-    @property
-    def columns(self) -> Columns:
-        """The columns that its records become."""
-        ...
-
-    @property
-    def pause_seconds(self) -> float:
-        """Between two readings of a shard, if it has one reader."""
-        ...
-
-    def open(self) -> Source:
-        """The stream, for reading. Raises SourceError, ValueError."""
-        ...
-
-    def probe(self) -> BoundedSource:
-        """The stream, for looking at single records. Raises SourceError, ValueError."""
-        ...
+PARTS_MOST = 4
+"""Of one shard: its readers share five requests and two megabytes a second (Kinesis), or are five (Event Hubs)."""
+EVER_MS = 2**53
+THREADS = 16
+PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
+FAULT_SECONDS = 0.4, 10.0
 
 
 @frozen
@@ -82,7 +64,8 @@ class Bounds:
             return
         if self.since == LATEST:
             raise ValueError(self._no_beginning)
-        if self.until != LATEST and self.until.sub <= _ms(self.begins):
+        begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # the oldest record is before all
+        if self.until != LATEST and self.until.sub <= begins_ms:
             raise ValueError(
                 f"option {self.source}.endingPosition: it is not later than {self.source}.startingPosition"
             )
@@ -117,10 +100,6 @@ class Bounds:
         )
 
 
-def _ms(position: Position) -> int:
-    return position.sub if position.sequence == "AT_TIMESTAMP" else -1
-
-
 def bounds_of(given: Given, source: str, since: Mapping[str, Any] | None, until: Mapping[str, Any] | None) -> Bounds:
     """The bounds that options say, positions as a configuration has them. Raises ValueError, naming the option."""
     return Bounds(_position(since), _position(until), given.number("minPartitions", 0) or 0, source)
@@ -133,11 +112,30 @@ def _position(told: Mapping[str, Any] | None) -> Position | None:
     return at_timestamp(told["timestamp_ms"]) if name == "AT_TIMESTAMP" else Position(name)
 
 
-PARTS_MOST = 4
-"""Of one shard: its readers share five requests and two megabytes a second (Kinesis), or are five (Event Hubs)."""
-EVER_MS = 2**53
-THREADS = 16
-PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
+class BoundedSource(Source, Sliceable, Protocol):
+    """A source that can tell when a shard has been read up to a time."""
+
+
+class StreamPlace(Protocol):
+    """A stream that anybody can open, the driver or an executor, with credentials of their own: it holds no secret."""
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that its records become."""
+        ...
+
+    @property
+    def pause_seconds(self) -> float:
+        """Between two readings of a shard, if it has one reader."""
+        ...
+
+    def open(self) -> Source:
+        """The stream, for reading. Raises SourceError, ValueError."""
+        ...
+
+    def probe(self) -> BoundedSource:
+        """The stream, for looking at single records. Raises SourceError, ValueError."""
+        ...
 
 
 @frozen
@@ -187,6 +185,7 @@ def planned(place: StreamPlace, bounds: Bounds, tasks: int) -> list[ShardPart]:
         plan = _ShardPlanner(place, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(plan.parts, listed))
+        # Tasks start in this order: with few cores all shards are begun before any is read by two.
         return [part for row in rows for part in row if part is not None]
 
 
@@ -234,6 +233,7 @@ class _ShardPlanner:
             ends = told.last
         newest = cut.until_ms if told.arrived is None else min(cut.until_ms, int(told.arrived * 1000))
         found = between(cut.begin, self._marks(lease, newest) if self._parts > 1 else [], ends)
+        # Tasks read the parts of a shard at the same time, and share what the service allows its readers.
         pause = self._place.pause_seconds * len(found)
         return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in found]
 
@@ -257,13 +257,8 @@ class _ShardPlanner:
                         break
                     time.sleep(batch.wait_seconds)
         except SourceUnavailable:
-            pass
+            pass  # rule 2: reading will have to wait for it, planning need not
         return None
-
-
-log = escaped(logging.getLogger("leasehold.spark"))
-
-FAULT_SECONDS = 0.4, 10.0
 
 
 class SlicedReader(DataSourceReader):

@@ -1,4 +1,9 @@
-"""Reads one held shard ahead of Spark, and writes its checkpoint once Spark has committed.
+"""Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
+
+The runner calls `ShardPrefetcher.step` in a thread of its own, one step of a shard at a time. Spark's main thread asks
+what waits (`held`, `waiting`), takes rows out of the buffer (`take`), and says what it has committed (`commit`). What
+both see is guarded by the one condition in `ReadAheadState`. Rows are Arrow's from the source on, cut at any row
+without copying; `Columns` says of any row the position that it stands for.
 
 Rule 1: a step reads at most once and only where there is room, so a blocked sink bounds what is in memory.
 Rule 2: the checkpoint moves only to what Spark has committed; what was read ahead counts for nothing.
@@ -9,8 +14,6 @@ Rule 5: what is read is held, or read again; nothing is read or planned once the
 
 Its marks (`reading/cursor.py`): what Spark was given is delivered, what it has committed is acknowledged. The query may
 come to a shard behind its checkpoint, having planned a batch that it has not committed: `delivered` begins there.
-
-Rows of one shard as Arrow, cut at any row without copying, and the position each row stands for.
 """
 
 import logging
@@ -37,6 +40,8 @@ from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import StoreError
+
+log = escaped(logging.getLogger("leasehold.spark"))
 
 ROW_BYTES = 100
 """Bytes that a row takes besides its data, about: keys, numbers and times."""
@@ -208,45 +213,35 @@ class RowBuffer:
 
         Positions without rows behind the last row taken go with it.
         """
-        taken: list[pa.RecordBatch] = []
-        ends: Position | None = None
+        taken, ends = list[pa.RecordBatch](), None
         while self._chunks:
             first, size = self._chunks[0]
-            fitting = self._fitting(first, size, count, most_bytes)
-            if fitting < first.count:
-                if fitting:
-                    ends = self._cut(fitting, taken)
-                break
-            count, most_bytes = count - first.count, most_bytes - size
-            taken.append(first.rows)
-            ends = first.ends
-            self._pop()
+            if first.count <= count and size <= most_bytes:
+                count, most_bytes = count - first.count, most_bytes - size
+                taken.append(first.rows)
+                ends = first.ends
+                self._pop()
+                continue
+            sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
+            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
+            if fitting:
+                self._pop()
+                taken.append(first.rows.slice(0, fitting))
+                ends = self._columns.position(first.rows, fitting - 1)
+                rest = evolve(first, rows=first.rows.slice(fitting))
+                self._chunks.appendleft((rest, size := self._size(rest)))
+                self.count += rest.count
+                self.bytes += size
+            break
         return None if ends is None else Chunk(joined(taken), ends)
 
-    def _cut(self, fitting: int, taken: list[pa.RecordBatch]) -> Position:
-        first = self._pop()
-        taken.append(first.rows.slice(0, fitting))
-        rest = evolve(first, rows=first.rows.slice(fitting))
-        size = self._size(rest)
-        self._chunks.appendleft((rest, size))
-        self.count += rest.count
-        self.bytes += size
-        return self._columns.position(first.rows, fitting - 1)
-
-    def _pop(self) -> Chunk:
+    def _pop(self) -> None:
         chunk, size = self._chunks.popleft()
         self.count -= chunk.count
         self.bytes -= size
-        return chunk
 
     def _size(self, chunk: Chunk) -> int:
         return int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0) + ROW_BYTES * chunk.count
-
-    def _fitting(self, chunk: Chunk, size: int, count: int, most_bytes: int) -> int:
-        if chunk.count <= count and size <= most_bytes:
-            return chunk.count
-        sizes = np.asarray(pc.binary_length(chunk.rows[self._columns.data])) + ROW_BYTES
-        return min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -273,8 +268,6 @@ class ReadAheadPace:
     interval_seconds: float
     buffer: Callable[[Columns], AheadBuffer] = RowBuffer
 
-
-log = escaped(logging.getLogger("leasehold.spark"))
 
 COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
 SILENT_SECONDS = 60.0
@@ -313,20 +306,21 @@ class ShardPrefetcher:
 
     member   the worker
     holding  its lease
-    shelf    shared with the other feeds
+    shared   with the other feeds
     left     called when it is over
     """
 
     def __init__(
-        self, member: ReadingWorker, holding: Holding, shelf: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
+        self, member: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
     ) -> None:
         self.holding, self.key = holding, holding.key
-        self._member, self._shelf, self._left = member, shelf, left
+        self._member, self._shared, self._left = member, shared, left
         self._first = ReadingStart(holding, member.source, member.config)
         self._cursor = Cursor(holding.lease.checkpoint)
+        # Under the epoch of this claim, so that whoever held the shard before is disconnected (Event Hubs).
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
         self.opened = False  # whether it is known where the query goes on
-        self._buffer = shelf.pace.buffer(shelf.pace.columns)
+        self._buffer = shared.pace.buffer(shared.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
         self._given = self._at_tip = False
@@ -334,7 +328,7 @@ class ShardPrefetcher:
         self._heard = self._asked = 0.0
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
 
-    # For the planning of batches; call these with `shelf.changed` held
+    # For the planning of batches; call these with `shared.changed` held
 
     @property
     def held(self) -> Held | None:
@@ -353,16 +347,12 @@ class ShardPrefetcher:
     @property
     def idle(self) -> bool:
         """Whether all that was there when reading began has been handed over, and all commits are written."""
-        return (self._at_tip or self._ended) and not self._buffer and self._writable is None
-
-    @property
-    def _ended(self) -> bool:
-        return self._cursor.over
+        return (self._at_tip or self._cursor.over) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
         """The position that Spark has committed and the lease does not say, once it may be written (rule 4)."""
-        return self._done if self.opened and (self._ended or self.key in self._shelf.read) else None
+        return self._done if self.opened and (self._cursor.over or self.key in self._shared.read) else None
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """The next rows, at most so many."""
@@ -386,7 +376,13 @@ class ShardPrefetcher:
             self.holding.reach.failed(str(fault), now)
             return now + wait
         except SourceError as fault:
-            return self._exclude(now, fault)
+            # Trying again would not help here; another worker may have what is missing, as a permission.
+            text = "shard %s cannot be read here, released for %g s: %s"
+            log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
+            self._member.exclude(self.key, EXCLUDED_SECONDS)
+            self.holding.ask_release()
+            self._member.hurry()
+            return now
         self._faults.reset()
         return due
 
@@ -398,14 +394,19 @@ class ShardPrefetcher:
             cursor.consumer_acknowledged(done)
             self._written()  # the lease may say so already
         # What an earlier run was given and did not commit is not waited for: this one may never plan a batch of it.
-        waits = self._given and cursor.out and not self._shelf.ending
+        waits = self._given and cursor.out and not self._shared.ending
         if holding.parting and not (waits or cursor.acknowledged.ended):
             return self._leave() if holding.part(cursor.storable) else now
         if self._buffer.gone:
-            self._set_back()
+            # The process that had these rows is gone: what Spark was not given yet is read again.
+            self._pull.close()
+            with self._shared.changed:
+                self._buffer = self._shared.pace.buffer(self._shared.pace.columns)
+                cursor.rows_dropped()
+                self._at_tip = False
         match cursor.order(expired=holding.expired, free=False):
             case StoreCheckpoint(to):
-                if not holding.checkpoint(to):
+                if not holding.checkpoint(to):  # another has it: what Spark was given stays the sink's
                     return self._leave()
                 cursor.checkpoint_stored(to)
                 self._written()
@@ -422,10 +423,10 @@ class ShardPrefetcher:
 
     def _written(self) -> None:
         """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""
-        with self._shelf.changed:
+        with self._shared.changed:
             if self._done is not None and self._done.order <= self._cursor.committed.order:
                 self._done = None
-            self._shelf.changed.notify_all()
+            self._shared.changed.notify_all()
 
     def _open(self, now: float) -> float:
         lease, member = self.holding.lease, self._member
@@ -433,31 +434,30 @@ class ShardPrefetcher:
             self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
-        if (start := self._start()) is None:
-            return self._leave()
-        with self._shelf.changed:
+        # Where the query itself came to; only what it knows nothing of starts where the lease says.
+        start = known = self._shared.resume(self.holding, lease.checkpoint)
+        if known == lease.checkpoint:
+            if (found := self._first.find()) is None:  # the lease was lost while LATEST was pinned
+                return self._leave()
+            start = found
+        else:
+            # A row made anew says LATEST: pinned to the present, it would skip what came since the last batch.
+            log.info(
+                "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, known.sequence
+            )
+        with self._shared.changed:
             self._cursor.begun_at(start)
             self.opened, self._heard = True, now
             # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
-            done = self._shelf.committed(self.key)
+            done = self._shared.committed(self.key)
             self._done = None if done is None or done.order > start.order else done
-            self._shelf.changed.notify_all()
-        if not start.ended:
+            self._shared.changed.notify_all()
+        if not start.ended:  # of a shard that the query has read to its end only the end is to be written
             self._pull.open()
         return now
 
-    def _start(self) -> Position | None:
-        """Where the query itself came to; only what it knows nothing of starts where the lease says."""
-        checkpoint = self.holding.lease.checkpoint
-        known = self._shelf.resume(self.holding, checkpoint)
-        if known == checkpoint:
-            return self._first.find()
-        # A row made anew says LATEST: pinned to the present, it would skip what came since the query's last batch.
-        log.info("shard %s: its lease says %s, going on behind %s", self.key, checkpoint.sequence, known.sequence)
-        return known
-
     def _read(self, now: float) -> float:
-        if self._shelf.only_now and self._target is None:
+        if self._shared.only_now and self._target is None:
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
             self._reached(now, behind=None)
         if self._at_tip:
@@ -465,23 +465,23 @@ class ShardPrefetcher:
             return now + ROOM_SECONDS
 
         def keep(batch: Batch) -> None:
-            chunk = chunk_of(self._shelf.pace.columns, self.holding.lease, batch)
-            with self._shelf.changed:
+            chunk = chunk_of(self._shared.pace.columns, self.holding.lease, batch)
+            with self._shared.changed:
                 if chunk is not None:
                     self._buffer.put(chunk)
                     self._heard = now
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 if chunk is not None or batch.behind_seconds is not None:
-                    self._shelf.answers += 1
-                    self._shelf.read.add(self.key)
+                    self._shared.answers += 1
+                    self._shared.read.add(self.key)
                 self._reached(now, behind=batch.behind_seconds)
-                self._shelf.changed.notify_all()
+                self._shared.changed.notify_all()
 
         batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
-        self._shelf.measure(self.holding, batch)
+        self._shared.measure(self.holding, batch)
         # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait.
-        return max(now + self._shelf.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
+        return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
     def _reached(self, now: float, *, behind: float | None) -> None:
         """Note whether all that was there at the start is read: up to the last number, where the source gave one."""
@@ -494,14 +494,14 @@ class ShardPrefetcher:
             self._at_tip = target.sub == 0 or behind == 0 or past
         elif self._cursor.read.order >= target.order:
             self._at_tip = True
-            self._shelf.read |= {self.key} if self._cursor.read.order == target.order else set()  # rule 4: that stream
+            self._shared.read |= {self.key} if self._cursor.read.order == target.order else set()  # rule 4: that stream
         elif now - self._heard > SILENT_SECONDS:
             log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
             self._at_tip = True
 
     def _blocked(self, now: float) -> bool:
         """Whether what was read ahead must go before more is read."""
-        pace, feeds = self._shelf.pace, max(1, self._shelf.feeds)
+        pace, feeds = self._shared.pace, max(1, self._shared.feeds)
         rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
         if self._buffer.count < rows and self._buffer.bytes < size:
             return False
@@ -509,24 +509,9 @@ class ShardPrefetcher:
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True
 
-    def _set_back(self) -> None:
-        """Have read again what Spark was not given yet: the process that had it is gone."""
-        self._pull.close()
-        with self._shelf.changed:
-            self._buffer = self._shelf.pace.buffer(self._shelf.pace.columns)
-            self._cursor.rows_dropped()
-            self._at_tip = False
-
-    def _exclude(self, now: float, fault: SourceError) -> float:
-        log.error("shard %s cannot be read here, released for %g s: %s", self.key, EXCLUDED_SECONDS, fault)
-        self._member.exclude(self.key, EXCLUDED_SECONDS)
-        self.holding.ask_release()
-        self._member.hurry()
-        return now
-
     def _leave(self) -> float:
         self._pull.close()
-        with self._shelf.changed:
+        with self._shared.changed:
             self._left(self)
-            self._shelf.changed.notify_all()
+            self._shared.changed.notify_all()
         return math.inf

@@ -1,4 +1,7 @@
-"""Rows that wait in the reading process until Spark's tasks fetch them over TCP.
+"""How planned rows reach Spark's tasks: tasks fetch them over TCP from the process that has them, or carry them.
+
+`Transport` makes a partition of each task's rows; an executor gets them by `read`. Where readers have the rows
+(`readers`), a task fetches from each of them, and from the planner what one that is gone has not sent.
 
 Rule 1: nobody gets a row without the query's token, which is compared in constant time. It keeps out who may reach
 the port and is no task of this query; it hides nothing from who may read the network, as rows within tasks do not.
@@ -6,8 +9,6 @@ Rule 2: what is kept takes a bounded part of the process's memory; more is in fi
 when the process is, however it ends.
 Rule 3: the same rows are sent however often they are asked for, until their batch is discarded.
 Rule 4: a task that has not received everything fails, so that Spark runs it again: the last byte says that it is all.
-
-How rows that the runner has read reach Spark's tasks: they fetch them, or the rows are inside the tasks.
 """
 
 import logging
@@ -39,6 +40,8 @@ HERE, GONE, ALL = b"H", b"G", b"A"
 """Before the rows: whether there are any; behind them: that they are all."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to say what it wants."""
+AGAIN_SECONDS = 600.0
+"""How long a task waits for rows that are read again from the source."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes: as long as Spark itself does (`spark.network.timeout`)."""
 PORTS = 16
@@ -57,6 +60,32 @@ class FetchedRows(InputPartition):
     number: int
     place: int
 
+
+@frozen
+class EmbeddedRows(InputPartition):
+    """Rows that travel with their task."""
+
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"EmbeddedRows({len(self.data)} bytes)"
+
+
+@frozen
+class ReaderRows(InputPartition):
+    """Rows that readers have.
+
+    parts  what of them is fetched from each reader, in order; nothing where one is gone already
+    count  how many rows there are in all
+    again  where they are had, in the same order, once a reader is gone
+    """
+
+    parts: tuple[FetchedRows, ...]
+    count: int
+    again: FetchedRows
+
+
+Rows = FetchedRows | EmbeddedRows | ReaderRows
 
 Server = TypeVar("Server", bound=ThreadingTCPServer)
 Again = Callable[[int, int], Sequence[pa.RecordBatch]]
@@ -100,7 +129,7 @@ class RowServer:
     def keep(self, number: int, place: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Keep the rows of one task of a batch, and tell how to fetch them."""
         kept = Kept.of(batches)
-        if self._in_memory + kept.memory > self._most:
+        if self.in_memory + kept.memory > self._most:
             kept = kept.on_disk(self._folder)
         self._server.kept[number, place] = kept
         return self.promised(number, place)
@@ -110,7 +139,8 @@ class RowServer:
         return FetchedRows(self._address.host, self.port, self._server.token, number, place)
 
     @property
-    def _in_memory(self) -> int:
+    def in_memory(self) -> int:
+        """How many bytes the rows take that are not in files."""
         return sum(kept.memory for kept in self._server.kept.values())
 
     def discard(self, number: int) -> None:
@@ -138,8 +168,11 @@ class Kept:
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch]) -> "Kept":
         """Keep rows as they are."""
-        parts = tuple(part for batch in batches for part in _sliced(batch))
-        return cls(parts, sum(part.nbytes for part in parts))
+        parts = list[pa.RecordBatch]()
+        for batch in batches:
+            rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
+            parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
+        return cls(tuple(parts), sum(part.nbytes for part in parts))
 
     def on_disk(self, folder: str) -> "Kept":
         """The same rows in a file without a name, read from there when they are sent."""
@@ -156,14 +189,8 @@ class Kept:
                 writer.write_batch(batch)
 
 
-def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)
-
-
 class _Server(ThreadingTCPServer):
-    daemon_threads = True
+    daemon_threads = True  # a task that takes its time keeps no process from ending
     request_queue_size = 128
     allow_reuse_address = True
 
@@ -190,7 +217,9 @@ class _Sending(BaseRequestHandler):
         if not compare_digest(token, self.server.token):
             log.warning("%s asked for rows without this query's token, and got none", self.client_address)
             return
-        rows = self._rows(number, place)
+        rows = self.server.kept.get((number, place))
+        if rows is None and (again := self.server.again(number, place)):
+            rows = Kept.of(again)
         # A task's sink may block for as long as it likes; a peer that is gone is noticed.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -199,11 +228,6 @@ class _Sending(BaseRequestHandler):
             if rows is not None:
                 rows.write(stream)
                 stream.write(ALL)
-
-    def _rows(self, number: int, place: int) -> Kept | None:
-        kept = self.server.kept.get((number, place))
-        again = self.server.again(number, place) if kept is None else ()
-        return Kept.of(again) if again else kept
 
 
 def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) -> Server:
@@ -222,7 +246,100 @@ def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) 
     ) from fault
 
 
+class Transport:
+    """Makes tasks of batches, and lets them go once Spark is done with them.
+
+    address  where tasks fetch rows; None: rows are embedded
+    memory   bytes of rows to be fetched that wait in memory
+    folder   where more of them wait; "" for the system's own place
+
+    `again` has the rows of a task that are not kept; set it before the first partition is made.
+    """
+
+    def __init__(self, address: Address | None, memory: int = 0, folder: str = "") -> None:
+        self._address, self._memory, self._folder = address, memory, folder
+        self._server: RowServer | None = None
+        self.again: Again = nothing
+
+    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
+        """Make a partition for each task of this batch. The first that is to be fetched opens the port."""
+        if self._address is None:
+            embedded = list[Rows]()
+            for batches in tasks:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+                embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
+            return embedded
+        return [self._opened(self._address).keep(number, *each) for each in enumerate(tasks)]
+
+    def promised(self, number: int, place: int) -> FetchedRows:
+        """Where a task fetches rows that are not kept here, but had by `again` when it asks. It opens the port."""
+        if self._address is None:
+            raise ValueError("rows that are embedded cannot be promised")
+        return self._opened(self._address).promised(number, place)
+
+    def _opened(self, address: Address) -> RowServer:
+        if self._server is None:
+            self._server = RowServer(address, self._memory, self._folder, self.again)
+        return self._server
+
+    def discard(self, number: int) -> None:
+        """The rows of this batch are read no more."""
+        if self._server is not None:
+            self._server.discard(number)
+
+    def close(self) -> None:
+        """Close the port, and let all rows go."""
+        if self._server is not None:
+            self._server.close()
+
+
+def spread(rows: Mapping[str, pa.RecordBatch], tasks: Callable[[int], int]) -> list[list[pa.RecordBatch]]:
+    """Shards over as many tasks as there are for so many: the largest first, each to the task that has least so far."""
+    batches = sorted((batch for batch in rows.values() if batch.num_rows), key=lambda batch: -batch.num_rows)
+    found: list[list[pa.RecordBatch]] = [[] for _ in range(tasks(len(batches)))]
+    for batch in batches:
+        min(found, key=lambda task: sum(each.num_rows for each in task)).append(batch)
+    # What waited in several large batches is a table by now: it was joined without copying.
+    batches_of = [[each.to_batches() if isinstance(each, pa.Table) else [each] for each in task] for task in found]
+    return [[part for parts in task for part in parts] for task in batches_of]
+
+
 # On an executor
+
+
+def read(rows: Rows) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Raises RuntimeError if they cannot be fetched."""
+    match rows:
+        case FetchedRows():
+            yield from fetched(rows)
+        case ReaderRows():
+            yield from _from_readers(rows)
+        case EmbeddedRows(data):
+            yield from pa.ipc.open_stream(data)
+
+
+def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
+    """From the readers, and where one fails, all that it has not sent from the planner: the same rows, in order."""
+    seen = 0
+    try:
+        for part in rows.parts:
+            for batch in fetched(part):
+                yield batch
+                seen += batch.num_rows
+    except RuntimeError as fault:
+        log.warning("a reader is gone, asking the planner: %s", fault)
+    left = seen  # the planner sends all of them again: so many were handed on before
+    if seen < rows.count:
+        for batch in fetched(rows.again, AGAIN_SECONDS):
+            if left < batch.num_rows:
+                yield batch.slice(left)
+                seen += batch.num_rows - left
+            left -= min(left, batch.num_rows)
+    if seen != rows.count:
+        raise RuntimeError(f"{seen} rows came of {rows.count} that were planned")
 
 
 def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.RecordBatch]:
@@ -254,130 +371,3 @@ def received(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the other side has closed the connection without an answer")
         found += more
     return found
-
-
-AGAIN_SECONDS = 600.0
-"""How long a task waits for rows that are read again from the source."""
-
-
-@frozen
-class EmbeddedRows(InputPartition):
-    """Rows that travel with their task."""
-
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"EmbeddedRows({len(self.data)} bytes)"
-
-
-@frozen
-class ReaderRows(InputPartition):
-    """Rows that readers have.
-
-    parts  what of them is fetched from each reader, in order; nothing where one is gone already
-    count  how many rows there are in all
-    again  where they are had, in the same order, once a reader is gone
-    """
-
-    parts: tuple[FetchedRows, ...]
-    count: int
-    again: FetchedRows
-
-
-Rows = FetchedRows | EmbeddedRows | ReaderRows
-
-
-class Transport:
-    """Makes tasks of batches, and lets them go once Spark is done with them.
-
-    address  where tasks fetch rows; None: rows are embedded
-    memory   bytes of rows to be fetched that wait in memory
-    folder   where more of them wait; "" for the system's own place
-
-    `again` has the rows of a task that are not kept; set it before the first partition is made.
-    """
-
-    def __init__(self, address: Address | None, memory: int = 0, folder: str = "") -> None:
-        self._address, self._memory, self._folder = address, memory, folder
-        self._server: RowServer | None = None
-        self.again: Again = nothing
-
-    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
-        """Make a partition for each task of this batch. The first that is to be fetched opens the port."""
-        if self._address is None:
-            return [_embedded(batches) for batches in tasks]
-        return [self._opened(self._address).keep(number, *each) for each in enumerate(tasks)]
-
-    def promised(self, number: int, place: int) -> FetchedRows:
-        """Where a task fetches rows that are not kept here, but had by `again` when it asks. It opens the port."""
-        if self._address is None:
-            raise ValueError("rows that are embedded cannot be promised")
-        return self._opened(self._address).promised(number, place)
-
-    def _opened(self, address: Address) -> RowServer:
-        if self._server is None:
-            self._server = RowServer(address, self._memory, self._folder, self.again)
-        return self._server
-
-    def discard(self, number: int) -> None:
-        """The rows of this batch are read no more."""
-        if self._server is not None:
-            self._server.discard(number)
-
-    def close(self) -> None:
-        """Close the port, and let all rows go."""
-        if self._server is not None:
-            self._server.close()
-
-
-def spread(rows: Mapping[str, pa.RecordBatch], tasks: Callable[[int], int]) -> list[list[pa.RecordBatch]]:
-    """Shards over as many tasks as there are for so many: the largest first, each to the task that has least so far."""
-    batches = sorted((batch for batch in rows.values() if batch.num_rows), key=lambda batch: -batch.num_rows)
-    found: list[list[pa.RecordBatch]] = [[] for _ in range(tasks(len(batches)))]
-    for batch in batches:
-        min(found, key=lambda task: sum(each.num_rows for each in task)).append(batch)
-    return [[part for batch in task for part in _parts(batch)] for task in found]
-
-
-def _parts(rows: pa.RecordBatch | pa.Table) -> Sequence[pa.RecordBatch]:
-    return rows.to_batches() if isinstance(rows, pa.Table) else (rows,)
-
-
-def _embedded(batches: Sequence[pa.RecordBatch]) -> EmbeddedRows:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return EmbeddedRows(sink.getvalue().to_pybytes())
-
-
-def read(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Raises RuntimeError if they cannot be fetched."""
-    match rows:
-        case FetchedRows():
-            yield from fetched(rows)
-        case ReaderRows():
-            yield from _from_readers(rows)
-        case EmbeddedRows(data):
-            yield from pa.ipc.open_stream(data)
-
-
-def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
-    """From the readers, and where one fails, all that it has not sent from the planner: the same rows, in order."""
-    seen = 0
-    try:
-        for part in rows.parts:
-            for batch in fetched(part):
-                yield batch
-                seen += batch.num_rows
-    except RuntimeError as fault:
-        log.warning("a reader is gone, asking the planner: %s", fault)
-    left = seen
-    if seen < rows.count:
-        for batch in fetched(rows.again, AGAIN_SECONDS):
-            if left < batch.num_rows:
-                yield batch.slice(left)
-                seen += batch.num_rows - left
-            left -= min(left, batch.num_rows)
-    if seen != rows.count:
-        raise RuntimeError(f"{seen} rows came of {rows.count} that were planned")

@@ -1,33 +1,26 @@
-"""The worker of one query: its real lease loop, in threads of Spark's source-runner process.
+"""The worker of one query: it holds leases and reads their shards ahead, in threads of Spark's source-runner process.
 
-The runner process calls a reader from its main thread, one call at a time, and may be busy or blocked
-for long; renewals and readings go on beside it. Release on the way out is best effort, and a lease's
-expiry the guarantee.
+Spark calls a reader from that process's main thread, one call at a time, and may be busy or blocked for long; renewals
+and readings go on beside it. The runner's threads call `_ahead` for each lease that becomes ours and the prefetcher's
+`step` from then on (`feed`); the main thread calls all the rest. One condition guards what both see. Release on the
+way out is best effort, and a lease's expiry the guarantee.
 
-When to stop waiting for shards that do not answer, where a call of Spark's may last long.
-
-A query over what is there now waits for all its shards, and a batch that is repeated for its ranges.
-
-Prepares a process that Spark starts for a source: it logs to the driver's log, and ends in good order.
+Where a call of Spark's may last long, a `Waiting` says when to stop: a query over what is there now waits for all its
+shards, and a batch that is repeated for its ranges.
 """
 
 import logging
 import os
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from threading import Condition, Thread
-from typing import Any
-
-from pyspark.cloudpickle import dumps
 
 from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import READABLE, Runner, Step
+from leasehold.adapters.reading.handling import Handling
+from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.reading.slices import is_read
-from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.threads import spawn
@@ -35,8 +28,8 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position, Version
-from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -63,11 +56,14 @@ class LeaseLoop:
         # Spark starts the process, so only the environment can say where metrics are sent.
         self._exports = ExitStack()
         meter = self._exports.enter_context(exporting(None))
-        self._runner = Runner(worker, _nothing, meter=meter, drain_seconds=STOP_SECONDS, begin=self._ahead)
+        # No records are handed over: Spark itself asks for them.
+        self._runner = Runner(
+            worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._ahead
+        )
         self._member, self._sliced = worker, sliced
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
-        self._shelf = ReadAheadState(pace, self._changed, resume, self._committed.get, measure=self._measure)
+        self._shared = ReadAheadState(pace, self._changed, resume, self._committed.get, measure=self._measure)
         self._feeds: dict[str, ShardPrefetcher] = {}
         self._ever: set[str] = set()
         self._fault: BaseException | None = None
@@ -82,12 +78,13 @@ class LeaseLoop:
 
     def start(self, *, only_now: bool) -> None:
         """Join the group; `only_now` if nothing that comes later is to be read."""
-        self._shelf.only_now = only_now and not self._sliced  # a slice's shards end by themselves
+        self._shared.only_now = only_now and not self._sliced  # a slice's shards end by themselves
         self._thread_of_all = spawn("leasehold-spark", self._runner.run, self._failed)
 
     def close(self) -> None:
         """Release what is held, within a bounded time."""
-        self._shelf.ending = True
+        # A shard that waits for a commit would wait for ever: Spark commits only when it plans one more batch.
+        self._shared.ending = True
         self._runner.stop()
         if self._thread_of_all is not None:
             self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner says itself what it could not release in time
@@ -105,10 +102,11 @@ class LeaseLoop:
     def wait(self, seconds: float) -> None:
         """Until something waits to be taken, or so long."""
         with self._changed:
+            # A fault ends the wait: the main thread alone can tell Spark of it (`check`).
             self._changed.wait_for(lambda: self._fault or any(each.waiting[0] for each in self._takable()), seconds)
 
     @property
-    def parting(self) -> bool:
+    def handing_off(self) -> bool:
         """Whether a lease waits to be given away until Spark has committed."""
         return any(holding.parting for holding in self._member.holdings)
 
@@ -119,7 +117,16 @@ class LeaseLoop:
             held = {key: each for key, feed in self._feeds.items() if (each := feed.held) is not None}
             feeds = {key: self._feeds[key] for key in held}
             waiting = {key: min(shard_rows, count) for key, feed in feeds.items() if (count := feed.waiting[0])}
-            taken = _taken(feeds, shares(waiting, rows), size)
+            counts = {key: count for key, count in shares(waiting, rows).items() if count}
+            sizes = shares({key: feeds[key].waiting[1] for key in counts}, size)
+            found = {key: feeds[key].take(counts[key], most) for key, most in sizes.items()}
+            taken = {key: chunk for key, chunk in found.items() if chunk is not None}
+            if not taken:
+                # A row larger than its share is taken alone; else the query would stand still.
+                for key in sorted(counts):
+                    if (chunk := feeds[key].take(1, ANY_SIZE)) is not None:
+                        taken = {key: chunk}
+                        break
         for key in taken:
             self._runner.hurry(key)  # the buffer has room again
         return held, taken
@@ -133,6 +140,7 @@ class LeaseLoop:
                 self._feeds[key].commit(ends[key])
         for key in ours:
             self._runner.hurry(key)
+        # Of a lease that was never ours here nothing is lost: an earlier run had it, and its owner knows its place.
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
 
@@ -142,7 +150,7 @@ class LeaseLoop:
 
     def was_read(self, keys: Iterable[str]) -> None:
         """A repeated batch has read these shards, so that their checkpoints may be written before they are held."""
-        self._shelf.read.update(keys)
+        self._shared.read.update(keys)
 
     def says(self, key: str, position: Position) -> bool:
         """Whether the lease itself, as last read, is done up to here."""
@@ -165,7 +173,7 @@ class LeaseLoop:
     @property
     def answers(self) -> int:
         """How many readings were answered so far; a shard that cannot be read adds none."""
-        return self._shelf.answers
+        return self._shared.answers
 
     @property
     def unfinished(self) -> Mapping[str, str]:
@@ -175,7 +183,7 @@ class LeaseLoop:
             opened = {key for key, feed in self._feeds.items() if feed.opened}
         busy = {key: "its end is not reached" for key in opened if not idle[key]}
         if busy:
-            return busy
+            return busy  # the table need not be read for that
         try:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
@@ -183,8 +191,15 @@ class LeaseLoop:
             return {"(all)": f"the leases cannot be read: {fault}"}
         if not leases:
             return {"(all)": "there are no leases yet"}
-        left = [lease for lease in leases.values() if not lease.ended and not self._looked_after(lease, opened, leases)]
-        return {lease.key: _unread(lease, self._member.me) for lease in left}
+        left = dict[str, str]()
+        for lease in leases.values():
+            if lease.ended or self._looked_after(lease, opened, leases):
+                continue
+            if lease.owner == self._member.me:
+                left[lease.key] = "it cannot be opened"
+            else:
+                left[lease.key] = f"{lease.owner} owns it and does not renew it" if lease.owner else "nobody owns it"
+        return left
 
     def _looked_after(self, lease: Lease, opened: set[str], leases: Mapping[str, Lease]) -> bool:
         if lease.owner == self._member.me:
@@ -208,11 +223,11 @@ class LeaseLoop:
 
     def _ahead(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
         """Read it ahead."""
-        feed = ShardPrefetcher(worker, holding, self._shelf, self._left)
+        feed = ShardPrefetcher(worker, holding, self._shared, self._left)
         with self._changed:
             self._ever.add(holding.key)
             self._feeds[holding.key] = feed
-            self._shelf.feeds = len(self._feeds)
+            self._shared.feeds = len(self._feeds)
         return feed.step
 
     def _takable(self) -> list[ShardPrefetcher]:
@@ -221,31 +236,7 @@ class LeaseLoop:
     def _left(self, feed: ShardPrefetcher) -> None:
         if self._feeds.get(feed.key) is feed:
             del self._feeds[feed.key]
-            self._shelf.feeds = len(self._feeds)
-
-
-def _nothing(_delivery: Delivery) -> None:
-    """Spark itself asks for the records."""
-
-
-def _unread(lease: Lease, me: str) -> str:
-    if lease.owner == me:
-        return "it cannot be opened"
-    return "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and does not renew it"
-
-
-def _taken(feeds: Mapping[str, ShardPrefetcher], counts: Mapping[str, int], size: int) -> dict[str, Chunk]:
-    sizes = shares({key: feeds[key].waiting[1] for key, count in counts.items() if count}, size)
-    taken: dict[str, Chunk] = {}
-    for key, most in sizes.items():
-        if (chunk := feeds[key].take(counts[key], most)) is not None:
-            taken[key] = chunk
-    if not taken:
-        # A row larger than its share is taken alone; else the query would stand still.
-        for key in sorted(key for key, count in counts.items() if count):
-            if (chunk := feeds[key].take(1, ANY_SIZE)) is not None:
-                return {key: chunk}
-    return taken
+            self._shared.feeds = len(self._feeds)
 
 
 STUCK_SECONDS = 300.0
@@ -280,6 +271,7 @@ class Waiting:
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
         seen, now = (frozenset(left), answers), self._clock()
+        # Another set of shards, or one more answer: something moves, however slowly.
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since > self._seconds:
@@ -294,105 +286,3 @@ def told(left: Mapping[str, str]) -> str:
     shown = [f"{key} ({why})" for key, why in sorted(left.items())[:SHOWN]]
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return ", ".join(shown) + more
-
-
-HIDING = "SPARK_HIDE_TRACEBACK"
-"""Spark's own variable, looked at when a fault has ended one of its Python processes."""
-
-SIGNALS = 64
-"""How many signals are read at a time, a byte for each."""
-
-
-@contextmanager
-def told_plainly() -> Iterator[None]:
-    """Have Spark tell of a fault that tells a user its cause in that one sentence, without tracebacks.
-
-    The process ends with the fault, so that the setting outlives nothing.
-    """
-    try:
-        yield
-    except (*READABLE, ValueError):
-        os.environ[HIDING] = "1"
-        raise
-
-
-def speak() -> None:
-    """Send warnings, and the events of the query's leases, to the driver's log."""
-    # Spark sets up no logging in this process; if the user did, it is left as it is.
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
-
-
-def end_on_signal(stop: Callable[[], None]) -> None:
-    """End the process once `stop` has returned, when Spark sends SIGTERM, sometimes twice, or Ctrl-C reaches it.
-
-    `stop` is called in a thread of its own. An exception in the main thread could cut off releases, which begin when
-    Spark closes its channel, just before it sends the signal; or leave a lock held that they need.
-    """
-    ends = {each for each in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN}
-    hears, tells = socket.socketpair()
-    tells.setblocking(False)  # else it cannot be written to while a signal is taken
-    for each in ends:
-        signal.signal(each, lambda _number, _frame: None)
-    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
-
-    def end() -> None:
-        with hears, tells:
-            while ends.isdisjoint(hears.recv(SIGNALS)):
-                pass
-            try:
-                stop()
-            finally:
-                os._exit(0)
-
-    def failed(fault: BaseException) -> None:
-        log.error("no signal would end this process any more, so it ends now: %s", said(fault))
-        os._exit(1)
-
-    spawn("leasehold-end", end, failed)
-
-
-def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:
-    """Make the function that gives another process this object, or tells which package its Python lacks.
-
-    Spark pickles what is made within a function whole, and not by a name that would have to be imported.
-    """
-    packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
-
-    def unpacked() -> object:
-        import os  # noqa: PLC0415  nothing of this module is there yet
-        import pickle  # noqa: PLC0415  likewise
-        import sys  # noqa: PLC0415  likewise
-
-        try:
-            found, state = pickle.loads(packed)  # noqa: S301  by Spark's own processes, as all they get
-        except ImportError as missing:
-            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-            raise ImportError(
-                f"{missing}: the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON to one with "
-                "'leasehold[spark]' on every machine, or ship such an environment with the query (spark.archives)"
-            ) from None
-        made = found.__new__(found)
-        made.__dict__.update(state)
-        return made
-
-    return unpacked
-
-
-def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
-    """Open the lease table; where there is none yet, it is made once the source has shown its shards.
-
-    A source that passes for a moment does not count against it. Raises what opening raises, and SourceError if there
-    is no such stream.
-    """
-    try:
-        return opened(url, create=False)
-    except OutcomeUnknown:
-        raise
-    except StoreError:
-        if not create:
-            raise
-    with suppress(SourceUnavailable):
-        source.shards()
-    return opened(url, create=True)

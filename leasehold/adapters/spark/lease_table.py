@@ -1,20 +1,23 @@
-"""`lease-table`: a lease table as a batch source of Spark; a DynamoDB table is read in parallel parts.
+"""`lease-table`: a lease table as a batch source of Spark, and its distribution counted by Spark.
 
     spark.read.format("lease-table").load("dynamodb://my-application?region=eu-west-1")
 
+The columns are those of a lease as JSON, and one for rows that are none. A DynamoDB table is read in parallel parts.
 Each task opens the store by itself, with the credentials of where it runs.
-
-The columns of `lease-table`: those of a lease as JSON, and one for rows that are none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from attrs import frozen
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from leasehold.adapters.report.distribution import NUMBER, Tally
 from leasehold.adapters.spark.options import Given
-from leasehold.balancer.model import Lease
+from leasehold.balancer.model import SENTINELS, Lease
 from leasehold.stores.fields import FIELDS, CellKind, cells
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.urls import open_store, store_address
@@ -143,3 +146,36 @@ class FilteringReader(LeaseTableReader):
             if isinstance(each, EqualTo) and each.attribute == ("owner",):
                 self._owner = each.value
         return filters
+
+
+# Counted by Spark: the figures of a distribution are made of these counts, as everywhere
+
+
+@frozen
+class Counted:
+    """The counts that Spark made of a table: the leases by owner and progress, and the rows that are no lease."""
+
+    tallies: tuple[Tally, ...]
+    malformed: int
+
+
+def lease_table(spark: SparkSession, store: str, segments: int = 4) -> DataFrame:
+    """The leases of the store with this URL; the session must know the source (see `register`)."""
+    pushed = str(spark.conf.get(PUSHDOWN, "false")).lower()
+    return spark.read.format("lease-table").option("segments", segments).option("pushFilters", pushed).load(store)
+
+
+def counted(leases: DataFrame) -> Counted:
+    """How many leases each owner has, by progress: all that `distribution` asks for."""
+    progress = f.when(f.col("checkpoint").isin(*sorted(SENTINELS)), f.col("checkpoint")).otherwise(NUMBER)
+    counts = (
+        leases.groupBy("owner", progress.alias("progress"), f.col("malformed").isNotNull().alias("bad"))
+        .agg(f.count("*").alias("leases"), f.sum("weight").alias("weight"), f.count("weight").alias("weighed"))
+        .collect()
+    )
+    return Counted(
+        tuple(
+            Tally(row.owner, row.progress, row.leases, row.weight or 0.0, row.weighed) for row in counts if not row.bad
+        ),
+        sum(row.leases for row in counts if row.bad),
+    )

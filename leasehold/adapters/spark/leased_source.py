@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 from leasehold.adapters.reading.slices import Slice
 from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
 from leasehold.adapters.spark.feed import SourceSpec
-from leasehold.adapters.spark.lease_loop import told_plainly, unpacking
 from leasehold.adapters.spark.options import LeaseOptions
+from leasehold.adapters.spark.processes import told_plainly, unpacking
 from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store

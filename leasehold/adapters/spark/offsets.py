@@ -1,20 +1,14 @@
-"""The content of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch it was read under.
+"""The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch it was read under.
 
 `{"v":1,"n":12,"s":"<stream>","r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from` exclusive and `to` inclusive;
 offsets written before streams were named have no "s". With many shards it is `{"v":2,"n":12,"s":"<stream>","p":[…]}`,
-the ranges packed (`packing`): Spark stores every offset, and shows it. Both are read, whatever was written last.
+the ranges packed into little text: Spark stores every offset, and shows it. Both forms are read, whatever was written
+last, so that a checkpointLocation outlives the version that wrote it.
+
 Rule 1: an end offset alone says what its batch holds, so that a replay needs neither lease nor memory.
 Rule 2: equal offsets are equal texts: Spark compares texts, so keys are sorted, and nothing that only
 this run knows (such as "flushed") is stored: the next run would believe it.
 Rule 3: no pyspark, no clock and no store in here.
-
-Ranges of many shards in little text, for offsets: the numbers of a stream are alike in most of their digits.
-
-Rows become columns, and of each column all first characters come first, then all second ones: what is alike stands
-together, and compresses to nothing. Sequence numbers are written to the base of sixteen, in which Kinesis composes
-them: a shard's birth, a count, a time and the shard's own number are whole digits then.
-
-The distribution of a lease table counted by Spark; the figures are made of the counts as everywhere.
 """
 
 import json
@@ -26,85 +20,9 @@ from operator import itemgetter
 from typing import Any
 
 from attrs import evolve, field, frozen
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
-from leasehold.adapters.report.distribution import NUMBER, Tally
-from leasehold.adapters.spark.lease_table import PUSHDOWN
-from leasehold.balancer.model import SENTINELS, Position
+from leasehold.balancer.model import Position
 from leasehold.stores.printable import said
-
-LEVEL = 1
-PAD = "\0"
-AS_IT_IS = "="
-COLUMNS = 8
-TEXT_MOST = 1 << 26
-"""Characters: hundreds of thousands of shards."""
-
-PackedRange = tuple[str, Position, Position, int]
-"""A lease key, where its range begins and ends, and the epoch."""
-
-
-def packed(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
-    """How many rows there are, how wide each column is, and the text of all. At least one row: a key and `texts_of`."""
-    columns = tuple(zip(*rows, strict=True))
-    widths = [max(map(len, column)) if any(column) else 0 for column in columns]
-    text = "".join(_turned(column, width) for column, width in zip(columns, widths, strict=True) if width)
-    return [len(rows), *widths, b64encode(zlib.compress(text.encode(), LEVEL)).decode()]
-
-
-def unpacked(stored: Sequence[str | int]) -> Iterator[PackedRange]:
-    """The rows again. Raises ValueError for what `packed` has not made."""
-    count, *widths = map(int, stored[:-1])
-    try:
-        # A damaged text may stand for any length.
-        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), TEXT_MOST).decode()
-    except zlib.error as fault:
-        raise ValueError(str(fault)) from fault
-    if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
-        raise ValueError("its packed ranges are not as long as they say")
-    columns, at = [], 0
-    for width in widths:
-        columns.append(_turned_back(text[at : at + count * width], count))
-        at += count * width
-    return map(_row, zip(*columns, strict=True))
-
-
-def texts_of(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
-    """A range as the columns have it; the end of an empty one is left out."""
-    same = ends is begins or (ends == begins and ends.token == begins.token)
-    return *_position_texts(begins), *(("", "", "") if same else _position_texts(ends)), str(epoch)
-
-
-def _position_texts(position: Position) -> tuple[str, str, str]:
-    return _number(position.sequence), str(position.sub or ""), position.token
-
-
-def _number(sequence: str) -> str:
-    """To the base of sixteen, where that says the same."""
-    plain = sequence.isdigit() and str(int(sequence)) == sequence
-    return f"{int(sequence):x}" if plain else AS_IT_IS + sequence
-
-
-def _row(texts: tuple[str, ...]) -> PackedRange:
-    key, *first, last, last_sub, last_token, epoch = texts
-    begins = _position(*first)
-    return key, begins, _position(last, last_sub, last_token) if last else begins, int(epoch)
-
-
-def _position(sequence: str, sub: str, token: str) -> Position:
-    number = sequence[1:] if sequence.startswith(AS_IT_IS) else str(int(sequence, 16))
-    return Position(number, int(sub or 0), token)
-
-
-def _turned(texts: Sequence[str], width: int) -> str:
-    whole = "".join([text.rjust(width, PAD) for text in texts])
-    return "".join([whole[place::width] for place in range(width)])
-
-
-def _turned_back(text: str, count: int) -> list[str]:
-    return [text[row::count].lstrip(PAD) for row in range(count)]
-
 
 READABLE, PACKED = 1, 2
 PACKED_FROM = 64
@@ -209,31 +127,24 @@ def advance(
     predecessor.
     Raises ValueError if an end lies before its beginning, or a shard would go on behind its end.
     """
-    known = dict(start.ranges)
-    ranges = tuple(
-        (key, _range(key, each, ends[key]) if key in ends else _quiet(each, known.get(key)))
-        for key, each in held.items()
-        if not each.begins.ended
-    )
-    if unheld := ends.keys() - {key for key, _ in ranges}:
+    known, ranges = dict(start.ranges), dict[str, Range]()
+    for key, each in held.items():
+        begins, before = each.begins, known.get(key)
+        if begins.ended:
+            continue
+        if (end := ends.get(key)) is not None:
+            if end.order < begins.order:
+                raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
+            ranges[key] = Range(begins, end, each.epoch)
+        elif before is not None and before.begins is begins is before.ends and before.epoch == each.epoch:
+            # Nothing has changed: the same object again, with its texts, since there may be thousands of quiet shards.
+            ranges[key] = before
+        else:
+            ranges[key] = Range(begins, begins, each.epoch)
+    if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    named = {key for key, _ in ranges}
-    more = (pair for pair in unwritten if pair[0] not in named)
-    return evolve(start, number=start.number + 1, ranges=(*ranges, *more))
-
-
-def _range(key: str, held: Held, end: Position) -> Range:
-    if end.order < held.begins.order:
-        raise ValueError(f"ends: {key} would go back from {held.begins.sequence} to {end.sequence}")
-    return Range(held.begins, end, held.epoch)
-
-
-def _quiet(held: Held, before: Range | None) -> Range:
-    """An empty range; the one before itself where nothing has changed, with its texts: there may be thousands."""
-    begins = held.begins
-    if before is not None and before.begins is begins is before.ends and before.epoch == held.epoch:
-        return before
-    return Range(begins, begins, held.epoch)
+    more = (pair for pair in unwritten if pair[0] not in ranges)
+    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *more))
 
 
 def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
@@ -283,21 +194,16 @@ def decode(stored: object) -> Offset:
             "give the query a checkpointLocation of its own, and the lease table says where to go on"
         )
     try:
-        ranges = _packed_ranges(stored["p"]) if stored["v"] == PACKED else _ranges(stored["r"].items())
+        if version == PACKED:
+            ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpacked(stored["p"]))
+        else:
+            ranges = tuple(
+                (key, Range(_position_of(begins), _position_of(ends), int(epoch)))
+                for key, (begins, ends, epoch) in stored["r"].items()
+            )
         return Offset(int(stored["n"]), ranges, str(stored.get("s", "")))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
-
-
-def _ranges(pairs: Iterable[tuple[str, Any]]) -> Ranges:
-    return tuple(
-        (key, Range(_offsets_position(begins), _offsets_position(ends), int(epoch)))
-        for key, (begins, ends, epoch) in pairs
-    )
-
-
-def _packed_ranges(stored: Any) -> Ranges:  # noqa: ANN401  as it was found
-    return tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpacked(stored))
 
 
 def text_of(part: Range) -> str:
@@ -316,37 +222,78 @@ def _text(position: Position) -> str:
     return f"{position.sequence}:{position.sub}" if position.sub else position.sequence
 
 
-def _offsets_position(text: str) -> Position:
+def _position_of(text: str) -> Position:
     sequence, _, rest = text.partition(":")
     sub, _, token = rest.partition(":")
     return Position(sequence, int(sub or 0), token)
 
 
-@frozen
-class Counted:
-    """The counts that Spark made of a table: the leases by owner and progress, and the rows that are no lease."""
+# Ranges of many shards in little text
+#
+# The numbers of a stream are alike in most of their digits. Rows become columns, and of each column all first
+# characters come first, then all second ones: what is alike stands together, and compresses to nothing. Sequence
+# numbers are written to the base of sixteen, in which Kinesis composes them: a shard's birth, a count, a time and the
+# shard's own number are whole digits then.
 
-    tallies: tuple[Tally, ...]
-    malformed: int
+LEVEL = 1
+PAD = "\0"
+AS_IT_IS = "="
+COLUMNS = 8
+TEXT_MOST = 1 << 26
+"""Characters: hundreds of thousands of shards."""
+
+PackedRange = tuple[str, Position, Position, int]
+"""A lease key, where its range begins and ends, and the epoch."""
 
 
-def lease_table(spark: SparkSession, store: str, segments: int = 4) -> DataFrame:
-    """The leases of the store with this URL; the session must know the source (see `register`)."""
-    pushed = str(spark.conf.get(PUSHDOWN, "false")).lower()
-    return spark.read.format("lease-table").option("segments", segments).option("pushFilters", pushed).load(store)
+def packed(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
+    """How many rows there are, how wide each column is, and the text of all. At least one row: a key and `texts_of`."""
+    columns = tuple(zip(*rows, strict=True))
+    widths = [max(map(len, column)) if any(column) else 0 for column in columns]
+    turned = list[str]()
+    for column, width in zip(columns, widths, strict=True):
+        text = "".join([each.rjust(width, PAD) for each in column])
+        turned += [text[place::width] for place in range(width)]
+    return [len(rows), *widths, b64encode(zlib.compress("".join(turned).encode(), LEVEL)).decode()]
 
 
-def counted(leases: DataFrame) -> Counted:
-    """How many leases each owner has, by progress: all that `distribution` asks for."""
-    progress = f.when(f.col("checkpoint").isin(*sorted(SENTINELS)), f.col("checkpoint")).otherwise(NUMBER)
-    counts = (
-        leases.groupBy("owner", progress.alias("progress"), f.col("malformed").isNotNull().alias("bad"))
-        .agg(f.count("*").alias("leases"), f.sum("weight").alias("weight"), f.count("weight").alias("weighed"))
-        .collect()
-    )
-    return Counted(
-        tuple(
-            Tally(row.owner, row.progress, row.leases, row.weight or 0.0, row.weighed) for row in counts if not row.bad
-        ),
-        sum(row.leases for row in counts if row.bad),
-    )
+def unpacked(stored: Sequence[str | int]) -> Iterator[PackedRange]:
+    """The rows again. Raises ValueError for what `packed` has not made."""
+    count, *widths = map(int, stored[:-1])
+    try:
+        # A damaged text may stand for any length.
+        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), TEXT_MOST).decode()
+    except zlib.error as fault:
+        raise ValueError(str(fault)) from fault
+    if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
+        raise ValueError("its packed ranges are not as long as they say")
+    columns, at = [], 0
+    for width in widths:
+        column = text[at : at + count * width]
+        columns.append([column[row::count].lstrip(PAD) for row in range(count)])
+        at += count * width
+    return map(_row, zip(*columns, strict=True))
+
+
+def texts_of(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
+    """A range as the columns have it; the end of an empty one is left out."""
+    same = ends is begins or (ends == begins and ends.token == begins.token)
+    return *_columns_of(begins), *(("", "", "") if same else _columns_of(ends)), str(epoch)
+
+
+def _columns_of(position: Position) -> tuple[str, str, str]:
+    sequence = position.sequence
+    # A sentinel, or a number with zeros in front, would not come back the same from the base of sixteen.
+    plain = sequence.isdigit() and str(int(sequence)) == sequence
+    return f"{int(sequence):x}" if plain else AS_IT_IS + sequence, str(position.sub or ""), position.token
+
+
+def _row(texts: tuple[str, ...]) -> PackedRange:
+    key, *first, last, last_sub, last_token, epoch = texts
+    begins = _position(*first)
+    return key, begins, _position(last, last_sub, last_token) if last else begins, int(epoch)
+
+
+def _position(sequence: str, sub: str, token: str) -> Position:
+    number = sequence[1:] if sequence.startswith(AS_IT_IS) else str(int(sequence, 16))
+    return Position(number, int(sub or 0), token)

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from attrs import field, frozen
@@ -19,8 +19,6 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, printable
 
 log = escaped(logging.getLogger("leasehold.spark"))
-
-T = TypeVar("T")
 
 MIB = 1 << 20
 EMBEDDED_BYTES = 4 * MIB
@@ -168,12 +166,20 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
     seconds   the lease's duration where none is given
     rows      the name this source's users know for the most rows in a batch
     """
+    # `register` answers for the session; a client of Spark Connect can only count the cores of its own machine.
     cores = given.number("lease.cores", os.cpu_count()) or 1
     url = given.text("lease.store", store)
     if url.startswith("memory:"):
         raise ValueError("option lease.store: memory:// is seen by one process only, and every query is another")
     buffer_bytes = given.number("lease.bufferBytes", 256 * MIB, least=MIB) or 0
     fetch = _fetch(given)
+    text = given.text("lease.readers", "0")
+    readers = decimal(text, READERS_MOST)
+    if readers is None and text.lower() != "auto":
+        raise ValueError(f"option lease.readers: {text!r} is not a whole number from 0 to {READERS_MOST}, or auto")
+    if readers != 0 and fetch is None:
+        # A reader's rows never pass through the planner, so they cannot be embedded in its tasks.
+        raise ValueError("option lease.readers: tasks fetch from readers; give lease.fetchHost, and no lease.transport")
     return LeaseOptions(
         store=url,
         create=given.flag("lease.createTable", default=True),
@@ -188,19 +194,9 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         trigger_bytes=given.number("maxBytesPerTrigger", None) or buffer_bytes,
         cores=cores,
         shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
-        readers=_readers(given, fetch),
+        readers=readers,
         reader_jobs=given.text("lease.readerJobs"),
     )
-
-
-def _readers(given: Given, fetch: Address | None) -> int | None:
-    text = given.text("lease.readers", "0")
-    readers = decimal(text, READERS_MOST)
-    if readers is None and text.lower() != "auto":
-        raise ValueError(f"option lease.readers: {text!r} is not a whole number from 0 to {READERS_MOST}, or auto")
-    if readers != 0 and fetch is None:
-        raise ValueError("option lease.readers: tasks fetch from readers; give lease.fetchHost, and no lease.transport")
-    return readers
 
 
 def _fetch(given: Given) -> Address | None:
@@ -216,27 +212,21 @@ def _fetch(given: Given) -> Address | None:
 def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
     milliseconds = given.number("lease.durationMs", int(seconds * 1000), least=500) or 0
     rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
-    limits = {
-        "max_leases": _most_leases(given, cores),
-        "max_steals": given.number("lease.maxLeasesToSteal", None),
-    }
-    fields = {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
-    try:
-        return config_of(JsonValue("input", fields | _without_none(limits)))
-    except BadJsonField as error:
-        raise ValueError(f"option lease.rules: {error}") from None
-
-
-def _most_leases(given: Given, cores: int) -> int | None:
-    """By number, or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7)."""
+    # By number, or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
     most, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
     if most and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
-    return per_core * cores if per_core else most
-
-
-def _without_none(fields: Mapping[str, T | None]) -> dict[str, T]:
-    return {name: value for name, value in fields.items() if value is not None}
+    limits = {
+        "max_leases": per_core * cores if per_core else most,
+        "max_steals": given.number("lease.maxLeasesToSteal", None),
+    }
+    # What is not given is left out: a configuration has defaults of its own, and null is none of their values.
+    fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
+    try:
+        return config_of(JsonValue("input", fields))
+    except BadJsonField as error:
+        raise ValueError(f"option lease.rules: {error}") from None
 
 
 def start_of(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The pipeline's two steps, for streams and for tables: land records as rows, and aggregate these in windows.
+"""The pipeline that is ready to use: lands records of a stream as rows, and aggregates these in windows.
+
+FOLDER/rows/NAME       what an application of this name has landed, by kind (row, dead-letter) and date
+FOLDER/windows         the windows that are complete, by date
+FOLDER/progress        Spark's own checkpoints of the queries
 
 Rule 1: one query reads the stream, since every query is a worker of its group and gets shards of its own.
 What it lands, parsed or not, goes into one table by one sink that knows each batch, so that a batch
@@ -6,15 +10,7 @@ that is replayed, whole or empty, neither doubles nor loses a row of it.
 Rule 2: across hand-offs a record may land twice, in one application's table or in two. Its shard, sequence
 number and sub-sequence number say that it is the same; windows count it once.
 
-The pipeline's queries: what they write where, and how far they are.
-
-FOLDER/rows/NAME       what an application of this name has landed, by kind (row, dead-letter) and date
-FOLDER/windows         the windows that are complete, by date
-FOLDER/progress        Spark's own checkpoints of the queries
-
-The Spark session of a command: the one that spark-submit prepared, or one on this machine's own processors.
-
-A pipeline's numbers, reported to OpenTelemetry.
+The session is the one that spark-submit prepared, or one on this machine's own processors.
 """
 
 import logging
@@ -28,7 +24,7 @@ from typing import Literal
 
 from attrs import frozen
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -37,6 +33,8 @@ from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.report.progress import LANDED, BatchProgress, ReadingProgress, reading_of, told_of
 from leasehold.adapters.spark.registration import register
 from leasehold.stores.printable import escaped, text_of
+
+log = escaped(logging.getLogger("leasehold.spark"))
 
 IDENTITY = ("shardId", "sequenceNumber", "subSequenceNumber")
 """The columns that name the record a row was (rule 2)."""
@@ -104,7 +102,10 @@ def landed(records: DataFrame, recipe: Recipe) -> DataFrame:
 
     Takes the columns of `kinesis-leased` or of `eventhubs-leased`.
     """
-    read = _identified(records).withColumn("row", _fields(recipe))
+    parse = {"json": f.from_json, "csv": f.from_csv}[recipe.format]
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    fields = parse(f.col("data").cast("string"), f"{recipe.schema}, {_CORRUPT} string", options)
+    read = _identified(records).withColumn("row", fields)
     good = f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull() & f.col(f"row.{recipe.time}").isNotNull()
     told = read.withColumn("parsed", f.coalesce(good, f.lit(False)))
     return told.select(
@@ -135,12 +136,6 @@ def _identified(records: DataFrame) -> DataFrame:
     )
 
 
-def _fields(recipe: Recipe) -> Column:
-    parse = {"json": f.from_json, "csv": f.from_csv}[recipe.format]
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return parse(f.col("data").cast("string"), f"{recipe.schema}, {_CORRUPT} string", options)
-
-
 def windowed(rows: DataFrame, recipe: Recipe) -> DataFrame:
     """How many records each window has, and the sum and mean of each value, every record once (rule 2)."""
     timed = (
@@ -148,7 +143,9 @@ def windowed(rows: DataFrame, recipe: Recipe) -> DataFrame:
         .withColumn("time", f.col(f"row.{recipe.time}"))
         .withWatermark("time", recipe.watermark)
     )
-    once = _once(timed)
+    identity = list(IDENTITY)
+    # A stream forgets which records it has seen once the watermark has passed them; a table is seen whole.
+    once = timed.dropDuplicatesWithinWatermark(identity) if timed.isStreaming else timed.dropDuplicates(identity)
     groups = [f.col(f"row.{name}").alias(name) for name in recipe.by]
     sums = [f.sum(f"row.{name}").alias(f"{name}_sum") for name in recipe.values]
     means = [f.avg(f"row.{name}").alias(f"{name}_mean") for name in recipe.values]
@@ -158,14 +155,6 @@ def windowed(rows: DataFrame, recipe: Recipe) -> DataFrame:
         *spans, *(name for name in counted.columns if name != "window"), f.to_date("window.start").alias("date")
     )
 
-
-def _once(rows: DataFrame) -> DataFrame:
-    """A stream forgets which records it has seen once the watermark has passed them; a table is seen whole."""
-    identity = list(IDENTITY)
-    return rows.dropDuplicatesWithinWatermark(identity) if rows.isStreaming else rows.dropDuplicates(identity)
-
-
-log = escaped(logging.getLogger("leasehold.spark"))
 
 STARTS = 5
 LOOK_SECONDS = 0.2

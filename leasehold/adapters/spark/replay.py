@@ -82,7 +82,7 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
             work = {key: pool.submit(each.rows) for key, each in again.items()}
             _wait(work, again, waiting)
         finally:
-            over.set()
+            over.set()  # one that fails ends the others: the batch comes whole, or the query fails
     found = {key: each.result() for key, each in work.items()}
     return {key: rows for key, rows in found.items() if rows is not None}
 
@@ -169,7 +169,7 @@ class Repetition:
                 except SourceUnavailable as fault:
                     self.trouble = str(fault)
                     log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, fault)
-                came = bool(found)
+                came = bool(found)  # told before they are handed on, which empties the list
                 for chunk in found:
                     yield up_to(columns, chunk, self._cursor.until)
                 found.clear()
@@ -188,6 +188,7 @@ class Repetition:
             self.answers += 1
             self._silent = self._mute = self._looked = 0.0
         elif self._place.exclusive:
+            # An empty answer is no answer: a link that another reader has displaced says nothing, too.
             self._mute += pause
             self._ask_about(self._mute)
         elif batch.behind_seconds is not None:
@@ -209,7 +210,7 @@ class Repetition:
             self._place.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.trouble = str(fault)
-            self._mute = self._looked = 0.0
+            self._mute = self._looked = 0.0  # the silence says nothing while the source cannot be reached
         else:
             raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, although the source answers")
 

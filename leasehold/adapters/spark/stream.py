@@ -1,14 +1,16 @@
 """The reader that Spark calls: plans batches of what was read ahead, and commits them to the leases.
 
-Spark makes a reader in its source-runner process and calls it there, one call at a time; copies of it go to
-the executors, where only `read` is called. Nothing is opened before the first batch is planned.
+Spark makes a reader in its source-runner process and calls it there, one call at a time; copies of it go to the
+executors, where only `read` is called. Nothing is opened before the first batch is planned: the reader's `Run` joins
+the group then. The order of a batch's events, and why nothing is skipped, are told in the package's own text; here
+`join`, `plan`, `partitions` and `commit` of `Run` stand in that order.
 """
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import Any
 
@@ -23,18 +25,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from leasehold.adapters.sources.protocol import Source, SourceUnavailable
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
 from leasehold.adapters.spark.fetching import Rows, read, spread
-from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting, end_on_signal, lease_table, speak
+from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
-from leasehold.adapters.spark.readers.jobs import way_of
+from leasehold.adapters.spark.processes import end_on_signal, speak
+from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Store
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -146,7 +150,12 @@ class Run:
         self._place = Place(self._store, self._source, stock.columns, exclusive=not stock.rereadable)
         self._way = way_of(stock, options, self._place)
         self._transport = self._way.transport
-        self._loop = self._made_loop()
+        pace = ReadAheadPace(
+            stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds, self._way.buffer
+        )
+        worker = Worker(store=self._store, source=self._way.source, me=options.worker_id, config=options.config)
+        log.info("query joins as worker %s", worker.me)
+        self._loop = LeaseLoop(worker, pace, self._resume, sliced=stock.sliced)
         self._waiting = Waiting(options.config.lease_seconds)
         self._joined = False
         self._plans: dict[int, Plan] = {}
@@ -167,16 +176,18 @@ class Run:
         self._joined, self._previous = True, start
         if not start.ranges:
             log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
+        # Spark takes the batch for done; of what an earlier run repeated, or only one may read, we know it is not.
         self._had = believed(start, self._place) & (start.keys if repeated is None else set(repeated))
         # A row that was made anew gets its checkpoint before another worker starts from it.
         done = {key: self._done(key, start, each) if repeated is None else each.begins for key, each in start.ranges}
         self._loop.commit(done)
-        self._way.begin(self._loop.hurry)
+        self._way.begin(self._loop.hurry)  # before the loop, which opens shards by it
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
         """The end of the batch behind `start`, the same however often it is asked; None if there is none."""
         self._loop.check()
+        # Spark asks again after a fault of its own; rows that were taken once are in no buffer any more.
         known = self._plans.get(start.number + 1)
         if known is not None and known.start == start:
             return known.end
@@ -189,6 +200,7 @@ class Run:
         """The tasks of the batch that ends here."""
         if end.number not in self._parts:
             plan = self._plans.get(end.number)
+            # Under the same number another run may have planned something else: the offset decides, not the number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._again(end) if plan is None else plan.rows
             self._parts[end.number] = self._transport.partitions(end.number, spread(rows, self._options.tasks))
@@ -201,6 +213,7 @@ class Run:
         done = {key: each.ends for key, each in end.ranges if not each.empty and self._delivered(key, end)}
         self._loop.commit(done)
         self._committed = end.number
+        # Spark may run a task again until it has committed its batch, and not after.
         for number in [number for number in (*self._plans, *self._parts) if number <= end.number]:
             self._transport.discard(number)
             self._plans.pop(number, None)
@@ -216,26 +229,35 @@ class Run:
     def close(self) -> None:
         """Release, and let connections and files go."""
         with ExitStack() as rest:  # all of it, in the opposite order, even if one of them fails
+            # The loop ends first, while it can still write and release; nobody waits for a reader meanwhile.
             for close in (self._store.close, self._source.close, self._way.close, self._loop.close):
                 rest.callback(close)
             self._way.stop()
 
     def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
+        rows, size = self._options.trigger_rows, self._trigger_bytes
+        match limit:
+            case ReadMaxRows(max_rows=most):
+                rows = min(rows, most)
+            case ReadMaxBytes(max_bytes=most):
+                size = min(size, most)
         while True:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
             self._loop.check()
-            held, taken = self._loop.take(*self._most(limit))
+            held, taken = self._loop.take(rows, self._stock.shard_rows, size)
             if taken:
-                end = advance(
-                    start, held, {key: chunk.ends for key, chunk in taken.items()}, self._unwritten(start, held)
-                )
-                self._handed.update({key: chunk.ends for key, chunk in taken.items()})
+                ends = {key: chunk.ends for key, chunk in taken.items()}
+                end = advance(start, held, ends, self._unwritten(start, held))
+                # From here on a shard taken anew begins behind these rows: this run delivers them, or fails.
+                self._handed.update(ends)
                 self._planned = time.monotonic()
                 return Plan(start, end, {key: chunk.rows for key, chunk in taken.items() if chunk.count})
+            # A query over what is there now ends only once each shard has said that it is all.
             if self._only_now and (left := self._loop.unfinished):
                 self._waiting.go_on(left, self._loop.answers)
                 continue
             if self._flush_due(start) and owed(start, self._committed):
+                # A flush: Spark commits a batch only when it plans the next, be it one without rows.
                 return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
             if self._loop.over:
                 return None
@@ -255,16 +277,7 @@ class Run:
         idle = time.monotonic() - self._planned > FLUSH_SECONDS
         # A shard's children wait for its end to be committed, and no later rows of the shard would make Spark do it.
         wanted = self._options.flush or any(each.ends.ended for _, each in start.ranges)
-        return wanted and (idle or self._only_now or self._loop.parting)
-
-    def _most(self, limit: ReadLimit) -> tuple[int, int, int]:
-        rows, size = self._options.trigger_rows, self._trigger_bytes
-        match limit:
-            case ReadMaxRows(max_rows=most):
-                rows = min(rows, most)
-            case ReadMaxBytes(max_bytes=most):
-                size = min(size, most)
-        return rows, self._stock.shard_rows, size
+        return wanted and (idle or self._only_now or self._loop.handing_off)
 
     def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """A batch of an earlier run, read anew; before joining, or we would read exclusively against ourselves."""
@@ -273,7 +286,7 @@ class Run:
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
         rows = replayed(end, self._place, waiting)
-        self._loop.was_read(rows)
+        self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
         return rows
 
@@ -287,10 +300,20 @@ class Run:
         """Whether the sink has all of a shard up to this end; of what an earlier run planned it may not."""
         return end != self._previous or key in self._had
 
-    def _made_loop(self) -> LeaseLoop:
-        options, stock = self._options, self._stock
-        bounds = options.buffer_rows, options.buffer_bytes
-        pace = ReadAheadPace(stock.columns, *bounds, stock.interval_seconds, self._way.buffer)
-        worker = Worker(store=self._store, source=self._way.source, me=options.worker_id, config=options.config)
-        log.info("query joins as worker %s", worker.me)
-        return LeaseLoop(worker, pace, self._resume, sliced=stock.sliced)
+
+def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
+    """Open the lease table; where there is none yet, it is made once the source has shown its shards.
+
+    A source that passes for a moment does not count against it. Raises what opening raises, and SourceError if there
+    is no such stream.
+    """
+    try:
+        return opened(url, create=False)
+    except OutcomeUnknown:
+        raise
+    except StoreError:
+        if not create:
+            raise
+    with suppress(SourceUnavailable):
+        source.shards()
+    return opened(url, create=True)

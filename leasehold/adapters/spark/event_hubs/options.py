@@ -58,8 +58,11 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     group = given.text("eventhubs.consumerGroup", "$Default")
     prefetch = given.number("eventhubs.prefetchCount", 1000, most=10_000) or 0
     given.ignore(WITHOUT_EFFECT)
+    if given.text("eventhubs.startingPositions"):
+        raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
+    since = _position(given, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
+    bounds = bounds_of(given, "eventhubs", since, _position(given, "eventhubs.endingPosition", ()))
     # The SDKs' own workers expire leases after two minutes; a group without them may be quicker.
-    bounds = _bounds(given)
     lease = lease_options(given, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
     if lease.readers != 0:
         raise ValueError(
@@ -98,13 +101,6 @@ def _parts(secret: str, said: str) -> dict[str, str]:
     if secret and "endpoint" not in found:
         raise ValueError(f"{said}: it is no Event Hubs connection string")
     return found | {"endpoint": found["endpoint"].partition("://")[2].strip("/")} if secret else found
-
-
-def _bounds(given: Given) -> Bounds:
-    if given.text("eventhubs.startingPositions"):
-        raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
-    since = _position(given, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
-    return bounds_of(given, "eventhubs", since, _position(given, "eventhubs.endingPosition", ()))
 
 
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:

@@ -73,7 +73,11 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     given.elsewhere(DATABRICKS)
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
-    _polling(given)
+    kind = given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo")
+    if kind in {"SubscribeToShard", "efo"}:
+        raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
+    given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
+    given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
     wire = given.choice("kinesis.wire", "cbor", "json")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
     given.ignore(WITHOUT_EFFECT)
@@ -86,26 +90,12 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     return KinesisOptions(stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds)
 
 
-def _polling(given: Given) -> None:
-    if given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo") in {
-        "SubscribeToShard",
-        "efo",
-    }:
-        raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
-    given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
-    given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
-
-
 def _table(given: Given, region: str) -> str:
     """The KCL's own way of naming its table, after the application."""
     endpoint = given.text("kinesis.dynamodb.endpointUrl")
     table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
-    return f"dynamodb://{quote(table)}{_query(region, endpoint)}" if table else ""
-
-
-def _query(region: str, endpoint: str) -> str:
     query = urlencode({name: value for name, value in (("region", region), ("endpoint", endpoint)) if value})
-    return f"?{query}" if query else ""
+    return f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
 
 
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The columns of `kinesis-leased`: the names other connectors use, with shard and sub-sequence number added."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -23,18 +23,14 @@ DDL = (
 
 def columns(stream: str) -> Columns:
     """The columns of this stream's records."""
-    return Columns(SCHEMA, "data", _rows(stream), _position)
 
-
-def _rows(stream: str) -> Callable[[Lease, Sequence[Record]], pa.RecordBatch]:
     def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         return rows_of(stream, lease.shard, records)
 
-    return rows
+    def position(rows: pa.RecordBatch, row: int) -> Position:
+        return Position(rows["sequenceNumber"][row].as_py(), rows["subSequenceNumber"][row].as_py())
 
-
-def _position(rows: pa.RecordBatch, row: int) -> Position:
-    return Position(rows["sequenceNumber"][row].as_py(), rows["subSequenceNumber"][row].as_py())
+    return Columns(SCHEMA, "data", rows, position)
 
 
 def viewed_rows(stream: str, shard: str, views: "RowViews") -> pa.RecordBatch:

@@ -1,64 +1,143 @@
-"""Readers on executors, as the user's program has them: jobs of one task each, for as long as a query asks for them.
+"""Starts the readers of a query, and keeps them alive: as child processes, or as tasks on Spark's executors.
 
-The process that Spark starts for a source has no session, and cannot start tasks. The program that called `register`
-has one. It listens where only its own user can connect: at a socket in a folder of its machine that nobody else may
-enter. A query's process tells it there how many readers it wants, and what each is to do; what it said is handed to
-executors as it came, and not looked into here. The readers live until the connection ends.
+One that ends is started again after a pause that grows (`KeptReaders`).
 
-Readers on executors: how the planner asks for them, and what their tasks do.
+Under a `local` master readers are children of the process that plans batches. On a cluster they are tasks, and that
+process has no session to start tasks with. The program that called `register` has one:
 
-How the shards of a query are read: in the process that plans its batches, or by readers.
+1. It listens where only its own user can connect: at a socket in a folder of its machine that nobody else may enter
+   (`JobListener`).
+2. A query's process connects (`ExecutorReaders`), is told how many executors there are, and answers how many readers
+   it wants, and what each is to do.
+3. The program starts a job of one task for each (`ReaderJobs`). What the query's process said is handed to executors as
+   it came, and not looked into.
+4. A task reads until its planner is gone (`ReaderTask`); all of them end with the connection.
 """
 
 import atexit
 import logging
+import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from os import geteuid, getpid
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from struct import Struct
+from threading import Event, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from attrs import evolve
+from pyspark import cloudpickle
+
+from leasehold.adapters.reading.runner import READABLE
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.spark.fetching import REQUEST_SECONDS, received
 from leasehold.adapters.spark.options import READERS_MOST
-from leasehold.adapters.spark.readers.pool import KeptReaders
+from leasehold.adapters.spark.processes import speak, unpacking
+from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReader
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said, text_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-import os
-from os import cpu_count
-
-from attrs import evolve, frozen
-from pyspark import cloudpickle
-
-from leasehold.adapters.reading.runner import READABLE
-from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.feed import AheadBuffer, Columns, RowBuffer, SourceSpec
-from leasehold.adapters.spark.fetching import Transport
-from leasehold.adapters.spark.lease_loop import speak, unpacking
-from leasehold.adapters.spark.options import MIB, Address, LeaseOptions
-from leasehold.adapters.spark.readers.pool import (
-    FarBuffer,
-    FarReader,
-    FarSource,
-    FarTransport,
-    ReaderChildren,
-    ReaderPool,
-)
-from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReader
-from leasehold.adapters.spark.replay import Place
-from leasehold.balancer.model import Lease, Position
 
 log = escaped(logging.getLogger("leasehold.spark"))
+
+AGAIN_SECONDS = 0.2, 30.0
+END_SECONDS = 5.0
+
+
+class KeptReaders:
+    """So many readers, from `begin` until they are closed."""
+
+    def __init__(self, number: int) -> None:
+        self._over = Event()
+        self._number = number
+        self._threads: list[Thread] = []
+
+    def begin(self) -> None:
+        """Start them all."""
+        for place in range(self._number):
+            self._threads.append(spawn("leasehold-reader", partial(self._keep, place), partial(self._failed, place)))
+
+    def close(self) -> None:
+        """End them, and start no more: what a reader has is not needed any more, or read again."""
+        self._over.set()  # first, or one that ends now would be started again
+        self._end()
+        for thread in self._threads:
+            thread.join(END_SECONDS)
+
+    @abstractmethod
+    def _live(self, place: int) -> str:
+        """Start one, and wait for its end; what it ended with."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Have all end that live."""
+
+    def _tell(self, text: str) -> None:
+        log.warning("%s", text)
+
+    def _failed(self, place: int, fault: BaseException) -> None:
+        self._tell(f"reader {place} is not started again: {said(fault)}")
+
+    def _keep(self, place: int) -> None:
+        pause = Backoff(*AGAIN_SECONDS)
+        while not self._over.is_set():
+            began = monotonic()
+            try:
+                status = self._live(place)
+            except Exception as fault:  # noqa: BLE001  what the system refuses now it may grant after the pause
+                status = said(fault)
+            if monotonic() - began > AGAIN_SECONDS[1]:
+                pause.reset()  # it read well: a query of months loses some
+            if not self._over.is_set():
+                wait = pause.next()
+                self._tell(f"reader {place} ended with {status}, starting another in {wait:.1f} s")
+                self._over.wait(wait)
+
+
+COMMAND = (sys.executable, "-m", "leasehold.adapters.spark.readers.process")
+
+
+class ReaderChildren(KeptReaders):
+    """So many children, from `begin` until they are closed."""
+
+    def __init__(self, number: int, spec: ReaderSpec) -> None:
+        super().__init__(number)
+        # Classes of the user's own program are pickled by value.
+        self._spec: bytes = cloudpickle.dumps(spec)  # type: ignore[no-untyped-call]  # Spark's own
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _end(self) -> None:
+        for process in list(self._processes.values()):  # one may be starting
+            process.kill()
+
+    def _live(self, place: int) -> str:
+        # What it prints goes where this process prints; modules are found where this process finds them.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": path}
+        with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=environment) as process:  # noqa: S603  our own
+            self._processes[place] = process
+            if self._over.is_set():  # perhaps it was not seen
+                process.kill()
+            try:
+                process.communicate(self._spec)
+            except BrokenPipeError:
+                log.debug("reader %d ended before it was told what to read", place)
+            return f"status {process.wait()}"
+
+
+# In the program that called `register`
 
 ROOM = Struct(">QQ")
 """What the program says first: how many executors there are now, and how many tasks run at once on all of them."""
@@ -130,10 +209,16 @@ class _ReaderWish(BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        _refuse_others(self.request)
+        # Where the system does not tell who is at the other end, the folder alone guards.
+        if hasattr(socket, "SO_PEERCRED"):
+            _, user, _ = _PEER.unpack(self.request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if user != geteuid():
+                raise PermissionError(f"user {user} asked for them")
         context = self.server.jobs.context
+        java: Any = context._jsc  # noqa: SLF001  Spark tells it to Java alone
+        executors = max(0, len(java.sc().statusTracker().getExecutorInfos()) - 1)  # one entry is the driver's own
         self.request.settimeout(REQUEST_SECONDS)
-        self.request.sendall(ROOM.pack(_executors(context), context.defaultParallelism))
+        self.request.sendall(ROOM.pack(executors, context.defaultParallelism))
         number, size = WISH.unpack(received(self.request, WISH.size))
         if not 0 < number <= READERS_MOST or size > TASK_BYTES:
             raise ValueError(f"{number} readers of {size} bytes were asked for")
@@ -150,20 +235,6 @@ class _ReaderWish(BaseRequestHandler):
     def _told(self, text: str) -> None:
         with suppress(OSError):  # the query has ended
             self.request.sendall(f"{text}\n".encode())
-
-
-def _refuse_others(connection: socket.socket) -> None:
-    """Raises PermissionError if another user is at the other end; where the system does not tell, the folder guards."""
-    if hasattr(socket, "SO_PEERCRED"):
-        _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if user != geteuid():
-            raise PermissionError(f"user {user} asked for them")
-
-
-def _executors(context: "SparkContext") -> int:
-    """How many there are now, the driver's own entry left out."""
-    java: Any = context._jsc  # noqa: SLF001  Spark tells it to Java alone
-    return max(0, len(java.sc().statusTracker().getExecutorInfos()) - 1)
 
 
 class ReaderJobs(KeptReaders):
@@ -211,6 +282,8 @@ def _task_of(packed: bytes) -> Callable[[Iterable[int]], Iterator[str]]:
 
     return live
 
+
+# In the process that plans a query's batches, and in the tasks that it asked for
 
 CONNECT_SECONDS = 30.0
 
@@ -277,112 +350,3 @@ class ReaderTask:
         except READABLE as fault:
             return f"{fault}, on {here}"[:TEXT_MOST]
         return f"the end of its connection to the driver, on {here}"
-
-
-MEND = "add executors, or lower lease.readers"
-LOOPBACK = "127.0.0.1"
-PIECES = 64
-"""A batch at its limit has at least so many pieces, so that shards have even parts of it."""
-PIECE_ROWS, PIECE_BYTES = 10_000, MIB
-
-
-@frozen
-class ReadingWay:
-    """A way to read.
-
-    source     opens shards for the worker
-    buffer     where what was read of a shard waits to be planned
-    transport  has planned rows reach tasks
-    begin      called once, before the first shard is opened, with what is to be told of news of a shard
-    stop       has nobody wait for a reader any more
-    close      lets all of it go
-    """
-
-    source: Source
-    buffer: Callable[[Columns], AheadBuffer]
-    transport: Transport | FarTransport
-    begin: Callable[[Callable[[str], None]], None]
-    stop: Callable[[], None]
-    close: Callable[[], None]
-
-
-def way_of(stock: SourceSpec, options: LeaseOptions, place: Place) -> ReadingWay:
-    """The way that the options ask for."""
-    here = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
-    if options.readers == 0 or options.fetch is None:
-        return ReadingWay(place.source, RowBuffer, here, lambda _woken: None, lambda: None, here.close)
-    readers = QueryReaders(stock, options, options.fetch)
-    far = FarTransport(readers.pool, here, place, options.config.lease_seconds)
-
-    def close() -> None:
-        far.close()
-        readers.close()
-
-    return ReadingWay(FarSource(place.source, readers.open), FarBuffer, far, readers.begin, readers.pool.stop, close)
-
-
-class QueryReaders:
-    """The readers of one query: on the planner's machine, or on executors where the session's program starts them."""
-
-    def __init__(self, stock: SourceSpec, options: LeaseOptions, address: Address) -> None:
-        self._stock, self._options, self._address = stock, options, address
-        self._woken: Callable[[str], None] = lambda _key: None
-        self._here = Address(LOOPBACK, LOOPBACK)
-        self.pool = ReaderPool(address if options.reader_jobs else self._here, self._news)
-        self._readers: ReaderChildren | ExecutorReaders | None = None
-
-    def begin(self, woken: Callable[[str], None]) -> None:
-        """Start them; they connect by themselves. Raises ValueError if they cannot be asked for."""
-        self._woken = woken
-        if self._options.reader_jobs:
-            self._begin_on_executors()
-            return
-        number = self._number((cpu_count() or 1) - 1)
-        self._readers = children = ReaderChildren(number, self._spec(number, self._here, self._address))
-        children.begin()
-
-    def _begin_on_executors(self) -> None:
-        self._readers = readers = ExecutorReaders(self._options.reader_jobs)
-        number = self._number(min(readers.executors, readers.slots - 1))
-        if number >= readers.slots:
-            log.warning("%d readers leave none of %d task slots for batches: %s", number, readers.slots, MEND)
-        self.pool.absent = f"no reader has come; where no slot is free, {MEND}"
-        spec = self._spec(number, self._address, Address("", "", self._address.port))
-        readers.begin(number, spec, self._told)
-        log.info("%d readers start on %d executors", number, readers.executors)
-
-    def _number(self, room: int) -> int:
-        asked = self._options.readers
-        return max(1, min(room, READERS_MOST)) if asked is None else asked
-
-    def _told(self, text: str) -> None:
-        self.pool.absent = f"no reader is connected: {text}"
-        log.warning("%s", text)
-
-    def open(self, lease: Lease, start: Position) -> FarReader:
-        """Have one of them read a shard. Raises SourceUnavailable if none is connected."""
-        return self.pool.open(lease, start)
-
-    def _news(self, key: str) -> None:
-        self._woken(key)
-
-    def close(self) -> None:
-        """End them all."""
-        self.pool.stop()
-        if self._readers is not None:
-            self._readers.close()
-        self.pool.close()
-
-    def _spec(self, number: int, planner: Address, rows: Address) -> ReaderSpec:
-        stock, options = self._stock, self._options
-        return ReaderSpec(
-            planner=(planner.host, self.pool.port),
-            token=self.pool.token,
-            address=rows,
-            stock=stock,
-            rows=options.buffer_rows // number,
-            bytes=options.buffer_bytes // number,
-            piece_rows=max(1, min(PIECE_ROWS, options.trigger_rows // PIECES, stock.shard_rows // PIECES)),
-            piece_bytes=max(1, min(PIECE_BYTES, options.trigger_bytes // PIECES)),
-            folder=options.spool_folder,
-        )

@@ -138,7 +138,12 @@ def from_reader(line: bytes) -> FromReader:
     match name:
         case "Hello":
             host, port, token = _fields(value, 3)
-            return Hello(host.name(), port.whole(1, 65_535), _bytes(token))
+            try:
+                return Hello(host.name(), port.whole(1, 65_535), bytes.fromhex(token.text()))
+            except ValueError as error:
+                if isinstance(error, BadJsonField):
+                    raise
+                raise token.bad("bytes to the base of sixteen") from None
         case "ShardReport":
             opening, pieces, behind, size, ended, children = _fields(value, 6)
             return ShardReport(
@@ -222,13 +227,6 @@ def _fields(value: JsonValue, count: int) -> list[JsonValue]:
     if len(found) != count:
         raise value.bad(f"a list of {count}")
     return found
-
-
-def _bytes(value: JsonValue) -> bytes:
-    try:
-        return bytes.fromhex(value.text())
-    except ValueError:
-        raise value.bad("bytes to the base of sixteen") from None
 
 
 def _position(value: JsonValue) -> Position:

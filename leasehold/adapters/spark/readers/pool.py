@@ -1,47 +1,35 @@
-"""All readers of a query: they connect here, and shards are shared out among them.
+"""The planner's side of readers: they connect here, shards are shared out among them, and tasks get their rows.
 
-Rule 1: nobody becomes a reader without the query's token, which is compared in constant time.
-Rule 2: a shard goes to the reader that has the fewest. When a reader comes, others give it their surplus; when one
-goes, or is not heard of, its shards go to the others at once.
-
-The planner's side of one reader's connection: what it is told to do, and what it has reported.
-
-Keeps a number of readers alive: one that ends is started again after a pause that grows.
-
-Readers as child processes of the planner, on its machine; one that ends is replaced.
-
-How rows that readers have reach Spark's tasks: from the reader, or once more from the source where it is gone.
-
-Rule 1: a task that cannot have its rows from a reader asks the planner, which reads exactly their ranges again.
-Rule 2: a range that cannot be had again whole fails its task, and with it the query: Spark repeats the batch when it
-is started again, and then its rules hold for what is left out (`replay`).
-
-The rows that readers have, as the planner knows them: how many, how large, and where they end.
+1. A query starts its readers (`QueryReaders`), and each connects and says Hello (`ReaderPool.serve`). Nobody becomes a
+   reader without the query's token, which is compared in constant time.
+2. The worker opens a shard: the reader that has the fewest is asked to read it (`ReaderPool.open`). When a reader
+   comes, others give it their surplus; when one goes, or is not heard of, its shards go to the others at once.
+3. What a reader reports comes in as a batch whose rows are numbers (`FarReader.read`, `FarRows`): how many there are,
+   how large, and where they end. They wait in a `FarBuffer`, as rows of another source do.
+4. A batch is planned: each reader is told to keep its part, and tasks are told where to fetch it
+   (`FarTransport.partitions`).
+5. A task that cannot have its rows from a reader asks the planner, which reads exactly their ranges again. A range that
+   cannot be had again whole fails its task, and with it the query: Spark repeats the batch when it is started again,
+   and then its rules hold for what is left out (`replay`).
 """
 
 import logging
-import os
 import socket
-import subprocess
 import sys
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from hmac import compare_digest
 from itertools import count
+from os import cpu_count
 from secrets import token_bytes
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import Condition, Event, Lock, Thread
-from time import monotonic
+from threading import Condition, Lock
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, frozen
-from pyspark import cloudpickle
 
-from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Source, SourceError, SourceUnavailable
-from leasehold.adapters.spark.feed import ANY_SIZE, ArrowBatch, Chunk, Columns
+from leasehold.adapters.spark.feed import ANY_SIZE, ArrowBatch, Chunk, Columns, RowBuffer, SourceSpec
 from leasehold.adapters.spark.fetching import (
     REQUEST_SECONDS,
     TOKEN_BYTES,
@@ -54,14 +42,14 @@ from leasehold.adapters.spark.fetching import (
 )
 from leasehold.adapters.spark.lease_loop import Waiting
 from leasehold.adapters.spark.offsets import Offset, Range
-from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.options import MIB, READERS_MOST, Address, LeaseOptions
+from leasehold.adapters.spark.readers.jobs import ExecutorReaders, ReaderChildren
 from leasehold.adapters.spark.readers.messages import (
     Alive,
     BatchKept,
     Close,
     Discard,
     FromPlanner,
-    FromReader,
     Hello,
     Keep,
     Open,
@@ -79,91 +67,6 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
-
-AGAIN_SECONDS = 0.2, 30.0
-END_SECONDS = 5.0
-
-
-class KeptReaders:
-    """So many readers, from `begin` until they are closed."""
-
-    def __init__(self, number: int) -> None:
-        self._over = Event()
-        self._number = number
-        self._threads: list[Thread] = []
-
-    def begin(self) -> None:
-        """Start them all."""
-        for place in range(self._number):
-            self._threads.append(spawn("leasehold-reader", partial(self._keep, place), partial(self._failed, place)))
-
-    def close(self) -> None:
-        """End them, and start no more: what a reader has is not needed any more, or read again."""
-        self._over.set()
-        self._end()
-        for thread in self._threads:
-            thread.join(END_SECONDS)
-
-    @abstractmethod
-    def _live(self, place: int) -> str:
-        """Start one, and wait for its end; what it ended with."""
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Have all end that live."""
-
-    def _tell(self, text: str) -> None:
-        log.warning("%s", text)
-
-    def _failed(self, place: int, fault: BaseException) -> None:
-        self._tell(f"reader {place} is not started again: {said(fault)}")
-
-    def _keep(self, place: int) -> None:
-        pause = Backoff(*AGAIN_SECONDS)
-        while not self._over.is_set():
-            began = monotonic()
-            try:
-                status = self._live(place)
-            except Exception as fault:  # noqa: BLE001  what the system refuses now it may grant after the pause
-                status = said(fault)
-            if monotonic() - began > AGAIN_SECONDS[1]:
-                pause.reset()  # it read well: a query of months loses some
-            if not self._over.is_set():
-                wait = pause.next()
-                self._tell(f"reader {place} ended with {status}, starting another in {wait:.1f} s")
-                self._over.wait(wait)
-
-
-COMMAND = (sys.executable, "-m", "leasehold.adapters.spark.readers.process")
-
-
-class ReaderChildren(KeptReaders):
-    """So many children, from `begin` until they are closed."""
-
-    def __init__(self, number: int, spec: ReaderSpec) -> None:
-        super().__init__(number)
-        # Classes of the user's own program are pickled by value.
-        self._spec: bytes = cloudpickle.dumps(spec)  # type: ignore[no-untyped-call]  # Spark's own
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    def _end(self) -> None:
-        for process in list(self._processes.values()):  # one may be starting
-            process.kill()
-
-    def _live(self, place: int) -> str:
-        # What it prints goes where this process prints; modules are found where this process finds them.
-        path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | {"PYTHONPATH": path}
-        with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=environment) as process:  # noqa: S603  our own
-            self._processes[place] = process
-            if self._over.is_set():  # perhaps it was not seen
-                process.kill()
-            try:
-                process.communicate(self._spec)
-            except BrokenPipeError:
-                log.debug("reader %d ended before it was told what to read", place)
-            return f"status {process.wait()}"
-
 
 POLL_SECONDS = 1.0
 """How often a shard is looked at of which nothing is reported; a report wakes it at once."""
@@ -195,6 +98,7 @@ class FarReader:
                     raise ValueError(f"{piece.ends.sequence} was reported behind {self._reported_to.sequence}")
                 self._reported_to = piece.ends
             self._count += len(report.pieces)
+            # Nothing of a report that was refused is kept: its reader is taken for gone, and its shards are read again.
             self._reports.append((FarRows(self, begins, first, report.pieces), report))
 
     def fail(self, text: str) -> None:
@@ -290,6 +194,7 @@ class FarBuffer:
         while self._rows:
             first = self._rows[0]
             (piece,) = first.pieces
+            # Asked for whatever comes first: a row larger than any limit must pass, by itself.
             alone = most_bytes == ANY_SIZE and not taken
             if not alone and (piece.rows > count or piece.bytes > most_bytes):
                 break
@@ -304,18 +209,6 @@ class FarBuffer:
         return Chunk(rows, pieces[-1].ends)
 
 
-class FarSource(PassingSource):
-    """A stream whose shards are opened by readers, and which is asked all else from here."""
-
-    def __init__(self, source: Source, opened: Callable[[Lease, Position], FarReader]) -> None:
-        super().__init__(source)
-        self._opened = opened
-
-    def open(self, lease: Lease, start: Position) -> FarReader:
-        """Have a reader read it."""
-        return self._opened(lease, start)
-
-
 SILENT_SECONDS = 10.0
 """A reader of which nothing is heard for so long is taken for gone; it says something every second."""
 
@@ -324,6 +217,9 @@ class ReaderConnection:
     """A reader as the planner knows it, from its Hello until its connection ends.
 
     openings  the shards that it reads, by number of the opening
+    rows      where its rows are fetched
+
+    Raises ValueError for a connection that does not begin with a Hello.
     """
 
     def __init__(self, connection: socket.socket, woken: Callable[[str], None]) -> None:
@@ -335,41 +231,31 @@ class ReaderConnection:
         self.over = False
         self._kept = -1
         self._heard, self._writing = Condition(), Lock()
-        self.rows = self._hello()
-
-    def _hello(self) -> Hello:
-        """Where its rows are fetched. Raises ValueError if it says anything else first."""
         hello = from_reader(next(self._lines, b""))
         if not isinstance(hello, Hello):
             raise ValueError(f"a reader began with {type(hello).__name__}")  # noqa: TRY004  it is no argument
-        return hello
+        self.rows = hello
 
     def serve(self) -> None:
         """Take what it says until the connection ends. Raises OSError, and ValueError for what no reader says."""
         for line in self._lines:
-            self._take(from_reader(line))
-
-    def _take(self, message: FromReader) -> None:
-        match message:
-            case ShardReport(opening=number) | ShardFailure(opening=number):
-                # One that was closed in the meantime is nobody's any more: what comes late counts for nothing.
-                if (opening := self.openings.get(number)) is not None:
-                    self._tell(opening, message)
-            case BatchKept(number):
-                with self._heard:
-                    self._kept = number
-                    self._heard.notify_all()
-            case Alive():
-                pass
-            case Hello():
-                raise ValueError("a reader said Hello twice")
-
-    def _tell(self, opening: FarReader, message: ShardReport | ShardFailure) -> None:
-        if isinstance(message, ShardReport):
-            opening.report(message)
-        else:
-            opening.fail(message.text)
-        self._woken(opening.lease.key)
+            match from_reader(line):
+                case ShardReport(opening=number) | ShardFailure(opening=number) as message:
+                    # One that was closed in the meantime is nobody's any more: what comes late counts for nothing.
+                    if (opening := self.openings.get(number)) is not None:
+                        if isinstance(message, ShardReport):
+                            opening.report(message)
+                        else:
+                            opening.fail(message.text)
+                        self._woken(opening.lease.key)
+                case BatchKept(number):
+                    with self._heard:
+                        self._kept = number
+                        self._heard.notify_all()
+                case Alive():
+                    pass
+                case Hello():
+                    raise ValueError("a reader said Hello twice")
 
     def send(self, message: FromPlanner) -> None:
         """Tell it; where that cannot be done it is gone, and `serve` ends."""
@@ -446,6 +332,7 @@ class ReaderPool:
             if not self._connected:
                 self._unread.add(lease.key)
                 raise SourceUnavailable(self.absent)
+            # Processes take long to start; once there was one, a shard can wait as for any other fault.
             self._patience = NEXT_SECONDS
             reader = min(self._connected, key=lambda each: len(each.openings))
             opening = FarReader(next(self._numbers), lease, start, self._close_opening)
@@ -496,17 +383,16 @@ class ReaderPool:
             if self._closed:
                 raise ConnectionError("the query has ended")
             self._connected.append(reader)
-            moved, unread, self._unread = self._surplus(), self._unread, set()
+            even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
+            moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
+            unread, self._unread = self._unread, set()
             self._changed.notify_all()
         log.info("reader %s has come: %d now", peer, len(self.connected))
+        # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
         for opening in moved:
             opening.close()
         for key in {*unread, *(opening.lease.key for opening in moved)}:
             self._woken(key)
-
-    def _surplus(self) -> list[FarReader]:
-        each = -(-sum(len(reader.openings) for reader in self._connected) // len(self._connected))
-        return [opening for reader in self._connected for opening in list(reader.openings.values())[each:]]
 
     def _remove(self, reader: ReaderConnection, peer: object) -> None:
         with self._changed:
@@ -549,8 +435,6 @@ class _Admission(BaseRequestHandler):
         self.server.pool.serve(self.request, self.client_address)
 
 
-TaskShare = dict[ReaderConnection | None, list[FarRows]]
-"""The rows of one task by the reader that has them; None where that is gone."""
 KEPT_SECONDS = 10.0
 """How long a reader may take to say that it keeps a batch; then its tasks are sent there all the same."""
 
@@ -572,9 +456,31 @@ class FarTransport:
         """Make a partition for each task of this batch."""
         if not tasks or not isinstance(tasks[0][0], FarRows):
             return self._here.partitions(number, tasks)
-        shares = [self._by_reader(rows) for rows in tasks]
-        self._keep(number, shares)
-        return [self._rows(number, place, share) for place, share in enumerate(shares)]
+        shares: list[dict[ReaderConnection | None, list[FarRows]]] = []  # None: those whose reader is gone
+        parts: dict[ReaderConnection, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
+        for place, rows in enumerate(tasks):
+            share: dict[ReaderConnection | None, list[FarRows]] = {}
+            for each in rows:
+                share.setdefault(self._pool.reader_of(each.opening), []).append(each)
+            shares.append(share)
+            for reader, mine in share.items():
+                if reader is not None:
+                    pieces = tuple((each.opening.number, each.through) for each in mine)
+                    parts.setdefault(reader, []).append((place, pieces))
+        for reader, told in parts.items():
+            reader.send(Keep(number, tuple(told)))
+        for reader in parts:  # tasks may come at any time
+            reader.wait_kept(number, KEPT_SECONDS)
+        made = list[Rows]()
+        for place, share in enumerate(shares):
+            # In the order in which readers send them: what is read again must come in the same.
+            planned = self._planned[number, place] = tuple(each for mine in share.values() for each in mine)
+            there = [reader.rows for reader in share if reader is not None]
+            fetched = tuple(FetchedRows(each.host, each.port, each.token, number, place) for each in there)
+            rows_in_all = sum(each.num_rows for each in planned)
+            again = self._here.promised(number, place)
+            made.append(ReaderRows(fetched if len(there) == len(share) else (), rows_in_all, again))
+        return made
 
     def discard(self, number: int) -> None:
         """The rows of this batch are read no more."""
@@ -587,32 +493,6 @@ class FarTransport:
     def close(self) -> None:
         """Close the port, and let all rows go."""
         self._here.close()
-
-    def _by_reader(self, rows: Iterable[FarRows]) -> TaskShare:
-        share: TaskShare = {}
-        for each in rows:
-            share.setdefault(self._pool.reader_of(each.opening), []).append(each)
-        return share
-
-    def _keep(self, number: int, shares: Sequence[TaskShare]) -> None:
-        """Have each reader keep its rows of this batch, and wait until all do: tasks may come at any time."""
-        parts: dict[ReaderConnection, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
-        for place, share in enumerate(shares):
-            for reader, rows in share.items():
-                if reader is not None:
-                    pieces = tuple((each.opening.number, each.through) for each in rows)
-                    parts.setdefault(reader, []).append((place, pieces))
-        for reader, told in parts.items():
-            reader.send(Keep(number, tuple(told)))
-        for reader in parts:
-            reader.wait_kept(number, KEPT_SECONDS)
-
-    def _rows(self, number: int, place: int, share: TaskShare) -> ReaderRows:
-        rows = self._planned[number, place] = tuple(each for mine in share.values() for each in mine)
-        there = [reader.rows for reader in share if reader is not None]
-        parts = tuple(FetchedRows(each.host, each.port, each.token, number, place) for each in there)
-        count = sum(each.num_rows for each in rows)
-        return ReaderRows(parts if len(there) == len(share) else (), count, self._here.promised(number, place))
 
     def _again(self, number: int, place: int) -> Sequence[pa.RecordBatch]:
         """The rows of a task read again from the source, in the same order; none of a batch that is done.
@@ -630,4 +510,132 @@ class FarTransport:
             if (rows := found.get(key)) is None or rows.num_rows != each.num_rows:
                 had = "none" if rows is None else rows.num_rows
                 raise ValueError(f"shard {key}: of {each.num_rows} rows that were planned {had} can be read again")
+        # In the order in which readers would have sent them: a task may have the first ones already.
         return [found[each.opening.lease.key] for each in planned]
+
+
+MEND = "add executors, or lower lease.readers"
+LOOPBACK = "127.0.0.1"
+PIECES = 64
+"""A batch at its limit has at least so many pieces, so that shards have even parts of it."""
+PIECE_ROWS, PIECE_BYTES = 10_000, MIB
+
+
+class ReadHere:
+    """The way without readers."""
+
+    buffer = RowBuffer
+
+    def __init__(self, source: Source, transport: Transport) -> None:
+        self.source, self.transport = source, transport
+
+    def begin(self, woken: Callable[[str], None]) -> None:
+        """Nothing is to be started."""
+
+    def stop(self) -> None:
+        """Nobody waits for a reader."""
+
+    def close(self) -> None:
+        """Let all rows go."""
+        self.transport.close()
+
+
+class FarSource(PassingSource):
+    """A stream whose shards are opened by readers, and which is asked all else from here."""
+
+    def __init__(self, source: Source, pool: ReaderPool) -> None:
+        super().__init__(source)
+        self._pool = pool
+
+    def open(self, lease: Lease, start: Position) -> FarReader:
+        """Have a reader read it. Raises SourceUnavailable if none is connected."""
+        return self._pool.open(lease, start)
+
+
+class QueryReaders:
+    """The readers of one query: on the planner's machine, or on executors where the session's program starts them."""
+
+    buffer = FarBuffer
+
+    def __init__(
+        self, stock: SourceSpec, options: LeaseOptions, address: Address, place: Place, here: Transport
+    ) -> None:
+        self._stock, self._options, self._address = stock, options, address
+        # Readers on other machines connect where tasks do; children of this process need no network.
+        listens = address if options.reader_jobs else Address(LOOPBACK, LOOPBACK)
+        self.pool = ReaderPool(listens, self._news)
+        self._woken: Callable[[str], None] | None = None
+        self._readers: ReaderChildren | ExecutorReaders | None = None
+        self.source = FarSource(place.source, self.pool)
+        self.transport = FarTransport(self.pool, here, place, options.config.lease_seconds)
+
+    def begin(self, woken: Callable[[str], None]) -> None:
+        """Start them; they connect by themselves. Raises ValueError if they cannot be asked for.
+
+        `woken` is told of each shard of which there is news.
+        """
+        self._woken = woken
+        if not self._options.reader_jobs:
+            number = self._number((cpu_count() or 1) - 1)
+            self._readers = children = ReaderChildren(number, self._spec(number, LOOPBACK, self._address))
+            children.begin()
+            return
+        self._readers = readers = ExecutorReaders(self._options.reader_jobs)
+        number = self._number(min(readers.executors, readers.slots - 1))
+        if number >= readers.slots:
+            log.warning("%d readers leave none of %d task slots for batches: %s", number, readers.slots, MEND)
+        self.pool.absent = f"no reader has come; where no slot is free, {MEND}"
+        # Tasks reach such a reader by the address by which it reaches the planner.
+        spec = self._spec(number, self._address.host, Address("", "", self._address.port))
+        readers.begin(number, spec, self._told)
+        log.info("%d readers start on %d executors", number, readers.executors)
+
+    def stop(self) -> None:
+        """Have nobody wait for a reader any more."""
+        self.pool.stop()
+
+    def close(self) -> None:
+        """End them all, and let all rows go."""
+        self.transport.close()
+        self.pool.stop()
+        if self._readers is not None:
+            self._readers.close()
+        self.pool.close()
+
+    def _news(self, key: str) -> None:
+        if self._woken is not None:
+            self._woken(key)
+
+    def _told(self, text: str) -> None:
+        self.pool.absent = f"no reader is connected: {text}"
+        log.warning("%s", text)
+
+    def _number(self, room: int) -> int:
+        asked = self._options.readers
+        return max(1, min(room, READERS_MOST)) if asked is None else asked
+
+    def _spec(self, number: int, planner: str, rows: Address) -> ReaderSpec:
+        stock, options = self._stock, self._options
+        return ReaderSpec(
+            planner=(planner, self.pool.port),
+            token=self.pool.token,
+            address=rows,
+            stock=stock,
+            rows=options.buffer_rows // number,
+            bytes=options.buffer_bytes // number,
+            piece_rows=max(1, min(PIECE_ROWS, options.trigger_rows // PIECES, stock.shard_rows // PIECES)),
+            piece_bytes=max(1, min(PIECE_BYTES, options.trigger_bytes // PIECES)),
+            folder=options.spool_folder,
+        )
+
+
+def way_of(stock: SourceSpec, options: LeaseOptions, place: Place) -> ReadHere | QueryReaders:
+    """How the options ask for the shards of a query to be read: by the process that plans its batches, or by readers.
+
+    Either has a `source` that opens shards for the worker, a `buffer` in which what was read of one waits to be
+    planned, and a `transport` that has planned rows reach tasks.
+    """
+    here = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
+    if options.readers == 0 or options.fetch is None:
+        return ReadHere(place.source, here)
+    return QueryReaders(stock, options, options.fetch, place, here)

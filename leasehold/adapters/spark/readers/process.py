@@ -6,7 +6,7 @@ import sys
 
 from pyspark import cloudpickle
 
-from leasehold.adapters.spark.lease_loop import speak
+from leasehold.adapters.spark.processes import speak
 from leasehold.adapters.spark.readers.reader import ShardReader
 
 

@@ -1,9 +1,9 @@
 """A reader: connects to the planner, reads the shards that it is told to, and sends tasks their rows.
 
-Rule 1: it lives as long as its connection to the planner; when that ends, for whatever reason, so does the reader.
-Rule 2: it says something every second, so that a planner can tell it from one that hangs.
+It lives as long as its connection to the planner; when that ends, for whatever reason, so does the reader. It says
+something every second, so that a planner can tell it from one that hangs.
 
-The reader's side of one shard: reads it ahead in pieces, which wait until the planner puts them into a batch.
+Each shard is read ahead in pieces, which wait until the planner puts them into a batch (`ShardReadAhead`):
 
 Rule 1: what is reported is here, and follows what was reported before without a gap.
 Rule 2: what waits is bounded: a shard has its part of the reader's room, and is not read while that is full.
@@ -93,7 +93,7 @@ def pieces_of(columns: Columns, chunk: Chunk, rows: int, size: int) -> list[tupl
     return found
 
 
-class ShardShelf:
+class ShardReadAhead:
     """Reads one shard ahead of the planner.
 
     asked   which shard, and from where on
@@ -141,7 +141,9 @@ class ShardShelf:
         """Read at most once, and return when to call again: never (infinity) once it is over."""
         if self.closed:
             return self._end()
-        if self._full:
+        spec, shards = self._spec, max(1, self._shards())
+        # However many shards there are, each has room for something.
+        if self._rows >= max(1, spec.rows // shards) or self._bytes >= max(1, spec.bytes // shards):
             return now + ROOM_SECONDS
         try:
             batch = self._read()
@@ -156,12 +158,6 @@ class ShardShelf:
         if batch.ended:
             return self._end()
         return now + max(self._spec.stock.interval_seconds, batch.wait_seconds)
-
-    @property
-    def _full(self) -> bool:
-        shards = max(1, self._shards())
-        rows, size = max(1, self._spec.rows // shards), max(1, self._spec.bytes // shards)
-        return self._rows >= rows or self._bytes >= size
 
     def _read(self) -> Batch:
         def keep(batch: Batch) -> None:
@@ -201,7 +197,7 @@ class ShardReader:
 
     def __init__(self, spec: ReaderSpec) -> None:
         self._spec = spec
-        self._shelves: dict[int, ShardShelf] = {}
+        self._read_aheads: dict[int, ShardReadAhead] = {}
         self._over, self._writing = Event(), Lock()
 
     def run(self) -> None:
@@ -226,7 +222,8 @@ class ShardReader:
                     self._over.set()
 
     def _serve(self) -> None:
-        self._appointments = Appointments(THREADS, ThreadScheduler(seconds), self._fail)
+        # One step of a shard at a time, each when the one before asked for it.
+        self._steps = Appointments(THREADS, ThreadScheduler(seconds), self._fail)
         spawn("leasehold-alive", self._beat, self._fail)
         try:
             with self._connection.makefile("rb") as stream:
@@ -235,23 +232,23 @@ class ShardReader:
         except (OSError, BadJsonField) as fault:
             log.warning("the planner is gone: %s", fault)
         finally:
-            for opening, shelf in self._shelves.items():
-                shelf.close()
-                self._appointments.hurry(str(opening))
+            for opening, ahead in self._read_aheads.items():
+                ahead.close()
+                self._steps.hurry(str(opening))
             until = seconds() + END_SECONDS
-            self._appointments.drain(until)  # the last step of each closes what it has open
-            self._appointments.close(until)
+            self._steps.drain(until)  # the last step of each closes what it has open
+            self._steps.close(until)
 
     def _obey(self, message: FromPlanner) -> None:
         match message:
             case Open():
-                shelf = ShardShelf(message, self._source, self._spec, self._say, lambda: len(self._shelves))
-                self._shelves[message.opening] = shelf
-                self._appointments.add(str(message.opening), shelf.step)
+                ahead = ShardReadAhead(message, self._source, self._spec, self._say, lambda: len(self._read_aheads))
+                self._read_aheads[message.opening] = ahead
+                self._steps.add(str(message.opening), ahead.step)
             case Close(opening):
-                if (closed := self._shelves.pop(opening, None)) is not None:
+                if (closed := self._read_aheads.pop(opening, None)) is not None:
                     closed.close()
-                    self._appointments.hurry(str(opening))
+                    self._steps.hurry(str(opening))
             case Keep():
                 self._keep(message)
                 self._say(BatchKept(message.number))
@@ -262,7 +259,10 @@ class ShardReader:
 
     def _keep(self, message: Keep) -> None:
         for place, openings in message.parts:
-            found = [(opening, self._taken(opening, count)) for opening, count in openings]
+            found = [
+                (opening, None if (ahead := self._read_aheads.get(opening)) is None else ahead.take(count))
+                for opening, count in openings
+            ]
             whole = [rows for _, rows in found if rows is not None]
             if len(whole) == len(found) and any(whole):  # else tasks ask the planner
                 try:
@@ -272,18 +272,14 @@ class ShardReader:
                         "batch %d: rows cannot be kept here, so tasks ask the planner: %s", message.number, fault
                     )
             for opening, _ in found:
-                self._appointments.hurry(str(opening))  # there is room again
-
-    def _taken(self, opening: int, count: int) -> "list[object] | None":
-        shelf = self._shelves.get(opening)
-        return None if shelf is None else shelf.take(count)
+                self._steps.hurry(str(opening))  # there is room again
 
     def _say(self, message: FromReader) -> None:
         try:
-            with self._writing:
+            with self._writing:  # readings of several shards report at once
                 self._connection.sendall(line_of(message))
         except OSError as fault:
-            if not self._over.is_set():
+            if not self._over.is_set():  # else the planner is gone, which was said
                 log.warning("the planner does not hear: %s", fault)
             self._fail(fault)
 
