@@ -7,7 +7,6 @@ shard, a token is given to one process alone, so that whoever compares tokens he
 lease whose row was deleted, and made anew by a request that arrived late, begins at its first token again.
 """
 
-import math
 from bisect import bisect
 from collections.abc import Iterator
 
@@ -51,7 +50,7 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
     first: dict[tuple[str, int], float] = {}
     for record in run.records:
         number = run.numbers.get((record.key, record.digest))
-        if number is not None:
+        if number is not None and (record.key, record.digest) not in run.former:
             first.setdefault((record.key, number), record.t)
     latest: dict[str, tuple[float, int]] = {}
     for (key, number), t in sorted(first.items()):
@@ -64,12 +63,11 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
 
 def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
     """Law 2 across a split or merge, where keys need not be known; shards of a former stream have the same names."""
-    former = {(each.key, each.digest) for each in run.history.sent if (each.t or math.inf) < run.history.anew}
     first: dict[str, ReadingEvent] = {}
     last_new: dict[str, ReadingEvent] = {}
     seen: set[tuple[str, RecordPlace]] = set()
     for record in run.records:
-        if (record.key, record.digest) in former:
+        if (record.key, record.digest) in run.former:
             continue
         first.setdefault(record.shard, record)
         # A parent's records may come again while its child is read; what comes for the first time may not.

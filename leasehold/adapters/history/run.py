@@ -139,11 +139,19 @@ class JudgedRun:
         return [each for each in self.history.sent if (each.key, each.digest) not in got]
 
     @cached_property
+    def former(self) -> frozenset[RecordId]:
+        """The records of streams that the present one replaced: what is handed over of them stands in no order to it."""
+        return frozenset(
+            (each.key, each.digest) for each in self.history.sent if (each.t or math.inf) < self.history.anew
+        )
+
+    @cached_property
     def forgotten(self) -> frozenset[str]:
         """The shards that a new group began at LATEST, where nobody could tell it that they had been read before (L13).
 
-        Somebody deleted their rows while nobody held them, or while their owner was in the last lease of its life; and
-        whoever made a row anew had never read the table: it began after that, or within a lease before it.
+        Somebody deleted their rows while nobody held them, while their owner was in the last lease of its life, or
+        while the table could not be reached; and whoever made a row anew had never read the table: it began after that, or
+        within a lease before it.
         """
         lease, found = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
         at_latest = [each for each in self.history.writes if each.verb == "create" and each.after and each.done]
@@ -152,7 +160,10 @@ class JudgedRun:
             if deleted.process != OPERATOR or deleted.before is None or deleted.after is not None:
                 continue
             t, owner = deleted.t, deleted.before.owner
-            if any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives):
+            reached = not any(
+                each.t == t and each.what == "trouble" and each.seconds for each in self.history.incidents
+            )
+            if reached and any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives):
                 continue
             for made in (each for each in at_latest if each.t >= t):
                 line = self.line_above(made.key)

@@ -116,7 +116,10 @@ def _empty(world: World, emptying: Emptying) -> None:
     for row in gone:
         world.table.remove(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
-    world.history.incidents.append(Incident(now, "trouble", "", 0.0, f"{len(gone)} of {len(rows)} rows deleted"))
+    # Who cannot reach the table does not see that it was emptied, and may be the last to hear of it.
+    outages = world.scenario.network.outages
+    away = max((one.at + one.seconds - now for one in outages if one.at <= now < one.at + one.seconds), default=0.0)
+    world.history.incidents.append(Incident(now, "trouble", "", away, f"{len(gone)} of {len(rows)} rows deleted"))
 
 
 def _reshape(world: World, reshape: Reshape) -> None:
