@@ -21,20 +21,19 @@ KILLED, COMES, ENDS = 3.0, 24.0, 40.0
 SPEED = 2.5
 """Seconds of the run in one of the picture."""
 NEW = "a-004"
-COLUMN, TOP, SIZE, GAP = 124, 62, 26, 8
-WIDTH, HEIGHT = 5 * COLUMN + 20, 250
+COLUMN, TOP, SIZE, GAP = 124, 56, 26, 8
+WIDTH, HEIGHT = 5 * COLUMN + 20, 245
 GLIDE = 0.5
 STYLE = """
-.kill { --kill-ink: #14342f; --kill-soft: #5d716c; --kill-line: #cfdad6; --kill-box: #f4f8f6; --kill-alarm: #b3261e;
-  font: 13px ui-sans-serif, system-ui, sans-serif; max-width: 100%; height: auto; }
-@media (prefers-color-scheme: dark) { .kill { --kill-ink: #e3efeb; --kill-soft: #9fb5ae; --kill-line: #35504a;
+.kill { --kill-ink: #14342f; --kill-line: #cfdad6; --kill-box: #f4f8f6; --kill-alarm: #b3261e;
+  font: 18px ui-sans-serif, system-ui, sans-serif; max-width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) { .kill { --kill-ink: #e3efeb; --kill-line: #35504a;
   --kill-box: #152a26; --kill-alarm: #ff9d93; } }
 .kill text { fill: var(--kill-ink); text-anchor: middle; }
-.kill .soft { fill: var(--kill-soft); }
-.kill .said { font-size: 15px; }
+.kill .said { font-size: 22px; }
 .kill .box { fill: var(--kill-box); stroke: var(--kill-line); }
 .kill .gone { fill: var(--kill-alarm); font-weight: 600; }
-.kill .lease text { fill: #fff; font-size: 11px; font-weight: 600; }
+.kill .lease text { fill: #fff; font-size: 14px; font-weight: 600; }
 .kill .moving { animation-duration: DURATIONs; animation-iteration-count: infinite; animation-timing-function: linear; }
 .kill:hover .moving { animation-play-state: paused; }
 @media (prefers-reduced-motion: reduce) { .kill .moving { animation: none; } }
@@ -147,10 +146,10 @@ def drawn(told: Story) -> str:
             parts.append(box)
     said = [
         (0.0, "12 leases, 4 workers, no coordinator"),
-        (KILLED, f"kill -9 {names[told.killed]}: it says nothing more, and nobody is told"),
-        (first, f"{first - KILLED:.0f} s later its leases have expired: each of the others takes its share"),
-        (last + 2, f"{last - KILLED:.0f} s after the kill all is read again, from the checkpoints"),
-        (COMES, f"{names[NEW]} starts: {given} leases are handed over to it, between two batches"),
+        (KILLED, f"kill -9 {names[told.killed]}: nobody is told"),
+        (first, f"{first - KILLED:.0f} s later: its leases have expired, and are taken"),
+        (last + 3, "all is read again, from the checkpoints"),
+        (COMES, f"{names[NEW]} starts: {given} leases are handed over"),
     ]
     ends = [at for at, _ in said[1:]] + [ENDS]
     for place, ((at, words), end) in enumerate(zip(said, ends, strict=True)):
@@ -161,7 +160,7 @@ def drawn(told: Story) -> str:
     for key, steps in places(told, workers).items():
         colour = COLOURS[workers.index(told.owners[key])]
         square = f'<rect width="{SIZE}" height="{SIZE}" rx="6" fill="{colour}"/>'
-        square += f'<text x="{SIZE / 2:.0f}" y="17">{int(key.rpartition("-")[2]) + 1}</text>'
+        square += f'<text x="{SIZE / 2:.0f}" y="18">{int(key.rpartition("-")[2]) + 1}</text>'
         still = [step for step in steps if step.at < COMES][-1]
         add(key, steps, still.style, f'<g class="lease">{square}</g>')
     style = "\n".join([STYLE.replace("DURATION", f"{ENDS / SPEED:g}"), *frames])
