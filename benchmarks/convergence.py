@@ -209,8 +209,16 @@ Drawn by `python benchmarks/convergence_pictures.py`, one seed. KCL and the Even
 leave the clusters uneven.
 
 ![fewest and most leases of a worker](convergence_workers.svg)
+
+What to see: each band reaches from the emptiest worker to the fullest one, and gets thin as the work is shared.
+
 ![leases of the first cluster](convergence_clusters.svg)
+
+What to see: `minimal` comes to the dotted line, half of the leases; the others stop above it.
+
 ![moves](convergence_moves.svg)
+
+What to see: `minimal` makes the least number of moves that evens the clusters (dotted); the others stop before that.
 """
 
 OPEN = "What else misses a bar has not been explained; a line of one to three seeds tells little."

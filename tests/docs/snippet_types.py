@@ -15,7 +15,7 @@ from leasehold.adapters.local.node import filled, find_node, install
 TREE = ROOT / "tests" / "javascript" / "pyright"
 OUT = ROOT / "build" / "snippets"
 MODES = ("basic", "strict")
-UNTYPED = ("pyarrow",)
+UNTYPED = ("boto3", "pyarrow")
 """Libraries that bring no types: what a page shows of them cannot be strict."""
 
 

@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
     """A page that nothing leads to is never read."""
     front = (site / "index.html").read_text(encoding="utf-8")
-    pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+    pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
     assert [name for name in pages if f'href="{name}/"' not in front] == []
 
 
@@ -56,3 +56,27 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
         for package, name in named
         if not found & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
     ] == []
+
+
+def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
+    """A line that ends at the edge of a phone is a command that fails; a graph alone is read as its reader likes."""
+    style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
+    assert "white-space: pre-wrap" in style
+    uncaptioned = []
+    for page in site.rglob("*.html"):
+        drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]
+        for each in drawings:
+            rest = each.partition("</figure>")[2].lstrip()
+            if not rest.startswith("<p>What to see: "):
+                uncaptioned.append(page.parent.name)
+    assert uncaptioned == []
+
+
+def test_the_moving_picture_rests_for_those_who_ask_for_it(site: Path) -> None:
+    """Motion makes some readers ill; they have said so to their system."""
+    home = (site / "index.html").read_text(encoding="utf-8")
+    picture = home.partition('class="kill"')[2].partition("</svg>")[0]
+    assert "@media (prefers-reduced-motion: reduce) { .kill .moving { animation: none; } }" in picture
+    assert set(re.findall(r"animation-name: (kill-[\w-]+)", picture)) == set(
+        re.findall(r"@keyframes (kill-[\w-]+)", picture)
+    )

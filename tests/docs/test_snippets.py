@@ -173,7 +173,8 @@ def test_a_page_does_what_it_says(
     line = dev_line(page)
     if line and "eventhubs:" in line:
         request.getfixturevalue("amqp_engine")
-    (tmp_path / "docs").symlink_to(ROOT / "docs")  # the reader of a clone
+    for folder in ("docs", "benchmarks"):  # the reader of a clone
+        (tmp_path / folder).symlink_to(ROOT / folder)
     developed.keep(line or "")
     reader = Reader(tmp_path, developed.pasted(line) if line else {})
     try:

@@ -1,0 +1,181 @@
+"""A moving picture of one run of the simulator: a worker is killed, its leases move, and another worker comes.
+
+`python benchmarks/moving_picture.py` writes benchmarks/results/kill.svg, which the home page of docs/ shows.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.history.rights import changes, owners_at, settled
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, fleet_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member
+
+RESULTS = Path(__file__).resolve().parent / "results"
+ASKED = SimulationQuestion(12, (4,), kind="crash", pace="own", checkpoints=1.0, cycles=3.0, seed=1)
+KILLED, COMES, ENDS = 3.0, 24.0, 40.0
+"""Seconds of the picture at which the worker is killed, another one comes, and all begins anew."""
+SPEED = 2.5
+"""Seconds of the run in one of the picture."""
+NEW = "a-004"
+COLUMN, TOP, SIZE, GAP = 124, 56, 26, 8
+WIDTH, HEIGHT = 5 * COLUMN + 20, 245
+GLIDE = 0.5
+STYLE = """
+.kill { --kill-ink: #14342f; --kill-line: #cfdad6; --kill-box: #f4f8f6; --kill-alarm: #b3261e;
+  font: 18px ui-sans-serif, system-ui, sans-serif; max-width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) { .kill { --kill-ink: #e3efeb; --kill-line: #35504a;
+  --kill-box: #152a26; --kill-alarm: #ff9d93; } }
+.kill text { fill: var(--kill-ink); text-anchor: middle; }
+.kill .said { font-size: 22px; }
+.kill .box { fill: var(--kill-box); stroke: var(--kill-line); }
+.kill .gone { fill: var(--kill-alarm); font-weight: 600; }
+.kill .lease text { fill: #fff; font-size: 14px; font-weight: 600; }
+.kill .moving { animation-duration: DURATIONs; animation-iteration-count: infinite; animation-timing-function: linear; }
+.kill:hover .moving { animation-play-state: paused; }
+@media (prefers-reduced-motion: reduce) { .kill .moving { animation: none; } }
+""".strip()
+COLOURS = ("#0f766e", "#1d5fa8", "#8a4b08", "#7c3aa0", "#4d6b1e")
+
+
+@frozen
+class Step:
+    """From this second of the picture on, these declarations of CSS hold."""
+
+    at: float
+    style: str
+
+
+@frozen
+class Story:
+    """What happened, in seconds of the picture: who was killed, who held what at first, and who came to hold it."""
+
+    killed: str
+    owners: Mapping[str, str]
+    passed: tuple[tuple[float, str, str | None], ...]
+
+    @property
+    def freed(self) -> tuple[float, float]:
+        """When the first lease of the killed worker was taken, and the last."""
+        taken = [at for at, _, owner in self.passed if owner and at < COMES]
+        return min(taken), max(taken)
+
+
+def story() -> Story:
+    """One run: the fleet at rest, the kill, and a worker that comes later."""
+    fleet = fleet_of(ASKED)
+    comes = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
+    history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, comes)))
+    begins = fleet.since - KILLED
+    (killed,) = (incident.subject.partition("#")[0] for incident in history.incidents if incident.what == "crash")
+    owners = {key: owner for key, owner in owners_at(history, fleet.since).items() if owner}
+    passed = [
+        (change.t - begins, change.key, change.after)
+        for change in settled(changes(history.writes))
+        if begins < change.t < begins + ENDS
+    ]
+    return Story(killed, owners, tuple(passed))
+
+
+def moving(name: str, steps: Iterable[Step]) -> str:
+    """The keyframes of what jumps from step to step."""
+    frames: list[str] = []
+    style = ""
+    for step in steps:
+        if frames:
+            frames.append(f"{100 * step.at / ENDS:.2f}% {{ {style} }}")
+        arrives = 0.0 if not frames else min(step.at + GLIDE, ENDS)
+        frames.append(f"{100 * arrives / ENDS:.2f}% {{ {step.style} }}")
+        style = step.style
+    return f"@keyframes kill-{name} {{ {' '.join(frames)} 100% {{ {style} }} }}"
+
+
+def places(told: Story, workers: list[str]) -> dict[str, list[Step]]:
+    """Where each lease lies: in the lowest slot of its owner's that is free, or between owners, where nobody has it."""
+    slots: dict[str, dict[int, str]] = {worker: {} for worker in workers}
+    steps: dict[str, list[Step]] = {}
+    at: dict[str, tuple[str, int]] = {}
+    begun = [(0.0, key, owner) for key, owner in sorted(told.owners.items())]
+    for second, key, owner in [*begun, *told.passed]:
+        if owner is None:
+            continue  # it stays where it was until somebody takes it
+        if key in at:
+            del slots[at[key][0]][at[key][1]]
+        slot = next(free for free in range(12) if free not in slots[owner])
+        slots[owner][slot], at[key] = key, (owner, slot)
+        x = 20 + workers.index(owner) * COLUMN + 13 + slot % 3 * (SIZE + GAP)
+        y = TOP + 40 + slot // 3 * (SIZE + GAP)
+        steps.setdefault(key, []).append(Step(second, f"transform: translate({x}px, {y}px)"))
+    return steps
+
+
+def shown(name: str, steps: list[Step], still: str, words: str) -> tuple[str, str]:
+    """The keyframes of an element, and the element; `still` is how it looks to whoever wants no motion."""
+    return moving(name, steps), f'<g class="moving" style="{still}; animation-name: kill-{name}">{words}</g>'
+
+
+def drawn(told: Story) -> str:
+    """The picture."""
+    workers = [*sorted(set(told.owners.values())), NEW]
+    names = {worker: f"worker-{place}" for place, worker in enumerate(workers, 1)}
+    first, last = told.freed
+    given = sum(owner == NEW for _, _, owner in told.passed)
+    frames: list[str] = []
+    parts: list[str] = []
+
+    def add(name: str, steps: list[Step], still: str, words: str) -> None:
+        keyframes, element = shown(name, steps, still, words)
+        frames.append(keyframes)
+        parts.append(element)
+
+    visible, hidden, pale = "opacity: 1", "opacity: 0", "opacity: 0.3"
+    for place, worker in enumerate(workers):
+        x = 20 + place * COLUMN
+        box = f'<rect class="box" x="{x}" y="{TOP}" width="{COLUMN - 10}" height="150" rx="10"/>'
+        box += f'<text x="{x + 57}" y="{TOP + 24}">{names[worker]}</text>'
+        gone = f'<text class="gone" x="{x + 57}" y="{TOP + 170}">killed</text>'
+        if worker == told.killed:
+            add(f"box-{place}", [Step(0, visible), Step(KILLED, "opacity: 0.45")], "opacity: 0.45", box)
+            add(f"gone-{place}", [Step(0, hidden), Step(KILLED, visible)], visible, gone)
+        elif worker == NEW:
+            add(f"box-{place}", [Step(0, pale), Step(COMES, visible)], pale, box)
+        else:
+            parts.append(box)
+    said = [
+        (0.0, "12 leases, 4 workers, no coordinator"),
+        (KILLED, f"kill -9 {names[told.killed]}: nobody is told"),
+        (first, f"{first - KILLED:.0f} s later: its leases have expired, and are taken"),
+        (last + 3, "all is read again, from the checkpoints"),
+        (COMES, f"{names[NEW]} starts: {given} leases are handed over"),
+    ]
+    ends = [at for at, _ in said[1:]] + [ENDS]
+    for place, ((at, words), end) in enumerate(zip(said, ends, strict=True)):
+        steps = [Step(0, visible if at == 0 else hidden), *([Step(at, visible)] if at else [])]
+        steps += [Step(end, hidden)] if end < ENDS else []
+        text = f'<text class="said" x="{WIDTH / 2:.0f}" y="34">{words}</text>'
+        add(f"said-{place}", steps, visible if place == len(said) - 2 else hidden, text)
+    for key, steps in places(told, workers).items():
+        colour = COLOURS[workers.index(told.owners[key])]
+        square = f'<rect width="{SIZE}" height="{SIZE}" rx="6" fill="{colour}"/>'
+        square += f'<text x="{SIZE / 2:.0f}" y="18">{int(key.rpartition("-")[2]) + 1}</text>'
+        still = [step for step in steps if step.at < COMES][-1]
+        add(key, steps, still.style, f'<g class="lease">{square}</g>')
+    style = "\n".join([STYLE.replace("DURATION", f"{ENDS / SPEED:g}"), *frames])
+    body = "\n".join(parts)
+    head = f'<svg class="kill" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}">'
+    return f"{head}\n<style>\n{style}\n</style>\n{body}\n</svg>\n"
+
+
+def main() -> None:
+    """Draw."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost answers are part of the story
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "kill.svg").write_text(drawn(story()), encoding="utf-8")
+    print(RESULTS.name, "kill.svg")
+
+
+if __name__ == "__main__":
+    main()

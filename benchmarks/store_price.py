@@ -1,0 +1,129 @@
+"""What a store of leases costs in a month: the simulator's requests of a fleet whose shards never rest, times prices.
+
+`python benchmarks/store_price.py` prints what docs/choosing-a-store.md shows; every price and size is an option.
+"""
+
+from math import ceil
+from typing import Annotated
+
+import typer
+from attrs import evolve, frozen
+
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Network
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.steering.doctor.examination import LIST_PRICES, MILLION, MONTH, ROW_BYTES, UNIT_BYTES
+
+WARM_SECONDS = 20.0
+DYNAMODB, S3 = LIST_PRICES["dynamodb"], LIST_PRICES["s3"]
+
+
+@frozen
+class Bill:
+    """Requests a second, by what they are billed as."""
+
+    writes: float
+    lists: float
+    reads: float
+
+    def month(self, write_price: float, read_price: float) -> float:
+        """US$ of 730 hours, at prices of a million; listings of objects are priced as writes."""
+        return MONTH * ((self.writes + self.lists) * write_price + self.reads * read_price) / MILLION
+
+
+def dynamodb(requests: "Requests") -> Bill:
+    """Units: a write is one for a row, a listing half a unit for 4 KB, a row by its key one."""
+    units = requests.scanned * ROW_BYTES / UNIT_BYTES / 2 + requests.fetched
+    return Bill(requests.writes + requests.checkpoints, 0, units)
+
+
+def s3(requests: "Requests") -> Bill:
+    """A checkpoint is two objects; a look is three listings of 1,000 objects, and a read of each that changed."""
+    looks = requests.lists * 3 * ceil(requests.leases / 1000)
+    return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.scanned + requests.fetched)
+
+
+def azure(requests: "Requests") -> Bill:
+    """A checkpoint is two blobs; a look is three listings of 5,000 blobs, which bring all that was noted."""
+    looks = requests.lists * 3 * ceil(requests.leases / 5000)
+    return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
+
+
+@frozen
+class Requests:
+    """Of a whole fleet in a second: rows scanned by listings and rows fetched by key are counted by themselves."""
+
+    leases: int
+    writes: float
+    checkpoints: float
+    lists: float
+    scanned: float
+    fetched: float
+
+
+def counted(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
+    """Of `seconds` of a fleet at rest that reads, less those of its beginning, when everybody looks for the others."""
+    question = SimulationQuestion(
+        leases, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, dated=dated
+    )
+    scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
+    warm, whole = (
+        run(evolve(scenario, seconds=length, calm=length)) for length in (WARM_SECONDS, WARM_SECONDS + seconds)
+    )
+
+    def more(figure: str) -> float:
+        return (_figures(whole)[figure] - _figures(warm)[figure]) / seconds
+
+    return Requests(leases, *(more(name) for name in ("writes", "checkpoints", "lists", "scanned", "fetched")))
+
+
+def _figures(history: SimulatedHistory) -> dict[str, float]:
+    asked = history.requests
+    return {
+        "writes": sum(count for verb, count in asked.items() if verb not in {"list", "get", "checkpoint"}),
+        "checkpoints": asked["checkpoint"],
+        "lists": asked["list"],
+        "scanned": history.scanned,
+        "fetched": history.fetched - history.glimpsed / 2,
+    }
+
+
+def _sized(size: str) -> tuple[int, int]:
+    leases, _, workers = size.partition("x")
+    if not (leases.isdecimal() and workers.isdecimal() and int(leases) and int(workers)):
+        raise typer.BadParameter(f"--fleet: {size!r} is not shards x workers, as in 10x2")
+    return int(leases), int(workers)
+
+
+def main(
+    *,
+    fleet: Annotated[list[str] | None, typer.Option(help="Shards and workers, as in 10x2; may be repeated.")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0)] = CHECKPOINT_SECONDS,
+    dynamodb_write: Annotated[float, typer.Option(help="US$ for a million write units.")] = DYNAMODB.write,
+    dynamodb_read: Annotated[float, typer.Option(help="US$ for a million read units.")] = DYNAMODB.read,
+    s3_write: Annotated[float, typer.Option(help="US$ for a million writes and listings.")] = S3.write,
+    s3_read: Annotated[float, typer.Option(help="US$ for a million reads.")] = S3.read,
+    azure_write: Annotated[float | None, typer.Option(help="US$ for a million writes and listings.")] = None,
+    azure_read: Annotated[float | None, typer.Option(help="US$ for a million reads.")] = None,
+    seconds: Annotated[float, typer.Option(min=10, help="How long each fleet is watched, in virtual time.")] = 40.0,
+) -> None:
+    """Count and print."""
+    sizes = {size: _sized(size) for size in fleet or ["4x2", "100x10"]}
+    print(f"{'shards x workers':<18}{'store':<10}{'writes/s':>10}{'listings/s':>12}{'reads/s':>10}{'US$ a month':>13}")
+    for size, (leases, workers) in sizes.items():
+        table, objects = (counted(leases, workers, checkpoint_seconds, seconds, dated=dated) for dated in (False, True))
+        lines = (
+            ("dynamodb", dynamodb(table), dynamodb_write, dynamodb_read),
+            ("s3", s3(objects), s3_write, s3_read),
+            ("azblob", azure(objects), azure_write, azure_read),
+        )
+        for store, bill, write, read in lines:
+            price = "?" if write is None or read is None else f"{bill.month(write, read):,.2f}"
+            figures = f"{bill.writes:>10.1f}{bill.lists:>12.2f}{bill.reads:>10.1f}"
+            print(f"{size:<18}{store:<10}{figures}{price:>13}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,113 @@
+"""The first hour with leasehold: a wheel, an empty folder, an empty HOME, and what README says, word for word."""
+
+import os
+import re
+import shlex
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import define
+from pages import blocks
+from reader import SECONDS, Reader, Terminal
+from releasing import OURS, installed, plain, pythons
+from waiters import until
+
+from leasehold.adapters.local.node import cache_folder
+
+pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.services, pytest.mark.timeout(1200)]
+
+PAGE = "README.md"
+
+
+@define
+class Newcomer(Reader):
+    """Somebody who has the wheel and nothing else: no checkout, nothing at home, nothing in the environment."""
+
+    commands: Path = Path()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a first login; what `leasehold dev` fetches once is taken from where the tests keep it."""
+        home = self.folder.parent / "home"
+        home.mkdir(exist_ok=True)
+        path = f"{self.commands}{os.pathsep}{os.environ['PATH']}"
+        mine = {"HOME": str(home), "PATH": path, "LEASEHOLD_CACHE": str(cache_folder())}
+        return {**mine, **self.pasted, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
+
+    def pastes(self, dev: Terminal) -> None:
+        """Take over the line that begins with `export`."""
+        while not (export := dev.line()).startswith("export "):
+            pass
+        self.pasted = dict(word.split("=", 1) for word in shlex.split(export)[1:])
+
+    def kills(self, terminal: Terminal) -> None:
+        """As `kill -9`."""
+        self._staying.remove(terminal)
+        os.killpg(terminal.process.pid, signal.SIGKILL)
+        terminal.process.wait(SECONDS)
+
+
+def said(pattern: str) -> str:
+    """The command of the page that begins so: what is not there, a newcomer would have to guess."""
+    commands = [command for block in blocks(PAGE) if block.kind == "sh" for command in block.commands]
+    found = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
+    assert found, f"{PAGE} has no command that begins with {pattern}"
+    return found[0]
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
+    """In an empty folder, with what README's `pip install` brings."""
+    for name in ("wheel", "hour"):
+        (tmp_path / name).mkdir()
+    extras = said("pip install").partition("[")[2].partition("]")[0]
+    wheel = plain(tmp_path / "wheel")[1]
+    commands = installed(wheel, extras, pythons()[OURS], tmp_path / "environment")
+    reader = Newcomer(tmp_path / "hour", {}, commands=commands)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def owners(listed: str) -> list[str]:
+    """The owner of each lease, as `leasehold leases` prints them into a pipe."""
+    return [line.split()[1] for line in listed.splitlines() if line.startswith("shardId-")]
+
+
+def test_the_first_hour_needs_no_word_that_is_not_in_the_readme(newcomer: Newcomer) -> None:
+    """Whoever has to guess in the first hour does not come back for a second."""
+    newcomer.pastes(newcomer.starts(said("leasehold dev")))
+    for block in blocks(PAGE):
+        if block.file:
+            (newcomer.folder / block.file).write_text(block.text, encoding="utf-8")
+    first = newcomer.starts(said(r"python shop\.py"))
+    assert first.line().startswith("shardId-")
+    second = newcomer.starts(said("leasehold consume .*shop:handle"))
+    listing = said("leasehold leases")
+    until(lambda: len({*owners(newcomer.types(listing))} - {"nobody"}) == 2, "two workers share the shards")
+    assert second.line().startswith("shardId-")
+
+    page = newcomer.starts(said("leasehold serve"))
+    address = re.search(r"http://\S+", page.line())
+    assert address
+    with urllib.request.urlopen(address[0], timeout=SECONDS) as answer:  # noqa: S310  it is ours
+        assert answer.status == 200
+        assert b"<html" in answer.read()
+
+    newcomer.kills(first)
+    until(
+        lambda: len(held := owners(newcomer.types(listing))) == 4 and len({*held} - {"nobody"}) == 1,
+        "the living worker has the leases of the dead one",
+    )
+
+    careful = newcomer.starts(said("leasehold consume .*careful:handle"))
+    dead = newcomer.folder / "dead"
+    until(lambda: dead.is_dir() and [*dead.iterdir()], "a letter")
+    careful.end()
+    assert newcomer.types(said("ls dead")).split() == sorted(path.name for path in dead.iterdir())
+    newcomer.types(said("leasehold replay"))
+    assert [path for path in dead.rglob("*") if path.is_file()] == []
