@@ -140,7 +140,7 @@ class JudgedRun:
 
     @cached_property
     def former(self) -> frozenset[RecordId]:
-        """The records of streams that the present one replaced: what is handed over of them stands in no order to it."""
+        """The records of former streams: what is handed over of them stands in no order to the present one."""
         return frozenset(
             (each.key, each.digest) for each in self.history.sent if (each.t or math.inf) < self.history.anew
         )
@@ -150,8 +150,8 @@ class JudgedRun:
         """The shards that a new group began at LATEST, where nobody could tell it that they had been read before (L13).
 
         Somebody deleted their rows while nobody held them, while their owner was in the last lease of its life, or
-        while the table could not be reached; and whoever made a row anew had never read the table: it began after that, or
-        within a lease before it.
+        while the table could not be reached; and whoever made a row anew had never read the table: it began after
+        that, or within a lease before it.
         """
         lease, found = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
         at_latest = [each for each in self.history.writes if each.verb == "create" and each.after and each.done]
