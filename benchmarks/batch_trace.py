@@ -1,0 +1,74 @@
+"""What is called for one batch of one record, from one handler's end to the next: functions and files, in their order.
+
+`python benchmarks/batch_trace.py` runs a whole worker over a stream and a table in memory, and prints the shortest of
+many such stretches, in which no renewal and no look at the table falls. The stream is the simulator's, whose own calls
+are left out: what a service's reader does for its answer is apart from a worker's work.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import leasehold
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.stores.embedded.memory import MemoryStore
+
+ROOT = Path(leasehold.__file__).parent
+BATCHES = 60
+PAUSE_SECONDS = 0.02
+Call = tuple[str, str]
+"""A file below `leasehold/`, and a function of it."""
+
+
+def steady() -> list[Call]:
+    """The calls of the stretch with the fewest; those of code that this file or the simulator has are left out."""
+    calls: list[Call] = []
+    ends: list[int] = []
+    own = str(ROOT / "adapters" / "proving")
+    names: dict[str, str | None] = {}
+
+    def called(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            file = frame.f_code.co_filename
+            if file not in names:
+                inside = file.startswith(str(ROOT)) and not file.startswith(own)
+                names[file] = str(Path(file).relative_to(ROOT)) if inside else None
+            if (name := names[file]) is not None:
+                calls.append((name, frame.f_code.co_qualname))
+
+    def handle(_batch: leasehold.Delivery) -> None:
+        ends.append(len(calls))
+
+    shards = even_shards(("s-0",))
+    shelf = ShardRecords(wait_seconds=PAUSE_SECONDS, size=1)
+    shelf.records += records(BATCHES)
+    source = ListSource(shards, {shards[0].id: shelf})
+    threading.setprofile(called)
+    with leasehold.worker(source, handle, leases=MemoryStore(), initial_position="TRIM_HORIZON") as worker:
+        _until(lambda: len(ends) == BATCHES)
+        threading.setprofile(None)
+        worker.stop()
+    stretches = [calls[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    return min(stretches, key=len)
+
+
+def _until(so: Callable[[], bool]) -> None:
+    while not so():
+        time.sleep(PAUSE_SECONDS)
+
+
+def main() -> int:
+    """Print the calls in order, those that repeat once, and the figures."""
+    calls = steady()
+    for file, name in dict.fromkeys(calls):
+        print(f"{file:44} {name}")  # noqa: T201  a command
+    files = {file for file, _ in calls}
+    print(f"{len(calls)} calls of {len(set(calls))} functions in {len(files)} files")  # noqa: T201  likewise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
