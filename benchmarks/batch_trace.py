@@ -64,9 +64,9 @@ def main() -> int:
     """Print the calls in order, those that repeat once, and the figures."""
     calls = steady()
     for file, name in dict.fromkeys(calls):
-        print(f"{file:44} {name}")  # noqa: T201  a command
+        print(f"{file:44} {name}")
     files = {file for file, _ in calls}
-    print(f"{len(calls)} calls of {len(set(calls))} functions in {len(files)} files")  # noqa: T201  likewise
+    print(f"{len(calls)} calls of {len(set(calls))} functions in {len(files)} files")
     return 0
 
 
