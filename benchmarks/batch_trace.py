@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -51,7 +52,7 @@ def steady() -> list[Call]:
         _until(lambda: len(ends) == BATCHES)
         threading.setprofile(None)
         worker.stop()
-    stretches = [calls[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    stretches = [calls[begin:end] for begin, end in pairwise(ends)]
     return min(stretches, key=len)
 
 

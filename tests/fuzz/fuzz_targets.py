@@ -16,7 +16,7 @@ TRUSTED = {
     "adapters/proving/simulator/question.py": _OWN,
     "adapters/reading/events.py": "the time is the logging library's",
     "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
-    "adapters/spark/lease_loop.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
+    "adapters/spark/processes.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
     "adapters/spark/readers/jobs.py": "two numbers from the same user, which tests get wrong; tasks unpickle the rest",
     "adapters/spark/readers/process.py": "it unpickles what its parent writes into its standard input",
     "adapters/report/progress.py": "Spark tells it of its own batches, in the same process",
