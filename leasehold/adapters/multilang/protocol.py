@@ -114,7 +114,7 @@ class _Asked:
 
 
 class Conversation:
-    """The talk with the child of one shard.
+    """The talk with the child of this shard.
 
     at            the row's checkpoint
     most_records  no message has more
@@ -123,7 +123,7 @@ class Conversation:
     """
 
     def __init__(self, shard: str, at: Position, most_records: int = MOST_RECORDS) -> None:
-        self._shard, self._most_records = shard, most_records
+        self.shard, self._most_records = shard, most_records
         self.acknowledged = self.delivered = at
         self.asking: ChildAction | None = None
         self.over = self._begun = self._closed = False
@@ -142,7 +142,7 @@ class Conversation:
         self._begun = True
         at = self.acknowledged
         sub = at.sub if at.numbered else 0  # the time of AT_TIMESTAMP is no sub-sequence number
-        told = {"action": "initialize", "shardId": self._shard, "sequenceNumber": at.sequence, "subSequenceNumber": sub}
+        told = {"action": "initialize", "shardId": self.shard, "sequenceNumber": at.sequence, "subSequenceNumber": sub}
         self._ask("initialize", told)
 
     def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
