@@ -29,6 +29,8 @@ def main(how: str, at: str) -> None:
             say(f"INFO checkpoint {message['error']}")
             continue
         say(f"got {action} {len(message.get('records', []))}")
+        if how == "faithful" and action in {"processRecords", "shutdownRequested", "shardEnded"}:
+            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if action == at:
             match how:
                 case "crash":

@@ -87,7 +87,7 @@ def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
         "dynamodb://MultiLangTest?region=us-east-1",
     )
     assert settings.argv == ("sample_kclpy_app.py",)
-    assert (settings.most_records, settings.empty_batches, settings.timeout_seconds) == (10_000, False, None)
+    assert (settings.most_records, settings.timeout_seconds) == (10_000, None)
     assert [each.key for each in settings.fates if each.fate == "unknown"] == []
     described = consumption(settings.source, settings.store, lambda _batch: None, settings.options)
     assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
@@ -132,7 +132,6 @@ def test_what_is_taken() -> None:
         failoverTimeMillis="20000",
         maxLeasesForWorker="7",
         maxLeasesToStealAtOneTime="2",
-        callProcessRecordsEvenForEmptyRecordList="TRUE",
         maxRecords="100",
         timeoutInSeconds="30",
         shutdownGraceMillis="0",
@@ -141,7 +140,7 @@ def test_what_is_taken() -> None:
     assert settings.argv == ("python", "app.py", "--x")
     assert settings.source == "kinesis://clicks?endpoint=http://localhost:4567"
     assert settings.store == "dynamodb://leases?endpoint=http://localhost:8000"
-    assert (settings.most_records, settings.empty_batches, settings.timeout_seconds) == (100, True, 30)
+    assert (settings.most_records, settings.timeout_seconds) == (100, 30)
     assert settings.options == {
         "worker": "me",
         "initial_position": at_timestamp(1_700_000_000_000),
@@ -175,6 +174,10 @@ def test_what_is_taken() -> None:
         (
             {"initialPositionInStream": "AT_TIMESTAMP"},
             "initialPositionInStream: choose LATEST or TRIM_HORIZON; a time is initialPositionInStreamExtended,*",
+        ),
+        (
+            {"callProcessRecordsEvenForEmptyRecordList": "TRUE"},
+            "callProcessRecordsEvenForEmptyRecordList: empty readings are not handed over here; *",
         ),
         ({"retrievalMode": "PUSH"}, "retrievalMode: choose DEFAULT, POLLING or FANOUT"),
         (

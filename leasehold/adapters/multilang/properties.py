@@ -129,7 +129,6 @@ _TAKEN = (
     "initialPositionInStreamExtended",
     "failoverTimeMillis",
     "maxLeasesForWorker",
-    "callProcessRecordsEvenForEmptyRecordList",
     "maxRecords",
     "retrievalMode",
     "fanoutConfig.consumerName",
@@ -146,7 +145,9 @@ NEAREST: Mapping[str, str] = {
     "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
     "logWarningForTaskAfterMillis": "--slow-seconds",
 }
+EMPTY = "callProcessRecordsEvenForEmptyRecordList"
 _REFUSED = (
+    EMPTY,
     "leaseTableDeletionProtectionEnabled",
     "leaseTablePitrEnabled",
 )
@@ -173,7 +174,6 @@ class MultiLangSettings:
     source, store    URLs
     options          of the worker, as in Python
     most_records     no message has more
-    empty_batches    whether empty readings are handed over, too
     timeout_seconds  a child that does not answer for longer is killed; None: it may take for ever
     fates            of every key, in the order of the file
     """
@@ -183,7 +183,6 @@ class MultiLangSettings:
     store: str
     options: Options
     most_records: int
-    empty_batches: bool
     timeout_seconds: float | None
     fates: tuple[Fate, ...]
 
@@ -249,7 +248,6 @@ class _Understanding:
             store=self._store(self._text("tableName") or name),
             options=options,
             most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
-            empty_batches=self._flag("callProcessRecordsEvenForEmptyRecordList"),
             timeout_seconds=self._whole("timeoutInSeconds", 1),
             fates=tuple(self.fates.values()),
         )
@@ -260,6 +258,8 @@ class _Understanding:
         if key in IGNORED:
             return Fate(key, "ignored", IGNORED[key])
         if key in _REFUSED:
+            if self._flag(key) and key == EMPTY:
+                raise ValueError(f"{key}: empty readings are not handed over here; leave it out, or say false")
             if self._flag(key):
                 raise ValueError(f"{key}: set it on the table itself; a table that is made here has it not")
             return Fate(key, "taken")
