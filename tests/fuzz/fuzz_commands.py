@@ -18,16 +18,19 @@ from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.history.events import event_of
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
+from leasehold.adapters.multilang.protocol import Answered, CheckpointWanted, Conversation
 from leasehold.adapters.reading.letters import boxes
 from leasehold.adapters.reading.letters.letter import BadLetter, letter_of, place_of
 from leasehold.adapters.report.page import TEMPLATES
 from leasehold.adapters.report.report import saved
+from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.lease_table import LeaseTable
 from leasehold.adapters.spark.offsets import decode, encode
 from leasehold.adapters.spark.readers.messages import from_planner, from_reader, line_of
 from leasehold.balancer.config import Config
+from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
 
 NOW = 1.8e9
@@ -104,12 +107,29 @@ def _letter(line: bytes) -> None:
     assert place_of(letter.name) is not None
 
 
+def _child_line(line: bytes) -> None:
+    """Nothing that a child writes raises anything, and no acknowledgement moves but by what was stored."""
+    talk = Conversation("s-0", Position("5"))
+    talk.initialize()
+    talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
+    assert talk.next_event() == Answered("initialize")
+    talk.process_records([Record(b"data", "9", partition_key="k")], 0.0)
+    talk.receive_data(line + b"\n")
+    while (event := talk.next_event()) is not None:
+        if isinstance(event, CheckpointWanted):
+            assert Position("5").order < event.position.order <= Position("9").order
+            talk.checkpoint_stored()
+    assert talk.acknowledged.order <= Position("9").order
+    talk.data_to_send()
+
+
 def _letter_place(url: str) -> None:
     read_url(url, "letters", boxes._SCHEMES)
 
 
 COMMANDS = (
     FuzzTarget("dead-letters", ("adapters/reading/letters/letter.py",), _letter, (BadLetter,), pack=in_json),
+    FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _child_line, pack=in_json),
     FuzzTarget("letter-urls", ("adapters/reading/letters/boxes.py",), _letter_place, (ValueError,), "letters URL: "),
     FuzzTarget(
         "plan-documents",

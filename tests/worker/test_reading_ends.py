@@ -202,7 +202,7 @@ class Watched:
         self.looked.append(now)
         return self.what
 
-    def begin(self, _call: object, now: float) -> Found:
+    def begin(self, _call: object, now: float, **_last: bool) -> Found:
         """Remember when."""
         self.began.append(now)
         return self.what

@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": ("steer.doctor", "Try rights, conditional writes and clocks, and say what to expect."),
     "explain": ("steer.explain", "Say what each worker would do now, and why a lease is where it is."),
     "leases": ("leases", "Show who holds what, and how far they are."),
+    "multilang": ("steer.multilang", "Run the processors of amazon_kclpy, aws-kcl and the others, without Java."),
     "pipeline": ("pipeline", "Land a leased stream as Parquet with Spark, and add it up in windows."),
     "plan": ("plan", "Answer one listing, as JSON, with the actions of one worker."),
     "produce": ("produce", "Write lines to a stream, aggregated, each key in order."),
@@ -36,7 +37,7 @@ COMMANDS = {
 
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
-    "Run": ("produce", "replay", "pipeline"),
+    "Run": ("multilang", "produce", "replay", "pipeline"),
     "Look": ("serve", "explain", "doctor", "report"),
     "Steer": ("reset", "copy-leases"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),

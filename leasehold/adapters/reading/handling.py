@@ -255,6 +255,38 @@ class Delivery:
 Handler = Callable[[Delivery], Awaitable[None] | None]
 DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
+
+@frozen
+class Parting:
+    """The last word of a handler that checkpoints by itself: its lease is to go, or its shard has no more records.
+
+    ended  whether it is the end of the shard
+    """
+
+    ended: bool
+    _holding: HeldLease
+    _end: Callable[[], bool]
+
+    @property
+    def lease(self) -> str:
+        """The key of the lease."""
+        return self._holding.key
+
+    def checkpoint(self, position: Position) -> bool:
+        """Checkpoint everything up to here; False if the lease is lost. Raises OutcomeUnknown."""
+        return self._holding.checkpoint(position)
+
+    def end(self) -> bool:
+        """Finish the shard: the leases of its children, then its own. False if the lease is lost.
+
+        Raises ValueError where the shard has not ended; StoreError or SourceUnavailable, and then it is to be tried
+        again.
+        """
+        if not self.ended:
+            raise ValueError("end: the shard has more records, or may have")
+        return self._end()
+
+
 Happening = Literal["initialize", "lease-lost", "shard-ended", "stopped"]
 Observer = Callable[[Happening, Holding], None]
 """Called when the reading of a shard begins, and with the reason when it stops."""
@@ -286,6 +318,9 @@ class Handling:
     slow_seconds        a handler at work for longer is logged and counted, and another thread takes its place
     handler_seconds     a handler at work for longer is given up, and its lease released; infinity: never
     slow                called whenever a handler is logged as slow
+    parting             the handler checkpoints by itself, and this is called before its lease goes and at the end of
+                        its shard: what it returns from is not done by that. After a fault reading begins again at the
+                        checkpoint. It goes without a dead letter
     """
 
     handler: Handler = field(validator=takes("batch"))
@@ -301,6 +336,13 @@ class Handling:
     slow_seconds: float = field(default=60.0, validator=[gt(0), lt(math.inf)])
     handler_seconds: float = field(default=math.inf, validator=gt(0))
     slow: Slowness = field(default=lambda _holding, _seconds: None, validator=takes("holding", "seconds"))
+    parting: Callable[[Parting], Awaitable[None] | None] | None = field(
+        default=None, validator=optional(takes("parting"))
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.parting is not None and self.dead_letter is not None:
+            raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")

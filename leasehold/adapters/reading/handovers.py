@@ -479,14 +479,19 @@ class HandlerWatch:
     def __init__(self, handovers: Handovers, handling: Handling, holding: Holding, clock: Callable[[], float]) -> None:
         self._handovers, self._handling, self._holding, self._clock = handovers, handling, holding, clock
         self._handover: Handover | None = None
+        self._last = False
 
     @property
     def at_work(self) -> bool:
         """Whether a call is waited for."""
         return self._handover is not None
 
-    def begin(self, call: Call, now: float) -> Found:
-        """Begin the call, unless the lease is lost or has expired by the time a thread is free."""
+    def begin(self, call: Call, now: float, *, last: bool = False) -> Found:
+        """Begin the call, unless the lease is lost or has expired by the time a thread is free.
+
+        last  whether it is to be made also where the lease is wanted elsewhere
+        """
+        self._last = last
 
         def while_held() -> object:
             if self._holding.lost.is_set():
@@ -520,7 +525,7 @@ class HandlerWatch:
 
     def _not_begun(self, handover: Handover, now: float) -> Found:
         lost = self._holding.lost.is_set()
-        if (lost or self._holding.parting) and self._handovers.withdraw(handover):
+        if (lost or (self._holding.parting and not self._last)) and self._handovers.withdraw(handover):
             # Whoever calls handlers may come to it late, or never: a consumer that iterates asks when it likes.
             self._handover = None
             return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))

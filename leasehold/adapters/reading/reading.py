@@ -9,7 +9,8 @@ called next, or never (infinity) once nothing is left to do. Rule 3: records are
 held and not expired by our own clock. Rule 4: a batch that is forgotten for want of room is read again from
 `acknowledged` on, and one that fails is delivered again from there, so that no record is passed over. Rule 5: a batch
 whose link was another's to open for longer than it takes to renew is handed over once a renewal has shown that the
-lease is still ours.
+lease is still ours. Rule 6: a handler that checkpoints by itself has finished with what the lease says, and with
+nothing by returning; after a fault its shard is read again from there. It is heard once more before the lease goes.
 The package's own text (`leasehold.adapters.reading`) tells the order of all events, and why nothing is skipped.
 
 Bytes that the batches of one worker may take, all its shards together: a reading asks for room before it reads.
@@ -40,7 +41,7 @@ from leasehold.adapters.reading.cursor import (
     ShardPull,
     StoreCheckpoint,
 )
-from leasehold.adapters.reading.handling import Delivery, Ending, Handling, Happening, Withdrawn
+from leasehold.adapters.reading.handling import Delivery, Ending, Handling, Happening, Parting, Withdrawn
 from leasehold.adapters.reading.handovers import CallEnded, Found, GivenUp, HandlerWatch, Handovers, Later, LeaseLost
 from leasehold.adapters.reading.lifecycle import (
     EXPIRED_SECONDS,
@@ -256,6 +257,7 @@ class ShardReading:
         self._checkpoint_due, self._parents_wait = 0.0, PARENT_WAITS[0]
         self._attempts = Attempts(handling, holding, member.uniform)
         self._faults = Backoff(*FAULT_WAITS, member.uniform)
+        self._asked, self._failed_at, self._ends = False, (0, 0, 0), Backoff(*PARENT_WAITS, member.uniform)
 
     def step(self, now: float) -> float:
         """Do one bounded piece of work; return when to call again, never (infinity) once nothing is left to do."""
@@ -280,8 +282,13 @@ class ShardReading:
 
     def _go_on(self, now: float) -> float:
         cursor, holding = self._cursor, self.holding
-        # No call is at work: what was delivered and is not acknowledged is delivered again.
-        cursor.consumer_gone()
+        if self._handling.parting is not None and self._begun and not holding.lost.is_set():
+            self._heed_checkpoint()
+            if holding.parting or (cursor.delivered.ended and now >= self._rests_until):
+                return self._last_word(self._handling.parting, now)
+        elif self._handling.parting is None:
+            # No call is at work: what was delivered and is not acknowledged is delivered again.
+            cursor.consumer_gone()
         batch = self._slot.take_up()
         if self._slot.was_forgotten():  # its handler had failed, and others wanted the room
             self._pull.drop()
@@ -390,12 +397,14 @@ class ShardReading:
     def _done(self, batch: Batch, now: float) -> float:
         """All of the batch is finished with: records that were handled, buried, or dropped by the source."""
         self._cursor.rows_delivered(self._cursor.read)
-        for end_of_batch in (batch.end, SHARD_END if batch.ended else None):
-            if end_of_batch is not None:
-                self._cursor.consumer_acknowledged(end_of_batch)
+        if self._handling.parting is None:
+            for end_of_batch in (batch.end, SHARD_END if batch.ended else None):
+                if end_of_batch is not None:
+                    self._cursor.consumer_acknowledged(end_of_batch)
         self.holding.reach.done(now)
         self._slot.clear()
-        self._attempts.done(batch)
+        if self._cursor.delivered.order >= self._failed_at:
+            self._attempts.done(batch)
         if not self._stored(now):
             return self._leave("lease-lost")
         return now if batch.ended or self.holding.parting else self._rest(self._read_due)
@@ -415,8 +424,10 @@ class ShardReading:
 
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:
         # What the handler checkpointed by itself before it raised is finished with, and not delivered again.
-        if (checkpoint := self.holding.lease.checkpoint).order <= self._cursor.delivered.order:
-            self._cursor.consumer_acknowledged(checkpoint)
+        self._heed_checkpoint()
+        if self._handling.parting is not None:
+            self._failed_at = max(self._failed_at, piece.records[-1].position.order)
+            self._begin_again()
         if isinstance(error, Ending | Withdrawn):
             return self._ended(error, now)
         # The name alone: the text of a user's fault may hold a record.
@@ -440,12 +451,59 @@ class ShardReading:
         log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
         return self._passed(piece, batch, now)
 
+    # A handler that checkpoints by itself (rule 6)
+
+    def _heed_checkpoint(self) -> None:
+        """Take what the lease says for acknowledged."""
+        if (checkpoint := self.holding.lease.checkpoint).order <= self._cursor.delivered.order:
+            self._cursor.consumer_acknowledged(checkpoint)
+
+    def _begin_again(self) -> None:
+        """Read again what was delivered and is not acknowledged: its batches are not in memory any more."""
+        self._slot.clear()
+        self._cursor.consumer_gone()
+        self._pull.drop()
+
+    def _last_word(self, parting: Callable[[Parting], object], now: float) -> float:
+        """Hear the handler before the lease goes, or at the end of the shard."""
+        holding, cursor, member = self.holding, self._cursor, self._member
+        if self._asked:  # an heir may take its request back
+            self._asked = holding.parting
+            return self._leave("stopped") if holding.part(cursor.storable) else now
+        if holding.expired and not holding.renew():
+            return self._leave("lease-lost")
+        ended = not holding.parting
+
+        def heard(fault: Exception | None, now: float) -> float:
+            if holding.lease.checkpoint.ended:
+                member.hurry()
+                return self._leave("shard-ended")
+            if not ended or isinstance(fault, Ending | Withdrawn):
+                self._asked = not ended
+                return now if holding.parting else self._release(now)
+            wait = self._ends.next()
+            why = f": {said(fault)}" if fault else ""
+            log.warning(
+                "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
+                holding.key,
+                cursor.acknowledged.sequence,
+                wait,
+                why,
+            )
+            self._begin_again()
+            return self._rest(now + wait)
+
+        def finish() -> bool:
+            return end(holding, cursor.children, member.store, member.source, member.config)
+
+        return self._hand(partial(parting, Parting(ended, holding, finish)), heard, now, last=True)
+
     # Waiting for a handler
 
-    def _hand(self, call: Callable[[], object], then: NextStep, now: float) -> float:
+    def _hand(self, call: Callable[[], object], then: NextStep, now: float, *, last: bool = False) -> float:
         self._then = then
         self.holding.reach.working(now)
-        return self._found(self._watch.begin(call, now), now)
+        return self._found(self._watch.begin(call, now, last=last), now)
 
     def _found(self, found: Found, now: float) -> float:
         match found:

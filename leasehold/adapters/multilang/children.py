@@ -1,0 +1,335 @@
+"""The children of a daemon: one process for each held shard, all of them served by one event loop.
+
+A child that crashes, hangs, closes its pipe or answers out of turn ends alone: `ChildFault` is raised to whoever waits
+for its answer, the next message to its shard starts another, at the checkpoint of the row, and nothing else notices.
+How long to wait before that, and when to give up, is for the caller to say.
+
+Rule 1: a shard never has two children. The next one is started once the process before it was reaped, and its group
+killed. Rule 2: standard output is always read, also between two messages: Node takes a full pipe for an error. Rule 3:
+no wait is without a bound once a child is to end: its pipe is closed, then come TERM and KILL, to its whole group,
+which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, Linux kills its
+children. Elsewhere, and for what they have started themselves, the closed pipe is all that tells them.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import re
+import signal
+import sys
+from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, Task
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+
+from leasehold.adapters.multilang.protocol import (
+    MOST_RECORDS,
+    Answered,
+    Broken,
+    CheckpointError,
+    CheckpointWanted,
+    Conversation,
+    NotUnderstood,
+)
+from leasehold.adapters.reading.handling import NotAwaited
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.child"))
+
+END_SECONDS = 5.0
+"""The wait for a child that was told to end, each time before something harsher is done."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks whether a child that does not answer is there, and in time."""
+
+PART_BYTES = 2**16
+MOST_LETTERS = 300
+"""Of a line that is no message, so much is shown."""
+
+StoreChild = Callable[[Position], Awaitable[CheckpointError | None]]
+"""Stores a checkpoint; the name of the error, or None once the row says it."""
+
+_LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
+_LEVEL_WITHIN = 80  # a level stands at the head of a line, behind a time and a name
+
+# PR_SET_PDEATHSIG. It is set in the new process, before the program takes its place: Python itself should run nothing
+# between fork and exec, since threads of ours may hold locks. A parent that died before has another child's id by now.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]}: {error.strerror}")
+"""
+
+
+class ChildFault(Exception):
+    """The child has ended, or was ended, before it answered."""
+
+
+class ChildNotStarted(NotAwaited):
+    """No child could be had that answers `initialize`: no record is to blame."""
+
+
+class ChildProcess:
+    """One process, and the talk with it.
+
+    Made by `Children`, one for a shard.
+    """
+
+    def __init__(self, process: Process, talk: Conversation, store: StoreChild, timeout: float | None) -> None:
+        self.talk, self.pid = talk, process.pid
+        self._process, self._store, self._timeout = process, store, math.inf if timeout is None else timeout
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
+        self._storing = False
+        self._odd_lines = 0
+        self._answer: asyncio.Future[None] | None = None
+        self._fault: ChildFault | None = None
+        self._tasks: list[Task[None]] = [asyncio.create_task(self._hear()), asyncio.create_task(self._pass_on())]
+
+    async def ask(self, say: Callable[[], object]) -> None:
+        """Say something, and wait for the answer. Raises ChildFault."""
+        if self._fault is not None:
+            raise self._fault
+        say()
+        self._heard, self._answer = self._loop.time(), self._loop.create_future()
+        self._write()
+        try:
+            while not self._answer.done():
+                # Its pipe tells of its end, but not where something that it has started holds that open.
+                ended = self._process.returncode
+                await asyncio.wait({self._answer}, timeout=LOOK_SECONDS)
+                if self._answer.done() or self._storing:
+                    continue
+                if ended is not None:
+                    raise ChildFault(f"it has ended with status {ended}")
+                if self._loop.time() - self._heard >= self._timeout:
+                    raise ChildFault(f"it has said nothing for {self._timeout:g} s")
+            self._answer.result()
+        finally:
+            self._answer = None
+
+    async def end(self, *, kindly: bool) -> None:
+        """Have the process end, and its group.
+
+        kindly  whether it may end by itself first, its pipe being closed
+        """
+        process = self._process
+        if process.stdin is not None:
+            process.stdin.close()
+        if kindly:
+            await self._exited()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.returncode is None:
+                self._kill(number)
+                await self._exited()
+        self._kill(signal.SIGKILL)  # what it has started itself, and left
+        await asyncio.wait(self._tasks, timeout=END_SECONDS)  # what is in the pipes yet
+        for task in self._tasks:
+            task.cancel()
+        more = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
+        log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, more)
+
+    async def _exited(self) -> None:
+        """Wait for its end, but not for its pipes, which others may hold; asyncio's own wait is for both."""
+        until = self._loop.time() + END_SECONDS
+        while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
+            await asyncio.sleep(END_SECONDS / 100)
+
+    def _kill(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _write(self) -> None:
+        data = self.talk.data_to_send()
+        if data and self._process.stdin is not None:
+            # Nobody waits for the pipe: a child that does not read is found by its silence.
+            self._process.stdin.write(data)
+
+    async def _hear(self) -> None:
+        stdout = self._process.stdout
+        while stdout is not None and self._fault is None:
+            data = await stdout.read(PART_BYTES)
+            self._heard = self._loop.time()
+            self.talk.receive_data(data)
+            while (event := self.talk.next_event()) is not None:
+                await self._meet(event)
+            self._write()
+            if not data:
+                return
+
+    async def _meet(self, event: Answered | Broken | CheckpointWanted | NotUnderstood) -> None:
+        match event:
+            case Answered():
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(None)
+            case CheckpointWanted(position):
+                self._storing = True
+                error = await self._stored(position)
+                self._storing, self._heard = False, self._loop.time()
+                if error is None:
+                    self.talk.checkpoint_stored()
+                else:
+                    self.talk.checkpoint_failed(error)
+                self._write()
+            case NotUnderstood(line, why):
+                self._odd_lines += 1
+                if self._odd_lines == 1:
+                    text = "shard %s, child %d: a line on its standard output is no message (%s); said once: %s"
+                    log.warning(text, self.talk.shard, self.pid, why, line[:MOST_LETTERS])
+            case Broken(why):
+                self._fault = ChildFault(why)
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_exception(self._fault)
+
+    async def _stored(self, position: Position) -> CheckpointError | None:
+        try:
+            return await self._store(position)
+        except Exception:
+            log.exception("shard %s, child %d: its checkpoint was not stored", self.talk.shard, self.pid)
+            return "KinesisClientLibDependencyException"
+
+    async def _pass_on(self) -> None:
+        """Log what the child writes to standard error, line by line, at the level that a line names."""
+        stderr = self._process.stderr
+        while stderr is not None and (line := await _line(stderr)):
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                found = _LEVEL.search(text[:_LEVEL_WITHIN])
+                level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
+                log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
+
+
+class Children:
+    """The children of one daemon, by shard. All of it runs on one event loop.
+
+    argv             the program, and its arguments
+    most_records     no message has more
+    timeout_seconds  a child that says nothing for so long, while an answer is waited for, is killed; None: never
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, most_records: int = MOST_RECORDS, timeout_seconds: float | None = None
+    ) -> None:
+        self._argv, self._most_records, self._timeout = tuple(argv), most_records, timeout_seconds
+        self._children: dict[str, ChildProcess] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each shard that has one."""
+        return {shard: child.pid for shard, child in self._children.items()}
+
+    async def begin(self, shard: str, at: Position, store: StoreChild) -> None:
+        """Start the child of a shard, if it has none. Raises ChildNotStarted."""
+        async with self._turn(shard):
+            await self._begun(shard, at, store)
+
+    async def process(
+        self, shard: str, at: Position, records: Sequence[Record], behind_seconds: float | None, store: StoreChild
+    ) -> None:
+        """Hand over records, and wait until the child has answered for all of them.
+
+        at     what the row says, where a child must be started first
+        store  likewise
+        Raises ChildFault, or ChildNotStarted; then the child has ended.
+        """
+        async with self._turn(shard):
+            child = await self._begun(shard, at, store)
+            done = 0
+            while True:
+                taken = 0
+
+                def say(rest: Sequence[Record]) -> None:
+                    nonlocal taken
+                    taken = child.talk.process_records(rest, behind_seconds)
+
+                await self._asked(shard, child, lambda: say(records[done:]))  # noqa: B023  called before it returns
+                done += taken
+                if done >= len(records):
+                    return
+
+    async def ask_to_leave(self, shard: str) -> None:
+        """Have the child checkpoint what it likes, before its lease goes. Nothing, where there is none."""
+        async with self._turn(shard):
+            if (child := self._children.get(shard)) is not None:
+                await self._asked(shard, child, child.talk.shutdown_requested)
+
+    async def end_shard(self, shard: str, at: Position, store: StoreChild) -> bool:
+        """Tell the child that its shard has ended; whether it has checkpointed that. The child has ended then."""
+        async with self._turn(shard):
+            child = await self._begun(shard, at, store)
+            await self._asked(shard, child, child.talk.shard_ended)
+            await self._end(shard, kindly=True)
+            return child.talk.acknowledged.ended
+
+    async def leave(self, shard: str) -> None:
+        """Tell the child that the lease is gone. The child has ended then."""
+        async with self._turn(shard):
+            if (child := self._children.get(shard)) is not None:
+                with suppress(ChildFault):
+                    await self._asked(shard, child, child.talk.lease_lost)
+                await self._end(shard, kindly=True)
+
+    async def close(self) -> None:
+        """End all children, whatever they do."""
+        await asyncio.gather(*(self._end(shard, kindly=True) for shard in tuple(self._children)))
+
+    def _turn(self, shard: str) -> asyncio.Lock:
+        return self._turns.setdefault(shard, asyncio.Lock())
+
+    async def _begun(self, shard: str, at: Position, store: StoreChild) -> ChildProcess:
+        if (child := self._children.get(shard)) is not None:
+            return child
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_launched(self._argv), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+            )
+        except OSError as error:
+            raise ChildNotStarted(f"{self._argv[0]} cannot be started: {said(error)}") from error
+        child = self._children[shard] = ChildProcess(
+            process, Conversation(shard, at, self._most_records), store, self._timeout
+        )
+        log.info("shard %s, child %d: started", shard, child.pid)
+        try:
+            await self._asked(shard, child, child.talk.initialize)
+        except ChildFault as fault:
+            raise ChildNotStarted(f"{self._argv[0]} does not answer: {fault}") from fault
+        return child
+
+    async def _asked(self, shard: str, child: ChildProcess, say: Callable[[], object]) -> None:
+        """Ask; a child that fails, or is not waited for any more, ends before anything else is done for its shard."""
+        try:
+            await child.ask(say)
+        except BaseException as fault:
+            log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
+            await asyncio.shield(self._end(shard, kindly=False))
+            raise
+
+    async def _end(self, shard: str, *, kindly: bool) -> None:
+        if (child := self._children.get(shard)) is not None:
+            await child.end(kindly=kindly)
+            self._children.pop(shard, None)
+
+
+async def _line(reader: StreamReader) -> bytes:
+    """A line; of one that is too long, so much as the reader holds."""
+    try:
+        return await reader.readuntil()
+    except IncompleteReadError as rest:
+        return rest.partial
+    except LimitOverrunError as full:
+        return await reader.read(full.consumed)
+
+
+def _launched(argv: Iterable[str]) -> tuple[str, ...]:
+    if sys.platform != "linux":
+        return tuple(argv)
+    return (sys.executable, "-ISc", _LAUNCHER, str(os.getpid()), *argv)

@@ -1,0 +1,397 @@
+"""The `.properties` file of a MultiLangDaemon: what each of its keys means here, said once and in full.
+
+Each key has one of four fates. Taken: it means here what it means in Java. Nearest: the nearest thing is done, and the
+table says what. Ignored: it has no meaning here; the table says why. Refused: nothing starts, since records would be
+read from another place, or written to one, than the file says. A key that KCL has not is named, with the one it may
+have been meant for; Java passes over it without a word.
+
+0 and `false` mean what they say; in Java they leave a key at its default.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, urlencode
+
+import javaproperties
+from attrs import field, frozen
+
+from leasehold.adapters.consuming import Options
+from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.balancer.model import Position, at_timestamp
+from leasehold.stores.printable import did_you_mean, printable
+
+FateName = Literal["taken", "nearest", "ignored", "unknown"]
+
+POLLING = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
+"""Where one of these is set, Java polls; where none is, it reads by enhanced fan-out."""
+
+CADENCE = "leases and shards are looked at in a cadence of its own"
+LEADER = "only Java's leader uses it"
+MIGRATION = "leases of all versions of KCL are understood side by side"
+LIMITS = "the service's own limits are kept"
+
+IGNORED: Mapping[str, str] = {
+    "processingLanguage": "it is text for a user agent",
+    "maxActiveThreads": "children are served by one event loop, without a thread for each",
+    **dict.fromkeys(
+        (
+            "parentShardPollIntervalMillis",
+            "shardSyncIntervalMillis",
+            "leaseAssignmentIntervalMillis",
+            "listShardsBackoffTimeInMillis",
+            "maxListShardsRetryAttempts",
+            "schedulerInitializationBackoffTimeMillis",
+            "taskBackoffTimeMillis",
+            "maxLeaseRenewalThreads",
+            "skipShardSyncAtWorkerInitializationIfLeasesExist",
+            "leaseTableScanTotalSegments",
+            "enablePriorityLeaseAssignment",
+        ),
+        CADENCE,
+    ),
+    "cleanupLeasesUponShardCompletion": "leases of finished shards go once their children are read",
+    "ignoreUnexpectedChildShards": "children are as the service says",
+    "initialLeaseTableReadCapacity": "a new table is billed on demand",
+    "initialLeaseTableWriteCapacity": "a new table is billed on demand",
+    **dict.fromkeys(
+        ("millisBehindLatestThresholdForReducedTps", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool"), LIMITS
+    ),
+    **dict.fromkeys(
+        ("metricsLevel", "metricsBufferTimeMillis", "metricsMaxQueueSize", "metricsEnabledDimensions"),
+        "nothing is sent to CloudWatch; --metrics says where metrics go",
+    ),
+    "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; what is out of range is refused",
+    "shardPrioritization": "parents are read before their children",
+    **dict.fromkeys(
+        ("clientVersionConfig", "migrateAllEntitiesToLeaseTable", "tableMigrationCompleteBakeTimeSeconds"), MIGRATION
+    ),
+    "isGracefulLeaseHandoffEnabled": "leases always move by agreement where the owner answers",
+    "gracefulLeaseHandoffTimeoutMillis": "an heir waits as long as its lease settings say",
+    **dict.fromkeys(
+        (
+            f"{table}{part}"
+            for table in ("coordinatorState", "workerMetrics")
+            for part in (
+                "TableName",
+                "BillingMode",
+                "ReadCapacity",
+                "WriteCapacity",
+                "PointInTimeRecoveryEnabled",
+                "DeletionProtectionEnabled",
+                "Tags",
+            )
+        ),
+        LEADER,
+    ),
+    **dict.fromkeys(
+        (
+            "inMemoryWorkerMetricsCaptureFrequencyMillis",
+            "workerMetricsReporterFreqInMillis",
+            "noOfPersistedMetricsPerWorkerMetrics",
+            "disableWorkerMetrics",
+            "maxThroughputPerHostKBps",
+            "dampeningPercentage",
+            "reBalanceThresholdPercentage",
+            "allowThroughputOvershoot",
+            "varianceBalancingFrequency",
+            "workerMetricsEMAAlpha",
+            "staleWorkerMetricsEntryCleanupDuration",
+        ),
+        LEADER,
+    ),
+    "AwsCredentialsProviderCloudWatch": "nothing is sent to CloudWatch",
+}
+
+CREDENTIALS = ("AwsCredentialsProvider", "AwsCredentialsProviderDynamoDB")
+IN_THE_CHAIN = (
+    "EnvironmentVariableCredentialsProvider",
+    "InstanceProfileCredentialsProvider",
+    "ContainerCredentialsProvider",
+    "WebIdentityTokenFileCredentialsProvider",
+    "DefaultAWSCredentialsProviderChain",  # of the first SDK; KCL 3.x finds no class of this name
+)
+
+_TAKEN = (
+    "executableName",
+    "applicationName",
+    "streamName",
+    "streamArn",
+    "tableName",
+    "workerId",
+    "workerIdentifier",
+    "regionName",
+    "kinesisEndpoint",
+    "dynamoDBEndpoint",
+    "initialPositionInStream",
+    "initialPositionInStreamExtended",
+    "failoverTimeMillis",
+    "maxLeasesForWorker",
+    "maxRecords",
+    "retrievalMode",
+    "fanoutConfig.consumerName",
+    "fanoutConfig.consumerArn",
+    "kinesisClient.endpointOverride",
+    "kinesisClient.region",
+    "dynamoDbClient.endpointOverride",
+    "dynamoDbClient.region",
+)
+NEAREST: Mapping[str, str] = {
+    "timeoutInSeconds": "a child that does not answer for so long is killed, and its shard goes on with another",
+    "shutdownGraceMillis": "at the end children have so long to checkpoint",
+    "maxLeasesToStealAtOneTime": "max_steals",
+    "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
+    "logWarningForTaskAfterMillis": "--slow-seconds",
+}
+EMPTY = "callProcessRecordsEvenForEmptyRecordList"
+_REFUSED = (
+    EMPTY,
+    "leaseTableDeletionProtectionEnabled",
+    "leaseTablePitrEnabled",
+)
+KEYS = (*_TAKEN, *NEAREST, *IGNORED, *_REFUSED, *CREDENTIALS)
+
+_ARN = re.compile(r"arn:[\w-]+:kinesis:(?P<region>[\w-]+):\d{12}:stream/(?P<name>[\w.-]+)")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+@frozen
+class Fate:
+    """One key of the file, and what becomes of it."""
+
+    key: str
+    fate: FateName
+    meaning: str = ""
+
+
+@frozen
+class MultiLangSettings:
+    """What the file asks for.
+
+    argv             the program of a child, and its arguments
+    source, store    URLs
+    options          of the worker, as in Python
+    most_records     no message has more
+    timeout_seconds  a child that does not answer for longer is killed; None: it may take for ever
+    fates            of every key, in the order of the file
+    """
+
+    argv: tuple[str, ...]
+    source: str
+    store: str
+    options: Options
+    most_records: int
+    timeout_seconds: float | None
+    fates: tuple[Fate, ...]
+
+    def table(self) -> str:
+        """The fates, one a line, as they are said at the start. No value is shown: one may be a secret."""
+        widest = max(len(each.key) for each in self.fates)
+        return "\n".join(f"{each.key:<{widest}}  {each.fate:<7}  {each.meaning}".rstrip() for each in self.fates)
+
+
+def read_properties(
+    path: Path, settings: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The keys and values of the file, with these `key=value` in place of its own.
+
+    environment  where `${NAME}` in a value is looked up; None: it stays as it is
+    Raises ValueError naming the file or the setting.
+    """
+    try:
+        found = javaproperties.load(BytesIO(path.read_bytes()))
+    except OSError as error:
+        raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
+    except javaproperties.InvalidUEscapeError as error:
+        raise ValueError(f"{path}: {error.escape!r} is no character; write \\u and four digits") from None
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator or not key.strip():
+            raise ValueError(f"--set: {setting!r} is not of the form key=value")
+        found[key.strip()] = value
+    return found if environment is None else {key: _expanded(key, value, environment) for key, value in found.items()}
+
+
+def understood_properties(given: Mapping[str, str]) -> MultiLangSettings:
+    """The meaning of these keys. Raises ValueError naming the first that is missing, wrong or refused."""
+    return _Understanding(given).settings()
+
+
+def _expanded(key: str, value: str, environment: Mapping[str, str]) -> str:
+    def looked_up(match: "re.Match[str]") -> str:
+        if match[1] not in environment:
+            raise ValueError(f"{key}: ${{{match[1]}}} is not in the environment")
+        return environment[match[1]]
+
+    return _VARIABLE.sub(looked_up, value)
+
+
+@frozen
+class _Understanding:
+    """The keys of one file, each looked at once."""
+
+    given: Mapping[str, str]
+    fates: dict[str, Fate] = field(factory=dict)
+
+    def settings(self) -> MultiLangSettings:
+        for key in self.given:
+            self.fates[key] = self._fate(key)
+        name = self._required("applicationName")
+        argv = tuple(each for each in self._required("executableName").split(" ") if each)
+        self._credentials()
+        options = self._options()
+        return MultiLangSettings(
+            argv=argv,
+            source=self._source(name),
+            store=self._store(self._text("tableName") or name),
+            options=options,
+            most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
+            timeout_seconds=self._whole("timeoutInSeconds", 1),
+            fates=tuple(self.fates.values()),
+        )
+
+    def _fate(self, key: str) -> Fate:
+        if key in NEAREST:
+            return Fate(key, "nearest", NEAREST[key])
+        if key in IGNORED:
+            return Fate(key, "ignored", IGNORED[key])
+        if key in _REFUSED:
+            if self._flag(key) and key == EMPTY:
+                raise ValueError(f"{key}: empty readings are not handed over here; leave it out, or say false")
+            if self._flag(key):
+                raise ValueError(f"{key}: set it on the table itself; a table that is made here has it not")
+            return Fate(key, "taken")
+        if key in _TAKEN or key in CREDENTIALS:
+            return Fate(key, "taken")
+        if key.startswith("fanoutConfig."):
+            return Fate(key, "ignored", LIMITS)
+        if key.startswith("cloudWatchClient."):
+            return Fate(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
+        if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
+            raise ValueError(
+                f"{key}: it calls a method of Java's SDK; botocore's environment variables may do the same"
+            )
+        return Fate(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
+
+    def _text(self, key: str) -> str | None:
+        return self.given.get(key, "").strip() or None
+
+    def _required(self, key: str) -> str:
+        if (value := self._text(key)) is None:
+            near = did_you_mean(key, [each for each, fate in self.fates.items() if fate.fate == "unknown"])
+            raise ValueError(f"{key}: it is missing{near}")
+        return value
+
+    def _whole(self, key: str, least: int) -> int | None:
+        if (value := self._text(key)) is None:
+            return None
+        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < least:
+            raise ValueError(f"{key}: {printable(value)!r} is no whole number from {least} on")
+        return int(value)
+
+    def _flag(self, key: str) -> bool:
+        value = (self._text(key) or "false").lower()
+        if value not in {"true", "false"}:
+            raise ValueError(f"{key}: {printable(value)!r} is neither true nor false")
+        return value == "true"
+
+    def _options(self) -> Options:
+        options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
+        options["initial_position"] = self._beginning()
+        if (lease := self._whole("failoverTimeMillis", 1)) is not None:
+            options["lease_seconds"] = lease / 1000
+        if (grace := self._whole("shutdownGraceMillis", 0)) is not None:
+            options["drain_seconds"] = grace / 1000
+        if slow := self._whole("logWarningForTaskAfterMillis", 0):
+            options["slow_seconds"] = slow / 1000
+        counts = {
+            name: count
+            for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
+            if (count := self._whole(key, 1)) is not None
+        }
+        return Options(**options, set=counts)
+
+    def _beginning(self) -> Position | str:
+        name, seconds = self._text("initialPositionInStream"), self._whole("initialPositionInStreamExtended", 0)
+        if seconds is not None:
+            if name is not None:
+                raise ValueError(
+                    "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other"
+                )
+            return at_timestamp(seconds * 1000)
+        name = (name or "LATEST").upper()
+        if name not in {"LATEST", "TRIM_HORIZON"}:
+            raise ValueError(
+                "initialPositionInStream: choose LATEST or TRIM_HORIZON; a time is initialPositionInStreamExtended, "
+                "in seconds since 1970"
+            )
+        return name
+
+    def _source(self, application: str) -> str:
+        region = self._text("kinesisClient.region") or self._text("regionName")
+        name, arn = self._text("streamName"), self._text("streamArn")
+        if arn is not None:
+            found = _ARN.fullmatch(arn)
+            if found is None:
+                raise ValueError(f"streamArn: {printable(arn)!r} is no ARN of a stream")
+            name = found["name"]
+            if region is not None and found["region"] != region:
+                meaning = f"its stream, but in {region}: regionName says so, as in Java"
+                self.fates["streamArn"] = Fate("streamArn", "nearest", meaning)
+            region = region or found["region"]
+            if "streamName" in self.fates:
+                self.fates["streamName"] = Fate("streamName", "ignored", "streamArn says which stream")
+        elif name is None:
+            name = self._required("streamName")
+        idle = self._whole("idleTimeBetweenReadsInMillis", 0)
+        consumer = self._consumer(application)
+        return _url("kinesis", name, {
+            "region": region,
+            "endpoint": self._text("kinesisClient.endpointOverride") or self._text("kinesisEndpoint"),
+            "consumer": consumer,
+            "poll_seconds": None if idle is None or consumer else f"{idle / 1000:g}",
+        })  # fmt: skip
+
+    def _consumer(self, application: str) -> str | None:
+        """The consumer of enhanced fan-out; None where shards are polled."""
+        mode = (self._text("retrievalMode") or "DEFAULT").upper()
+        if mode not in {"DEFAULT", "POLLING", "FANOUT"}:
+            raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
+        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.given for key in POLLING)):
+            return None
+        consumer = self._text("fanoutConfig.consumerArn") or self._text("fanoutConfig.consumerName") or application
+        price = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
+        self.fates["retrievalMode"] = Fate(
+            "retrievalMode", "taken", f"read as consumer {printable(consumer)!r}: {price}"
+        )
+        return consumer
+
+    def _store(self, table: str) -> str:
+        return _url("dynamodb", table, {
+            "region": self._text("dynamoDbClient.region") or self._text("regionName"),
+            "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
+        })  # fmt: skip
+
+    def _credentials(self) -> None:
+        for given in self.given:
+            key = next((each for each in CREDENTIALS if each.lower() == given.lower()), None)
+            if key is None or (value := self._text(given)) is None:
+                continue
+            for name in (each.partition("|")[0].strip().rpartition(".")[2] for each in value.split(",")):
+                if name in IN_THE_CHAIN:
+                    meaning = "credentials come from botocore's chain, which has this provider"
+                    self.fates[given] = Fate(given, "nearest", meaning)
+                elif name != "DefaultCredentialsProvider":
+                    raise ValueError(
+                        f"{given}: {printable(name)!r} cannot be had here; take DefaultCredentialsProvider, and name a "
+                        "profile in AWS_PROFILE: it may have a role or a credential_process"
+                    )
+                else:
+                    self.fates[given] = Fate(given, "taken", "botocore's default chain")
+
+
+def _url(scheme: str, place: str, options: Mapping[str, str | None]) -> str:
+    told = urlencode({name: value for name, value in options.items() if value is not None}, safe="/:")
+    return f"{scheme}://{quote(place)}" + (f"?{told}" if told else "")

@@ -1,0 +1,60 @@
+"""A child that does as its argument says; the words of the protocol are written out, as another language would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def tell(told: dict[str, object]) -> None:
+    """Write one message."""
+    sys.stdout.write("\n" + json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Write one line to standard error."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def main(how: str, at: str) -> None:
+    """Answer everything, and do so at that action."""
+    for line in sys.stdin:
+        message = json.loads(line)
+        action = message["action"]
+        if action == "checkpoint":
+            say(f"INFO checkpoint {message['error']}")
+            continue
+        say(f"got {action} {len(message.get('records', []))}")
+        if how == "faithful" and action in {"processRecords", "shutdownRequested", "shardEnded"}:
+            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+        if action == at:
+            match how:
+                case "crash":
+                    sys.exit(9)
+                case "hang":
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                    time.sleep(600)
+                case "babble":
+                    for _ in range(3000):
+                        sys.stdout.write("debug " + "x" * 100 + "\n")
+                case "close":
+                    os.close(1)
+                    time.sleep(600)
+                case "wrong":
+                    tell({"action": "status", "responseFor": "leaseLost"})
+                case "orphan":
+                    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                    say(f"has started {started.pid}")
+                    sys.exit(0)
+                case "checkpoint":
+                    tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+                    tell({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})
+        tell({"action": "status", "responseFor": action})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,238 @@
+"""Children as processes: what one of them does is its own shard's matter."""
+
+import asyncio
+import logging
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from leasehold.adapters.multilang import children as module
+from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
+from leasehold.adapters.multilang.protocol import CheckpointError
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import TRIM_HORIZON, Position
+
+CHILD = Path(__file__).with_name("child.py")
+RECORDS = [Record(b"x", str(number), 0, "k", arrived=1.0) for number in range(1, 6)]
+
+
+def _argv(how: str = "well", at: str = "processRecords") -> list[str]:
+    return [sys.executable, str(CHILD), how, at]
+
+
+async def _never(_position: Position) -> CheckpointError | None:
+    raise AssertionError("no checkpoint is asked for")
+
+
+def _run(children: Children, story: Callable[[], Awaitable[None]]) -> None:
+    async def told() -> None:
+        try:
+            await story()
+        finally:
+            await children.close()
+        assert children.pids == {}
+
+    asyncio.run(told())
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _await_end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+    os.close(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "END_SECONDS", 1.0)
+
+
+def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
+    """A child that is not told of its records, its stop and its end does nothing, or is killed at work."""
+    caplog.set_level(logging.INFO, "leasehold.child")
+    children = Children(_argv(), most_records=2)
+
+    async def story() -> None:
+        await children.begin("s", TRIM_HORIZON, _never)
+        pid = children.pids["s"]
+        await children.process("s", TRIM_HORIZON, RECORDS, 1.0, _never)
+        await children.process("s", TRIM_HORIZON, [], 1.0, _never)
+        assert children.pids == {"s": pid}
+        await children.ask_to_leave("s")
+        await children.leave("s")
+        assert children.pids == {}
+        assert _gone(pid)
+        await children.leave("s")
+
+    _run(children, story)
+    lines = [record.message.partition(": ")[2] for record in caplog.records]
+    assert lines == [
+        "started",
+        "got initialize 0",
+        *(f"got processRecords {count}" for count in (2, 2, 1, 0)),
+        "got shutdownRequested 0",
+        "got leaseLost 0",
+        "ended with status 0",
+    ]
+
+
+def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """An answer before the write would let a child forget what nobody has stored."""
+    caplog.set_level(logging.INFO, "leasehold.child")
+    children, stored = Children(_argv("checkpoint")), list[Position]()
+
+    async def store(position: Position) -> CheckpointError | None:
+        assert not any("checkpoint" in record.message for record in caplog.records)
+        stored.append(position)
+        return None
+
+    async def story() -> None:
+        await children.process("s", TRIM_HORIZON, RECORDS, None, store)
+        await children.ask_to_leave("s")
+
+    _run(children, story)
+    assert stored == [Position("5")]
+    told = [record for record in caplog.records if "checkpoint" in record.message]
+    assert [record.message.rpartition(" ")[2] for record in told] == ["None", "IllegalArgumentException"]
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_the_end_of_a_shard_is_the_childs_word(checkpoints: bool) -> None:
+    """An end without its checkpoint would be stored, and what the child still holds would be lost."""
+    children, stored = Children(_argv("checkpoint" if checkpoints else "well", "shardEnded")), list[str]()
+
+    async def store(position: Position) -> CheckpointError | None:
+        stored.append(position.sequence)
+        return None
+
+    async def story() -> None:
+        await children.process("s", TRIM_HORIZON, RECORDS, None, _never if not checkpoints else store)
+        assert await children.end_shard("s", TRIM_HORIZON, store) is checkpoints
+        assert children.pids == {}
+
+    _run(children, story)
+    assert stored == (["SHARD_END"] if checkpoints else [])
+
+
+@pytest.mark.parametrize("how", ["crash", "hang", "close", "wrong", "orphan"])
+def test_a_child_that_fails_costs_its_own_shard_alone(how: str) -> None:
+    """In Java it ends the daemon, with the children of all other shards, or stays as an orphan."""
+    bad, good = Children(_argv(how), timeout_seconds=2.0), Children(_argv())
+
+    async def story() -> None:
+        await bad.begin("s", TRIM_HORIZON, _never)
+        first = bad.pids["s"]
+        with pytest.raises(ChildFault):
+            await bad.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        assert bad.pids == {}
+        assert _gone(first)
+        await bad.begin("s", TRIM_HORIZON, _never)
+        assert bad.pids["s"] != first
+        await good.process("t", TRIM_HORIZON, RECORDS, None, _never)
+        await good.close()
+
+    _run(bad, story)
+
+
+@pytest.mark.parametrize("argv", [_argv("crash", "initialize"), ["/no/such/program"], _argv("hang", "initialize")])
+def test_a_child_that_does_not_begin_blames_no_record(argv: list[str]) -> None:
+    """Its records would go to the dead letter, one by one, for a program that is not there."""
+    children = Children(argv, timeout_seconds=2.0)
+
+    async def story() -> None:
+        for _ in range(2):
+            with pytest.raises(ChildNotStarted):
+                await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            assert children.pids == {}
+
+    _run(children, story)
+
+
+def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each `print` of a processor would be a line of the log; a full pipe would stop it."""
+    children = Children(_argv("babble"))
+
+    async def story() -> None:
+        for _ in range(2):
+            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)
+    told = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
+    assert told == [
+        "started",
+        f"a line on its standard output is no message (no JSON); said once: debug {'x' * 100}",
+        "ended with status 0, and 6000 lines on its standard output were no messages",
+    ]
+
+
+def test_whoever_waits_no_longer_leaves_no_child(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that is given up would go on beside the next child of its shard."""
+    children = Children(_argv("hang"))
+
+    async def story() -> None:
+        await children.begin("s", TRIM_HORIZON, _never)
+        pid = children.pids["s"]
+        task = asyncio.create_task(children.process("s", TRIM_HORIZON, RECORDS, None, _never))
+        while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert children.pids == {}
+        assert _gone(pid)
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
+def test_what_a_child_has_started_ends_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It may hold the child's pipes: in Java the shard's end waits for them, without limit."""
+    children = Children(_argv("orphan"))
+
+    async def story() -> None:
+        with pytest.raises(ChildFault, match="it has ended with status 0"):
+            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)
+    (pid,) = (int(record.message.split()[-1]) for record in caplog.records if "has started" in record.message)
+    _await_end(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a process that was killed")
+def test_a_daemon_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
+    """A hung child would hold its files and connections for ever, unseen."""
+    program = tmp_path / "daemon.py"
+    program.write_text(
+        "import asyncio\n"
+        "from leasehold.adapters.multilang.children import Children\n"
+        "from leasehold.balancer.model import TRIM_HORIZON\n"
+        "async def main():\n"
+        f"    children = Children({_argv('hang')!r})\n"
+        "    await children.begin('s', TRIM_HORIZON, None)\n"
+        "    print(children.pids['s'], flush=True)\n"
+        "    await children.process('s', TRIM_HORIZON, [], None, None)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        pid = int(daemon.stdout.readline())
+        daemon.kill()
+    _await_end(pid)

@@ -1,0 +1,249 @@
+"""The `.properties` file of a MultiLangDaemon, and what its keys mean here."""
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.consuming import consumption
+from leasehold.adapters.multilang.properties import (
+    IGNORED,
+    KEYS,
+    NEAREST,
+    Fate,
+    MultiLangSettings,
+    read_properties,
+    understood_properties,
+)
+from leasehold.balancer.model import at_timestamp
+
+LEAST = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
+
+# Each key that KCL's own tests of its mapping set, with a value as they have it, in two generations.
+KCL3 = """
+executableName = sample_kclpy_app.py
+streamArn = arn:aws:kinesis:us-east-5:000000000000:stream/kclpysample
+streamName = kclpysample
+applicationName = MultiLangTest
+AwsCredentialsProvider = DefaultCredentialsProvider
+processingLanguage = python/3.8
+initialPositionInStream = TRIM_HORIZON
+regionName = us-east-1
+failoverTimeMillis = 10000
+workerId = "workerId"
+shardSyncIntervalMillis = 60000
+maxRecords = 10000
+idleTimeBetweenReadsInMillis = 1000
+callProcessRecordsEvenForEmptyRecordList = false
+parentShardPollIntervalMillis = 10000
+cleanupLeasesUponShardCompletion = true
+taskBackoffTimeMillis = 500
+metricsBufferTimeMillis = 10000
+metricsMaxQueueSize = 10000
+validateSequenceNumberBeforeCheckpointing = true
+maxActiveThreads = -1
+clientVersionConfig = CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2x
+coordinatorStateTableName = MultiLangTest-CoordinatorState-CustomName
+coordinatorStateBillingMode = PROVISIONED
+coordinatorStateReadCapacity = 1000
+coordinatorStateWriteCapacity = 500
+gracefulLeaseHandoffTimeoutMillis = 10000
+isGracefulLeaseHandoffEnabled = false
+workerMetricsTableName = MultiLangTest-WorkerMetrics-CustomName
+workerMetricsBillingMode = PROVISIONED
+workerMetricsReadCapacity = 250
+workerMetricsWriteCapacity = 90
+inMemoryWorkerMetricsCaptureFrequencyMillis = 5000
+workerMetricsReporterFreqInMillis = 60000
+noOfPersistedMetricsPerWorkerMetrics = 50
+disableWorkerMetrics = true
+maxThroughputPerHostKBps = 10000
+dampeningPercentage = 90
+reBalanceThresholdPercentage = 5
+allowThroughputOvershoot = false
+varianceBalancingFrequency = 5
+workerMetricsEMAAlpha = 0.18
+staleWorkerMetricsEntryCleanupDuration = PT12H
+"""
+KCL2 = KCL3.partition("clientVersionConfig")[0].replace(
+    "AwsCredentialsProvider = DefaultCredentialsProvider", "AWSCredentialsProvider = DefaultAWSCredentialsProviderChain"
+)
+
+
+def _of(**given: str) -> MultiLangSettings:
+    return understood_properties(LEAST | {key.replace("__", "."): value for key, value in given.items()})
+
+
+@pytest.mark.parametrize("text", [KCL2, KCL3])
+def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
+    """A file that runs a daemon today would not start here, and nobody could change over."""
+    path = tmp_path / "app.properties"
+    path.write_text(text)
+    settings = understood_properties(read_properties(path))
+    assert (settings.source, settings.store) == (
+        "kinesis://kclpysample?region=us-east-1&poll_seconds=1",
+        "dynamodb://MultiLangTest?region=us-east-1",
+    )
+    assert settings.argv == ("sample_kclpy_app.py",)
+    assert (settings.most_records, settings.timeout_seconds) == (10_000, None)
+    assert [each.key for each in settings.fates if each.fate == "unknown"] == []
+    described = consumption(settings.source, settings.store, lambda _batch: None, settings.options)
+    assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
+
+
+def test_every_key_has_a_fate() -> None:
+    """A key without one would be passed over without a word, as in Java."""
+    wrong = {"initialPositionInStream": "LATEST", "retrievalMode": "POLLING"}
+    for key in KEYS:
+        if key == "initialPositionInStreamExtended":
+            continue
+        value = wrong.get(key, "DefaultCredentialsProvider" if "Credentials" in key else "1")
+        if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
+            value = "false"
+        given = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
+        assert key in {each.key for each in understood_properties(given).fates if each.fate != "unknown"}
+
+
+def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
+    """Java does so under the application's name; polling in its place would take the other readers' share."""
+    assert _of(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
+    assert _of(retrievalMode="polling").source == "kinesis://clicks"
+    assert _of(maxRecords="100").source == "kinesis://clicks"
+    assert _of(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
+        "kinesis://clicks?consumer=me"
+    )
+    assert _of().fates[-1] == Fate(
+        "retrievalMode", "taken", "read as consumer 'app': enhanced fan-out is billed for each shard-hour and GB; "
+        "POLLING is not"
+    )  # fmt: skip
+
+
+def test_what_is_taken() -> None:
+    """A key that is taken for another would read from another place, or too much at once."""
+    settings = _of(
+        executableName="python  app.py  --x",
+        tableName="leases",
+        workerIdentifier="me",
+        kinesisEndpoint="http://localhost:4567",
+        dynamoDBEndpoint="http://localhost:8000",
+        initialPositionInStreamExtended="1700000000",
+        failoverTimeMillis="20000",
+        maxLeasesForWorker="7",
+        maxLeasesToStealAtOneTime="2",
+        maxRecords="100",
+        timeoutInSeconds="30",
+        shutdownGraceMillis="0",
+        logWarningForTaskAfterMillis="5000",
+    )
+    assert settings.argv == ("python", "app.py", "--x")
+    assert settings.source == "kinesis://clicks?endpoint=http://localhost:4567"
+    assert settings.store == "dynamodb://leases?endpoint=http://localhost:8000"
+    assert (settings.most_records, settings.timeout_seconds) == (100, 30)
+    assert settings.options == {
+        "worker": "me",
+        "initial_position": at_timestamp(1_700_000_000_000),
+        "lease_seconds": 20.0,
+        "drain_seconds": 0.0,
+        "slow_seconds": 5.0,
+        "set": {"max_leases": 7, "max_steals": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"executableName": ""}, "executableName: it is missing"),
+        (
+            {"applicationName": "", "ApplicationName": "a"},
+            "applicationName: it is missing; did you mean 'ApplicationName'?",
+        ),
+        ({"streamName": ""}, "streamName: it is missing"),
+        ({"streamArn": "clicks"}, "streamArn: 'clicks' is no ARN of a stream"),
+        ({"maxRecords": "many"}, "maxRecords: 'many' is no whole number from 1 on"),
+        ({"maxRecords": "0"}, "maxRecords: '0' is no whole number from 1 on"),
+        (
+            {"callProcessRecordsEvenForEmptyRecordList": "yes"},
+            "callProcessRecordsEvenForEmptyRecordList: 'yes' is neither true nor false",
+        ),
+        (
+            {"initialPositionInStream": "LATEST", "initialPositionInStreamExtended": "5"},
+            "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other",
+        ),
+        (
+            {"initialPositionInStream": "AT_TIMESTAMP"},
+            "initialPositionInStream: choose LATEST or TRIM_HORIZON; a time is initialPositionInStreamExtended,*",
+        ),
+        (
+            {"callProcessRecordsEvenForEmptyRecordList": "TRUE"},
+            "callProcessRecordsEvenForEmptyRecordList: empty readings are not handed over here; *",
+        ),
+        ({"retrievalMode": "PUSH"}, "retrievalMode: choose DEFAULT, POLLING or FANOUT"),
+        (
+            {"leaseTablePitrEnabled": "true"},
+            "leaseTablePitrEnabled: set it on the table itself; a table that is made here has it not",
+        ),
+        (
+            {"kinesisClient.accountIdEndpointMode": "x"},
+            "kinesisClient.accountIdEndpointMode: it calls a method of Java's SDK; *",
+        ),
+        (
+            {"AwsCredentialsProvider": "DefaultCredentialsProvider,com.acme.Vault|secret"},
+            "AwsCredentialsProvider: 'Vault' cannot be had here; take DefaultCredentialsProvider, and name a *",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(given: dict[str, str], said: str) -> None:
+    """A daemon that starts all the same would read from another place than its file says."""
+    with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
+        understood_properties(LEAST | given)
+    assert fnmatchcase(str(caught.value), said)
+
+
+def test_the_syntax_is_javas(tmp_path: Path) -> None:
+    """A value that is read in another way than by Java names another stream, or another program."""
+    path = tmp_path / "app.properties"
+    path.write_bytes(b"# a comment\n! another\na=1\nb:2\nc 3\n  d  =  4 \ne=5\\\n   6\nf=\\u2603\xe9\na=7\n\\:g=\n")
+    assert read_properties(path) == {
+        "a": "7", "b": "2", "c": "3", "d": "4 ", "e": "56", "f": "\u2603\xe9", ":g": "",
+    }  # fmt: skip
+
+
+def test_settings_over_the_file(tmp_path: Path) -> None:
+    """A container sets a stream's name by its environment; where nobody asked, `${...}` is part of a value."""
+    path = tmp_path / "app.properties"
+    path.write_text("streamName = ${STREAM}\napplicationName = a\n")
+    assert read_properties(path, ["applicationName=b=c"]) == {"streamName": "${STREAM}", "applicationName": "b=c"}
+    assert read_properties(path, (), {"STREAM": "clicks"}) == {"streamName": "clicks", "applicationName": "a"}
+    with pytest.raises(ValueError, match=r"^streamName: \$\{STREAM\} is not in the environment$"):
+        read_properties(path, (), {})
+    with pytest.raises(ValueError, match=r"^--set: 'x' is not of the form key=value$"):
+        read_properties(path, ["x"])
+    path.write_text("a = \\u12\n")
+    with pytest.raises(ValueError, match=r"it cannot be read: |is no character"):
+        read_properties(path)
+    with pytest.raises(ValueError, match=r"no\.properties: it cannot be read: No such file or directory$"):
+        read_properties(tmp_path / "no.properties")
+
+
+def test_the_table_names_what_is_unknown_and_shows_no_value() -> None:
+    """Java logs each value, secrets included, and says nothing of a key that it does not know."""
+    table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").table()
+    assert table.splitlines()[3:6] == [
+        "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
+        f"timeoutInSeconds    nearest  {NEAREST['timeoutInSeconds']}",
+        f"processingLanguage  ignored  {IGNORED['processingLanguage']}",
+    ]
+    assert "secret" not in table
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
+def test_any_file_is_understood_or_refused_by_name(given: dict[str, str]) -> None:
+    """A fault that names no key leaves its user to guess."""
+    told: object
+    try:
+        told = {each.key for each in understood_properties(LEAST | given).fates}
+    except ValueError as error:
+        told = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
+    assert told in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())

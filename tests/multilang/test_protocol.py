@@ -1,0 +1,268 @@
+"""The talk with one child, case by case; `test_protocol.py --rewrite` writes the cases with today's answers."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from leasehold.adapters.multilang.protocol import (
+    FINAL,
+    NO_CHECKPOINT,
+    Answered,
+    Broken,
+    CheckpointError,
+    CheckpointWanted,
+    Conversation,
+    ConversationError,
+    NotUnderstood,
+)
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import TRIM_HORIZON, Position
+
+CASES = Path(__file__).with_name("conversations.txt")
+
+
+class Talk:
+    """One case: each line a message of the daemon, a line of the child, or what the store said."""
+
+    def __init__(self) -> None:
+        self.talk = Conversation("shard-1", TRIM_HORIZON)
+        self.told: list[str] = []
+
+    def run(self, line: str) -> None:
+        """Do this, and tell what came of it."""
+        name, _, rest = line.partition(" ")
+        steps: dict[str, Callable[[str], object]] = {
+            "initialize": self._initialize,
+            "records": self._records,
+            "shutdown": lambda _: self.talk.shutdown_requested(),
+            "lost": lambda _: self.talk.lease_lost(),
+            "ended": lambda _: self.talk.shard_ended(),
+            "->": lambda text: self._hear(f"\n{text}\n".encode()),
+            "part": lambda text: self._hear(text.encode()),
+            "bytes": lambda text: self._hear(bytes.fromhex(text) + b"\n"),
+            "long": lambda count: self._hear(*[b"x" * 1000] * (int(count) // 1000), b"\n"),
+            "status": lambda action: self._hear(status(action)),
+            "checkpoint": self._checkpoint,
+            "store": lambda _: self.talk.checkpoint_stored(),
+            "fail": lambda error: self.talk.checkpoint_failed(cast("CheckpointError", error)),
+            "close": lambda _: self._hear(b""),
+        }
+        try:
+            steps[name](rest)
+        except ConversationError as error:
+            self.told.append(f"out of turn: {error}")
+        self._tell()
+
+    def _initialize(self, rest: str) -> None:
+        at, *most = rest.split()
+        if self.talk.asking is None:
+            mosts = (int(each.removeprefix("most=")) for each in most)
+            self.talk = Conversation("shard-1", _position(at), *mosts)
+        self.talk.initialize()
+
+    def _records(self, rest: str) -> None:
+        words = rest.split()
+        key = words.pop()[4:] if words and words[-1].startswith("key=") else "k"
+        records = [_record(word, key.replace("\\u2028", "\u2028")) for word in words]
+        count = self.talk.process_records(records, 0.25)
+        self.told += [f"{count} of {len(words)}"] if count < len(words) else []
+
+    def _checkpoint(self, rest: str) -> None:
+        sequence, *sub = rest.split()
+        told = {"action": "checkpoint", "sequenceNumber": sequence if sequence.isdigit() else json.loads(sequence)}
+        self._hear(json.dumps(told | ({"subSequenceNumber": json.loads(*sub)} if sub else {})).encode() + b"\n")
+
+    def _hear(self, *parts: bytes) -> None:
+        for part in parts:
+            self.talk.receive_data(part)
+
+    def _tell(self) -> None:
+        talk = self.talk
+        while True:
+            event = talk.next_event()
+            self.told += [f"<- {line}" for line in talk.data_to_send().decode().splitlines()]
+            match event:
+                case None:
+                    return
+                case Answered(action):
+                    self.told.append(f"answered {action}")
+                case CheckpointWanted(position):
+                    self.told.append(f"wants {position.sequence} {position.sub}")
+                case NotUnderstood(line, why):
+                    self.told.append(f"not understood: {why}: {line if len(line) < 100 else f'{len(line)} letters'}")
+                case Broken(why):
+                    self.told.append(f"broken: {why}")
+
+    def end(self) -> str:
+        """All of it, and how far the child has come by its own word."""
+        told = f"acknowledged {self.talk.acknowledged.sequence} {self.talk.acknowledged.sub}"
+        return "\n".join([*self.told, told + (", over" if self.talk.over else "")])
+
+
+def _position(text: str) -> Position:
+    sequence, _, sub = text.partition(".")
+    return Position(sequence, int(sub or 0))
+
+
+def _record(text: str, key: str = "k") -> Record:
+    place = _position(text)
+    return Record(f"d{text}".encode(), place.sequence, place.sub, key, arrived=1_700_000_000.25)
+
+
+def status(action: str) -> bytes:
+    """The answer to this action."""
+    return b'{"action":"status","responseFor":"%s"}\n' % action.encode()
+
+
+def rewritten(text: str) -> str:
+    """The cases with today's answers."""
+    made = []
+    for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
+        asked = case.partition("\n----")[0]
+        talk = Talk()
+        for line in asked.splitlines()[1:]:
+            talk.run(line)
+        made.append(f"{asked}\n----\n{talk.end()}\n")
+    return "\n".join(made)
+
+
+def test_conversations() -> None:
+    """Every child of KCL was written against these very lines: another byte or answer would end or mislead it."""
+    assert rewritten(CASES.read_text()) == CASES.read_text()
+
+
+LINES = st.sampled_from([
+    *(status(action) for action in ("initialize", "processRecords", "shutdownRequested", *FINAL)),
+    b"garbage\n",
+    b"null\n",
+    *(
+        json.dumps({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": sub}).encode() + b"\n"
+        for number in (None, *"123456789", "SHARD_END", "-1", "1e3")
+        for sub in (None, 0, 1)
+    ),
+])  # fmt: skip
+
+
+class TalkMachine(RuleBasedStateMachine):
+    """A status that moved the checkpoint would skip records; an answer out of range would move the row of another.
+
+    Over every order of events: `acknowledged` rises, by stored checkpoints alone, within what was delivered; messages
+    wait for each other; and nothing is said or understood after the end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = Conversation("s", TRIM_HORIZON, most_records=3)
+        self.talk.initialize()
+        self.asking: str | None = "initialize"
+        self.wanted: Position | None = None
+        self.number, self.over = 0, False
+        self._look()
+
+    @rule(count=st.integers(0, 4))
+    def records(self, count: int) -> None:
+        """A batch, which may be larger than a message."""
+        records = [_record(str(self.number + 1 + each)) for each in range(count)]
+        if self._asks(lambda: setattr(self, "number", self.number + self.talk.process_records(records, None))):
+            assert self.talk.delivered.order >= self.talk.acknowledged.order or self.talk.acknowledged.ended
+
+    @rule(which=st.sampled_from(["shutdown_requested", "lease_lost", "shard_ended"]))
+    def end(self, which: str) -> None:
+        """An end."""
+        self._asks(getattr(self.talk, which))
+
+    @rule(stored=st.booleans())
+    def store(self, stored: bool) -> None:
+        """The store has answered."""
+        before, wanted, self.wanted = self.talk.acknowledged, self.wanted, None
+        step = self.talk.checkpoint_stored if stored else partial(self.talk.checkpoint_failed, "ThrottlingException")
+        assert _refused(step) == (wanted is None)
+        assert self.talk.acknowledged == (wanted if stored and wanted else before)
+        self._look()
+
+    @rule(line=LINES, cut=st.integers(0, 99))
+    def line(self, line: bytes, cut: int) -> None:
+        """A line of the child, in one part or two."""
+        for part in filter(None, (line[:cut], line[cut:])):
+            self.talk.receive_data(part)
+        self._look()
+
+    @rule()
+    def answer(self) -> None:
+        """The answer that is waited for."""
+        self.talk.receive_data(status(self.talk.asking or "initialize"))
+        self._look()
+
+    @rule()
+    def close(self) -> None:
+        """The child's end."""
+        self.talk.receive_data(b"")
+        self._look()
+
+    def _asks(self, step: Callable[[], object]) -> bool:
+        refused = _refused(step)
+        assert refused == (self.over or self.asking is not None)
+        self.asking = self.talk.asking
+        self._look()
+        return not refused
+
+    def _look(self) -> None:
+        talk, acknowledged, was_over = self.talk, self.talk.acknowledged, self.over
+        while (event := talk.next_event()) is not None:
+            assert not was_over
+            match event:
+                case CheckpointWanted(position):
+                    assert self.wanted is None
+                    assert self.asking not in NO_CHECKPOINT
+                    assert acknowledged.order < position.order
+                    assert position.ended or position.order <= talk.delivered.order
+                    self.wanted = position
+                case Answered(action):
+                    assert action == self.asking
+                    self.asking, self.over = None, action in FINAL
+                case Broken():
+                    self.over = True
+                case NotUnderstood():
+                    pass
+        assert talk.acknowledged == acknowledged
+        assert talk.over == self.over
+        for line in talk.data_to_send().splitlines():
+            told = json.loads(line)
+            assert told["action"] == "checkpoint" or told["action"] == self.asking
+            assert len(told.get("records", ())) <= 3
+
+
+def _refused(step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except ConversationError:
+        return True
+    return False
+
+
+TestTalk = TalkMachine.TestCase
+
+
+@pytest.mark.parametrize("arrived", [None, 1_700_000_000.0005])
+def test_a_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
+    """The library of Python takes int() of it: without one the child would end."""
+    talk = Conversation("s", TRIM_HORIZON)
+    talk.initialize()
+    talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
+    talk.next_event()
+    talk.data_to_send()
+    talk.process_records([Record(b"", "1", arrived=arrived, partition_key="k")], None)
+    (record,) = json.loads(talk.data_to_send())["records"]
+    assert record["approximateArrivalTimestamp"] == (0 if arrived is None else 1_700_000_000_000)
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--rewrite"]:
+    CASES.write_text(rewritten(CASES.read_text()))

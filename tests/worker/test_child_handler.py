@@ -1,0 +1,54 @@
+"""Children behind a worker: a shard that ends, its child, and a stop."""
+
+import logging
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from waiters import until
+
+from leasehold.adapters.multilang.children import Children
+from leasehold.adapters.multilang.daemon import ChildHandler
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records, shard
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
+from leasehold.stores.embedded.memory import MemoryStore
+
+CHILD = Path(__file__).parents[1] / "multilang" / "child.py"
+
+
+def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a shard that its child did not checkpoint, or a stop that it does not hear, loses records."""
+    caplog.set_level(logging.INFO, "leasehold.child")
+    parent, child = shard("s-0", 0, 9, open=False), shard("s-1", 0, 9, "s-0")
+    source, store = ListSource(), MemoryStore()
+    source.listed = [parent, child]
+    source.shelves["s-0"] = ShardRecords(records(4), ended=True, children=(child,))
+    source.shelves["s-1"] = ShardRecords(records(3))
+    worker = Worker(
+        store=store, source=source, me="a-1", config=Config(lease_seconds=10, initial_position=TRIM_HORIZON)
+    )
+    children = Children([sys.executable, str(CHILD), "faithful", ""], most_records=3)
+    with ChildHandler(children) as handler:
+        runner = Runner(worker, handler.handling)
+        thread = Thread(target=runner.run)
+        thread.start()
+        until(lambda: any(row.key == "s-1" and row.checkpoint == Position("102") for row in store.list().leases))
+        runner.stop()
+        thread.join()
+    rows = {row.key: (row.checkpoint, row.owner) for row in store.list().leases}
+    assert rows == {"s-0": (SHARD_END, None), "s-1": (Position("102"), None)}
+    told = [
+        record.message.split(": ")[1]
+        for record in caplog.records
+        if record.name == "leasehold.child" and "INFO" not in record.message
+    ]
+    assert told == [
+        "started", "got initialize 0", "got processRecords 3", "got processRecords 1", "got shardEnded 0",
+        "ended with status 0",
+        "started", "got initialize 0", "got processRecords 3", "got shutdownRequested 0", "got leaseLost 0",
+        "ended with status 0",
+    ]  # fmt: skip

@@ -1,0 +1,114 @@
+"""A handler that checkpoints by itself: what it returns from is not done by that."""
+
+from collections.abc import Callable
+
+import pytest
+from test_reading import Bench, data
+
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
+from leasehold.adapters.reading.handling import Delivery, Handling, Parting
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
+
+
+def _heard(words: list[str], then: Callable[[Parting], object] = lambda _parting: None) -> Callable[[Parting], None]:
+    def parting(parting: Parting) -> None:
+        words.append("ended" if parting.ended else "leaving")
+        then(parting)
+
+    return parting
+
+
+def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
+    """A batch that a child still holds in memory would be skipped after its end."""
+    bench = Bench(ShardRecords(records(6), size=2))
+    reading = bench.reading(parting=_heard([]))
+    bench.steps(reading, 3)
+    assert bench.handed == [data(2), data(2, 2)]
+    assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
+    assert bench.holding.checkpoint(Position("101"))
+    bench.steps(reading, 2)
+    assert bench.handed == [data(2), data(2, 2), data(2, 4)]
+    assert bench.store.row("s-0").checkpoint == Position("101")
+
+
+def test_its_last_word_is_heard_before_the_lease_goes() -> None:
+    """A stop would have all since its last checkpoint come again."""
+    words: list[str] = []
+    bench = Bench(ShardRecords(records(6), size=2))
+    reading = bench.reading(parting=_heard(words, lambda parting: parting.checkpoint(Position("102"))))
+    bench.steps(reading, 3)
+    bench.holding.ask_release()
+    bench.until_over(reading)
+    assert (words, bench.happened[-1]) == (["leaving"], "stopped")
+    row = bench.store.row("s-0")
+    assert (row.owner, row.checkpoint) == (None, Position("102"))
+
+
+def test_without_a_word_a_release_carries_nothing() -> None:
+    """A release that said how far the handler had returned would skip what it has not finished with."""
+    words: list[str] = []
+    bench = Bench(ShardRecords(records(6), size=2))
+    reading = bench.reading(parting=_heard(words))
+    bench.steps(reading, 3)
+    bench.holding.ask_release()
+    bench.until_over(reading)
+    row = bench.store.row("s-0")
+    assert (words, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
+
+
+def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
+    """A new child has none of the batches that the one before it was given and had not finished with."""
+    calls = 0
+
+    def does(delivery: Delivery) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            delivery.checkpoint(delivery.records[0])
+        if calls == 3:
+            raise OSError("the child has ended")
+
+    bench = Bench(ShardRecords(records(6), size=2), does=does)
+    bench.steps(bench.reading(parting=_heard([])), 8)
+    assert bench.handed[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
+    assert bench.store.row("s-0").checkpoint == Position("102")
+
+
+def test_a_batch_that_always_fails_stops_its_shard() -> None:
+    """Batches before it come again and pass: each of them would begin the count anew, for ever."""
+
+    def does(delivery: Delivery) -> None:
+        if delivery.records[-1].data == data(1, 5)[0]:
+            raise OSError("again")
+
+    words: list[str] = []
+    bench = Bench(ShardRecords(records(6), size=2), does=does)
+    bench.until_over(bench.reading(parting=_heard(words), attempts=3))
+    assert (words, bench.happened[-1]) == (["leaving"], "stopped")
+    assert bench.handed == [data(2), data(2, 2), data(2, 4)] * 3
+    row = bench.store.row("s-0")
+    assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_shard_ends_by_its_word(silent: int) -> None:
+    """An end that nobody has checkpointed would lose what the handler still holds; Java is stuck then."""
+    words: list[str] = []
+
+    def end(parting: Parting) -> None:
+        if len(words) > silent:
+            assert parting.end()
+
+    bench = Bench(ShardRecords(records(4), size=2, ended=True, children=(shard("s-1", 0, 9, "s-0"),)))
+    bench.until_over(bench.reading(parting=_heard(words, end)))
+    assert words == ["ended"] * (silent + 1)
+    assert bench.happened[-1] == "shard-ended"
+    assert bench.handed == [data(2), data(2, 2)] * (silent + 1)
+    assert bench.store.row("s-0").checkpoint == SHARD_END
+    assert bench.store.row("s-1").checkpoint == TRIM_HORIZON
+
+
+def test_it_goes_without_a_dead_letter() -> None:
+    """A letter says that a record is done; here only the handler's own checkpoint does."""
+    with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
+        Handling(lambda _batch: None, parting=lambda _parting: None, dead_letter=lambda _batch, _error: None)
