@@ -126,6 +126,24 @@ def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str
         assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
 
 
+def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium: str, tmp_path: Path, url: str) -> None:
+    """Whoever uses no mouse could look at nothing but the first leases, or lose the focus at every reading."""
+    keys = "[...document.querySelectorAll('#leases td:first-child')].map(one => one.innerText.trim())"
+    with closing(Page(chromium, tmp_path, url)) as page:
+        page.until("document.querySelectorAll('#leases tr').length > 1")
+        page.evaluate("document.querySelector('[data-sort=key]').focus()")
+        page.evaluate("document.activeElement.click()")
+        page.until("document.querySelector('[aria-sort=ascending] [data-sort=key]') !== null")
+        assert page.until(f"{keys}.length === 3 && {keys}")[1:] == ["s-0", "s-1"]
+        assert page.evaluate("document.activeElement.dataset.sort") == "key"
+        page.evaluate(
+            "const f = document.getElementById('filter'); f.value = 'S-1'; f.dispatchEvent(new Event('input'))"
+        )
+        assert page.until(f"{keys}.length === 1 && {keys}") == ["s-1"]
+        page.drawn(390, 1000, dark=False)
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
 def test_the_page_can_be_drawn_wide_narrow_and_dark(
     chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool

@@ -33,7 +33,7 @@ from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, OutcomeUnknown
-from leasehold.stores.writes import ReleaseLease, StealLease
+from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
 
 EVIL = '<b>x</b>"\\\n'
 
@@ -217,6 +217,64 @@ def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: Tabl
         watcher.look()
         second = json.loads(answer.readline().removeprefix(b"data: "))
     assert [len(told[0]["leases"]) for told in (first, second)] == [6, 7]
+
+
+def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
+    """The first that a page is told, and its bytes."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", f"/view{query}")
+        line = connection.getresponse().readline()
+    return json.loads(line.removeprefix(b"data: ")), len(line)
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("", ["s-0", EVIL, "s-1"]),
+        ("?sort=key&down=", ["s-9", "s-3", "s-2"]),
+        ("?sort=key&most=1", [EVIL]),
+        ("?sort=key&text=B", [EVIL, "s-3", "s-9"]),
+        ("?sort=lag&text=s-1", ["s-1"]),
+    ],
+)
+def test_a_page_is_told_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
+    """The lease that is wrong would stand behind a thousand that are not."""
+    told, _ = seen(port, query)
+    assert [row["key"] for row in told["rows"]][:3] == keys
+    assert [group["store"] for group in told["groups"]] == ["memory://x"]
+
+
+@pytest.mark.parametrize("query", ["?sort=colour", "?most=-1", "?most=20001", "?table=1"])
+def test_a_view_that_there_is_not_is_refused(port: int, query: str) -> None:
+    """A page would wait for ever for an answer that is none."""
+    status, _, body = got(port, f"/view{query}")
+    assert status == 404
+    assert json.loads(body)["error"].split(":")[0] in {"most", "table"}
+
+
+def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: TableWatcher, port: int) -> None:
+    """Each open page would take 230,000 bytes of every look at a large table."""
+    for number in range(1000):
+        placed(store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number))
+    watcher.look()
+    assert seen(port, "")[1] <= 10_000
+    told, size = seen(port, "?most=100")
+    assert (told["found"], len(told["rows"]), len(told["workers"])) == (1006, 100, 50)
+    assert size <= 20_000
+
+
+def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watcher: TableWatcher, port: int) -> None:
+    """Nobody would see whether a lease falls behind or catches up."""
+    assert "polyline" not in got(port, "/lag.svg?lease=s-0")[2]
+    for behind in (20.0, 30.0):
+        name, value = held("s-0", "a", behind).notes[0]
+        done(store.write(AnnotateLease(store.get(["s-0"])[0], name, value)))
+        watcher.look()
+    (curve,) = re.findall(r'<polyline points="([^"]+)"', got(port, "/lag.svg?lease=s-0")[2])
+    heights = [float(point.split(",")[1]) for point in curve.split()]
+    assert heights == sorted(heights, reverse=True)
+    assert len(heights) == 3
+    assert "polyline" not in got(port, "/lag.svg?lease=nobody")[2]
 
 
 def test_the_record_outlives_the_server(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from leasehold.adapters.steering.serving.watcher import TableWatcher
+from leasehold.adapters.steering.serving.watcher import SORTS, TableWatcher, ViewWanted
 from leasehold.stores.fields import decimal
 
 HELP = {
@@ -102,6 +102,9 @@ LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 """A connection on which no request is complete for so long is closed."""
 
+ROWS_MOST = 20_000
+"""Leases that a page may ask for."""
+
 CONNECTIONS_MOST = 200
 """Each takes a descriptor of the process, which usually has 1,024."""
 
@@ -115,6 +118,7 @@ HEADERS = {
 
 UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
 NO_TABLE = {"error": "table: there is none of this number"}
+NO_VIEW = {"error": f"most: rows, up to {ROWS_MOST}; sort: one of {', '.join(SORTS)}"}
 EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 PAGES = {
@@ -131,8 +135,17 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     The check keeps a foreign site from reading the page through a name that it points at this machine.
     """
 
+    def stream(request: Request, tell: Callable[[], object]) -> Response:
+        return StreamingResponse(_events(request, watchers, tell), media_type="text/event-stream", headers=HEADERS)
+
     async def events(request: Request) -> Response:
-        return StreamingResponse(_events(request, watchers), media_type="text/event-stream", headers=HEADERS)
+        return stream(request, lambda: [watcher.state() for watcher in watchers])
+
+    async def view(request: Request) -> Response:
+        watcher, wanted = asked_of(request), _wanted(request.query_params)
+        if watcher is None or wanted is None:
+            return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
+        return stream(request, lambda: {"groups": [_group(each) for each in watchers]} | watcher.view(wanted))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
@@ -145,7 +158,8 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         if (watcher := asked_of(request)) is None:
             return _json(NO_TABLE, 404)
         # Written by ourselves, of numbers alone: no name of a table, a lease or a worker is in it.
-        return Response(watcher.lag_chart() or EMPTY, media_type="image/svg+xml", headers=HEADERS)
+        curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
+        return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
 
     async def explain(request: Request) -> Response:
         if (watcher := asked_of(request)) is None:
@@ -159,10 +173,8 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return Response(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
-        told = [(watcher.name, watcher.status) for watcher in watchers]
-        well = all(status.ok for _, status in told)
-        groups = [{"store": name} | status.as_json() for name, status in told]
-        return _json({"ok": well, "groups": groups}, 200 if well else 503)
+        well = all(watcher.status.ok for watcher in watchers)
+        return _json({"ok": well, "groups": [_group(watcher) for watcher in watchers]}, 200 if well else 503)
 
     async def readyz(_request: Request) -> Response:
         stale = [watcher.name for watcher in watchers if not watcher.fresh]
@@ -171,6 +183,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     routes = [Route(path, _page(*page)) for path, page in PAGES.items()]
     routes += [
         Route("/events", events),
+        Route("/view", view),
         Route("/leases.json", leases),
         Route("/lag.svg", lag),
         Route("/explain", explain),
@@ -180,6 +193,17 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     ]
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return Starlette(routes=routes, middleware=[guard])
+
+
+def _group(watcher: TableWatcher) -> dict[str, Any]:
+    return {"store": watcher.name} | watcher.status.as_json()
+
+
+def _wanted(asked: Mapping[str, str]) -> ViewWanted | None:
+    sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
+    if most is None or sort not in SORTS:
+        return None
+    return ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
 
 
 class BoundedConnection(H11Protocol):
@@ -239,13 +263,12 @@ def _json(told: object, status: int = 200) -> Response:
     return JSONResponse(told, status, headers=HEADERS)
 
 
-async def _events(request: Request, watchers: Sequence[TableWatcher]) -> AsyncIterator[str]:
-    """The state of all tables, at once and after each reading, until the page is closed."""
+async def _events(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> AsyncIterator[str]:
+    """What is told, at once and after each reading of a table, until the page is closed."""
     told: list[tuple[float, str]] = []
     while not await request.is_disconnected():
         seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
         if seen != told:
             told = seen
-            states = await asyncio.to_thread(lambda: [watcher.state() for watcher in watchers])
-            yield f"data: {json.dumps(states)}\n\n"
+            yield f"data: {json.dumps(await asyncio.to_thread(tell), separators=(',', ':'))}\n\n"
         await asyncio.sleep(LOOK_SECONDS)

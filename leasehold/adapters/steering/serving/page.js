@@ -1,10 +1,11 @@
 // Draws what the server tells; everything is set as text, so that no name can be markup.
 "use strict";
-let states = [], asked = false, sort = "key", down = false;
+const FIRST = 25, MORE = 200, NAMES = new Set(["key", "owner", "host"]);
+let state = null, asked = false, events = null;
+const wanted = { table: 0, sort: "status", down: false, text: "", most: FIRST };
 const at = id => document.getElementById(id);
 const seconds = value => value === null || value === undefined ? "–" : `${value.toFixed(1)} s`;
 const clock = time => new Date(time * 1000).toLocaleTimeString();
-const chosen = () => states[Number(at("table").value) || 0];
 
 function cell(kind, text, classes = "") {
   const made = document.createElement(kind);
@@ -20,17 +21,36 @@ function link(text, query) {
   return made;
 }
 
+// Asks the server for another view: it sorts and filters, so that a page costs the same for any number of leases.
+function open_view(change) {
+  Object.assign(wanted, change);
+  const { down, ...rest } = wanted;
+  events?.close();
+  events = new EventSource(`view?${new URLSearchParams(down ? { ...rest, down: "" } : rest)}`);
+  events.onmessage = message => take(JSON.parse(message.data));
+  events.onerror = () => { at("state").textContent = "the server does not answer; trying again"; at("state").className = "bad"; };
+}
+
 function rows(id, heads, made) {
-  const head = document.createElement("tr");
+  const head = document.createElement("tr"), focused = document.activeElement?.dataset.sort;
   for (const [name, key, classes] of heads) {
-    const one = cell("th", name + (key && key === sort ? (down ? " ↓" : " ↑") : ""), classes || "");
+    const one = cell("th", key ? "" : name, classes || "");
+    one.scope = "col";
     if (key) {
-      one.dataset.sort = key;
-      one.addEventListener("click", () => { down = sort === key ? !down : false; sort = key; draw(); });
+      const mine = key === wanted.sort, rising = NAMES.has(key) !== wanted.down;
+      const button = cell("button", name + (mine ? (rising ? " ↑" : " ↓") : ""), "name");
+      one.ariaSort = mine ? (rising ? "ascending" : "descending") : "none";
+      button.dataset.sort = key;
+      button.addEventListener("click", () => open_view({ sort: key, down: mine && !wanted.down }));
+      one.append(button);
     }
     head.append(one);
   }
-  at(id).replaceChildren(head, ...made);
+  const top = document.createElement("thead"), body = document.createElement("tbody");
+  top.append(head);
+  body.append(...made);
+  at(id).replaceChildren(top, body);
+  if (focused) at(id).querySelector(`[data-sort="${focused}"]`)?.focus();
 }
 
 function row(cells, bad) {
@@ -40,7 +60,7 @@ function row(cells, bad) {
   return made;
 }
 
-function facts(state) {
+function facts() {
   const total = state.total;
   const told = [["leases", total.leases], ["workers", total.workers], ["without owner", total.unowned, total.unowned],
     ["not OK", total.not_ok, total.not_ok], ["lag, most", seconds(total.lag_max)], ["lag, sum", seconds(total.lag_sum)],
@@ -52,65 +72,71 @@ function facts(state) {
   }));
 }
 
-async function lag(points) {
-  const known = points.map(point => point[1]).filter(most => most !== null);
-  at("most").textContent = known.length ? `; the highest here is ${seconds(Math.max(...known))}` : "; no row tells";
-  const drawn = await (await fetch(`lag.svg?table=${Number(at("table").value) || 0}`)).text();
-  at("lag").replaceChildren(document.importNode(new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement, true));
+async function curve(id, query) {
+  const drawn = await (await fetch(`lag.svg?table=${wanted.table}${query}`)).text();
+  at(id).replaceChildren(document.importNode(new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement, true));
 }
 
-const value = (lease, key) => ({ key: lease.key, owner: lease.owner ?? "", lag: lease.lag.seconds ?? -1, kbps: lease.kbps ?? -1,
-  age: lease.lag.age ?? -1, status: -lease.number, idle: lease.idle ?? -1, switches: lease.lag.moves ?? -1, host: lease.lag.host ?? "" })[key];
-
-function leases(state) {
-  const wanted = at("filter").value.toLowerCase();
-  const shown = state.leases.filter(lease => `${lease.key} ${lease.owner ?? "nobody"} ${lease.status} ${lease.lag.host ?? ""}`.toLowerCase().includes(wanted));
-  shown.sort((a, b) => { const x = value(a, sort), y = value(b, sort); return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1); });
+function leases() {
   rows("leases", [["lease", "key", "name"], ["owner", "owner", "name"], ["status", "status", "name"], ["lag", "lag"], ["end", "", "wide"], ["age", "age", "wide"],
     ["KB/s", "kbps"], ["renewed", "idle", "wide"], ["switches", "switches", "wide"], ["host", "host", "wide name"], ["moving to", "", "wide name"]],
-  shown.map(lease => row([
+  state.rows.map(lease => row([
     link(lease.key, `lease=${encodeURIComponent(lease.key)}`),
     lease.owner ? link(lease.owner, `worker=${encodeURIComponent(lease.owner)}`) : cell("td", lease.ended ? "finished" : "nobody", "name"),
     word(lease),
-    cell("td", lease.lag.events !== undefined ? `${lease.lag.events} events` : seconds(lease.lag.seconds)),
-    cell("td", lease.lag.end ? "yes" : "", "wide good"), cell("td", seconds(lease.lag.age), "wide"), cell("td", lease.kbps ?? "–"),
-    cell("td", lease.idle === null ? "–" : `${lease.idle} s ago`, "wide"), cell("td", lease.lag.moves ?? "–", "wide"),
-    cell("td", lease.lag.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name")], lease.status !== "OK")));
+    cell("td", lease.events !== undefined ? `${lease.events} events` : seconds(lease.seconds)),
+    cell("td", lease.end ? "yes" : "", "wide good"), cell("td", seconds(lease.age), "wide"), cell("td", lease.kbps ?? "–"),
+    cell("td", lease.idle === undefined ? "–" : `${lease.idle} s ago`, "wide"), cell("td", lease.moves ?? "–", "wide"),
+    cell("td", lease.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name")], lease.status !== "OK")));
+  const rest = state.found - state.rows.length;
+  at("more").hidden = rest <= 0;
+  at("more").textContent = `show more (${rest} are not shown)`;
+  at("order").textContent = wanted.sort === "status" && !wanted.down ? "the worst first" : `by ${wanted.sort}`;
 }
 
 function word(lease) {
   const made = cell("td", lease.ended && lease.status === "OK" ? "" : lease.status, lease.status === "OK" ? "name good" : "name");
-  made.title = lease.says;
+  if (lease.says) made.title = lease.says;
   return made;
 }
 
+function groups() {
+  at("groups").hidden = state.groups.length < 2;
+  at("groups").replaceChildren(...state.groups.map((group, place) => {
+    const one = cell("button", `${group.store} `, "group");
+    one.append(cell("span", group.status, group.status === "OK" ? "good" : "bad"));
+    one.ariaPressed = place === wanted.table;
+    one.title = group.says;
+    one.addEventListener("click", () => open_view({ table: place, most: FIRST }));
+    return one;
+  }));
+}
+
 function draw() {
-  const state = chosen();
-  if (!state) return;
   const wrong = [state.trouble, ...(state.contradictions || [])].filter(Boolean).join("; ");
-  at("state").textContent = wrong || (state.at ? `read ${clock(state.at)}; rules ${state.rules}` : "waiting for the first reading");
+  const read = state.at ? `read ${clock(state.at)}; rules ${state.rules}` : "waiting for the first reading";
+  at("state").textContent = `${state.store}: ${wrong || read}`;
   at("state").className = wrong ? "bad" : "";
   at("status").textContent = `${state.status}: ${state.says}`;
   at("status").className = state.status === "OK" ? "good" : "bad";
-  facts(state);
-  rows("workers", [["worker", "", "name"], ["leases"], ["target"], ["lag"], ["KB/s"]], state.workers.map(worker => row([
+  groups();
+  facts();
+  rows("workers", [["worker", "", "name"], ["leases"], ["target"], ["lag"], ["KB/s"], ["even", "", "wide"]], state.workers.map(worker => row([
     link(worker.worker, `worker=${encodeURIComponent(worker.worker)}`), cell("td", worker.leases), cell("td", worker.target),
-    cell("td", seconds(worker.lag)), cell("td", worker.kbps.toFixed(1))], false)));
-  rows("moves", [["at", "", "name"], ["lease", "", "name"], ["from", "", "name"], ["to", "", "name"], ["rule"]], state.moves.slice(0, 20).map(
+    cell("td", seconds(worker.lag)), cell("td", worker.kbps.toFixed(1)), cell("td", worker.kbps_target.toFixed(1), "wide")], false)));
+  at("others").textContent = state.more_workers ? `the furthest from their target; ${state.more_workers} are not shown` : "";
+  rows("moves", [["at", "", "name"], ["lease", "", "name"], ["from", "", "name"], ["to", "", "name"], ["rule"]], state.moves.map(
     ([time, key, before, after, rule]) => row([cell("td", clock(time), "name"), link(key, `lease=${encodeURIComponent(key)}`),
       cell("td", before ?? "nobody", "name"), cell("td", after ?? "nobody", "name"), cell("td", rule)], after === null)));
-  leases(state);
-}
-
-function turn() {
-  draw();
-  if (chosen()) lag(chosen().lag);
+  leases();
+  at("most").textContent = state.highest === null ? "; no row tells" : `; the highest here is ${seconds(state.highest)}`;
 }
 
 async function explain(query) {
-  const said = at("said");
-  const answer = await (await fetch(`explain?table=${Number(at("table").value) || 0}&${query}`)).json();
+  const said = at("said"), key = new URLSearchParams(query).get("lease");
+  const answer = await (await fetch(`explain?table=${wanted.table}&${query}`)).json();
   said.replaceChildren();
+  at("strip").replaceChildren();
   const line = (text, kind = "p") => said.append(cell(kind, text));
   if (answer.error) line(answer.error);
   if (answer.lease) {
@@ -119,6 +145,7 @@ async function explain(query) {
     [...answer.past, ...answer.reading].forEach(each => line(each));
     line(`Should have it: ${answer.should}`);
     line(`Would move: ${answer.moves}`);
+    curve("strip", `&lease=${encodeURIComponent(key)}`);
   }
   for (const worker of answer.workers ?? []) {
     line(worker.worker, "h2");
@@ -131,19 +158,19 @@ async function explain(query) {
 }
 
 function take(told) {
-  states = told;
-  const table = at("table"), before = table.value;
-  table.replaceChildren(...states.map((state, place) => { const made = cell("option", state.store); made.value = place; return made; }));
-  table.value = before || "0";
-  turn();
-  if (!asked && location.hash.length > 1 && chosen().at) { asked = true; explain(location.hash.slice(1)); }
+  state = told;
+  draw();
+  if (state.at) curve("lag", "");
+  if (!asked && location.hash.length > 1 && state.at) { asked = true; explain(location.hash.slice(1)); }
 }
 
-at("filter").addEventListener("input", draw);
-at("table").addEventListener("change", turn);
+let typed = null;
+at("filter").addEventListener("input", () => {
+  clearTimeout(typed);
+  typed = setTimeout(() => open_view({ text: at("filter").value, most: FIRST }), 200);
+});
+at("more").addEventListener("click", () => open_view({ most: wanted.most + MORE }));
 at("close").addEventListener("click", () => at("explain").close());
 at("explain").addEventListener("close", () => history.replaceState(null, "", "."));
 addEventListener("hashchange", () => { if (location.hash.length > 1) explain(location.hash.slice(1)); });
-const events = new EventSource("events");
-events.onmessage = message => take(JSON.parse(message.data));
-events.onerror = () => { at("state").textContent = "the server does not answer; trying again"; at("state").className = "bad"; };
+open_view({});

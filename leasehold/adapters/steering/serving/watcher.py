@@ -1,11 +1,15 @@
 """Looks at a table again and again in a thread of its own, and keeps what a page and monitoring ask for.
 
-The moves and the lag since the server started, kept in memory, or in a SQLite file if one is named.
+The moves and the lag since the server started are kept in memory, or in a SQLite file if one is named. A page is told
+what it shows and no more: the first rows in the order that it asks for, so that it costs the same for any table.
 """
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from typing import Any
@@ -44,6 +48,41 @@ class LagPoint:
     at: float
     most: float | None
     total: float
+
+
+STRIP_LOOKS = 120
+"""Looks whose lag is kept for each lease: 4 bytes for each of both, whatever a name takes."""
+
+SHOWN_MOVES, SHOWN_WORKERS = 20, 50
+"""Rows of the two small tables of a page."""
+
+SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+    "status": lambda row: (-row["number"], -(row["lag"].get("seconds") or 0.0)),
+    "key": lambda row: row["key"],
+    "owner": lambda row: row["owner"] or "",
+    "lag": lambda row: -(row["lag"].get("seconds") or 0.0),
+    "age": lambda row: -(row["lag"].get("age") or 0.0),
+    "kbps": lambda row: -(row["kbps"] or 0.0),
+    "idle": lambda row: -(row["idle"] or 0.0),
+    "switches": lambda row: -(row["lag"].get("moves") or 0),
+    "host": lambda row: row["lag"].get("host") or "",
+}
+"""What a page may be sorted by: names in their order, and of numbers the largest first."""
+
+
+@frozen
+class ViewWanted:
+    """What a page shows of a table's leases.
+
+    sort  one of SORTS; `down`: the other way round
+    text  in lower case; of the leases whose row has it somewhere
+    most  rows
+    """
+
+    sort: str = "status"
+    down: bool = False
+    text: str = ""
+    most: int = 25
 
 
 class HistoryError(Exception):
@@ -159,6 +198,7 @@ class TableWatcher:
         self._record, self._wall = record, wall
         self._watch = TableWatch(store, config.lease_seconds, expires_above(config), source, clock=clock, wall=wall)
         self._seen, self._lock, self._ending = SeenFleet(), Lock(), Event()
+        self._strips = deque[tuple[float, tuple[str, ...], "array[float]"]](maxlen=STRIP_LOOKS)
         self._thread: Thread | None = None
 
     @property
@@ -215,6 +255,12 @@ class TableWatcher:
                 for old, new in moved(before.table, table)
             )
             table = evolve(table, moves=before.table.moves)
+        keys = tuple(lease.key for lease in table.leases)
+        if self._strips and self._strips[-1][1] == keys:
+            keys = self._strips[-1][1]  # the names are kept once
+        nan = float("nan")
+        told = (table.lag(lease).seconds for lease in table.leases)
+        strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in told)))
         seen = evolve(before, table=table, trouble="", unwritten=(), refused="")
         try:
             record.add(self.name, moves, LagPoint(table.at, whole.most, whole.total))
@@ -227,6 +273,7 @@ class TableWatcher:
             seen = evolve(seen, refused=str(refused))
         with self._lock:
             self._seen = seen
+            self._strips.append(strip)
 
     @property
     def status(self) -> Status:
@@ -247,9 +294,36 @@ class TableWatcher:
         lag = [[point.at, point.most, point.total] for point in seen.lag]
         return about | told | {"total": told["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
-    def lag_chart(self) -> str:
-        """The curve of the lag of the lease that is furthest behind; "" where no row has told of it twice."""
+    def view(self, wanted: ViewWanted) -> dict[str, Any]:
+        """What a page shows: the whole, the first workers and moves, and the first leases in the order asked for."""
+        state = self.state()
+        leases = [row for row in state.pop("leases") if wanted.text in _text_of(row)] if state["at"] else []
+        found = sorted(leases, key=SORTS[wanted.sort], reverse=wanted.down)
+        lag = [most for _, most, _ in state.pop("lag") if most is not None]
+        # Those furthest from their target first, then those that are furthest behind.
+        workers = sorted(
+            state["workers"], key=lambda each: (-abs(each["leases"] - each["target"]), -(each["lag"] or 0))
+        )
+        return state | {
+            "malformed": state.get("malformed", [])[:SHOWN_MOVES],
+            "contradictions": state.get("contradictions", [])[:SHOWN_MOVES],
+            "highest": max(lag, default=None),
+            "moves": state["moves"][:SHOWN_MOVES],
+            "workers": workers[:SHOWN_WORKERS],
+            "more_workers": max(0, len(workers) - SHOWN_WORKERS),
+            "rows": [_shown(row) for row in found[: wanted.most]],
+            "found": len(found),
+        }
+
+    def lag_chart(self, key: str | None = None) -> str:
+        """The curve of a lease's lag, or of the lease that is furthest behind; "" where no row has told of it twice."""
         known = [(point.at, point.most) for point in self.seen.lag if point.most is not None]
+        if key is not None:
+            with self._lock:
+                strips = tuple(self._strips)
+            places = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
+            known = [(at, lags[at_key]) for at, at_key, keys, lags in places if keys[at_key : at_key + 1] == (key,)]
+            known = [(at, lag) for at, lag in known if lag == lag]  # noqa: PLR0124  of a lag that nobody told it is not
         if len(known) < 2:  # noqa: PLR2004  a line has two ends
             return ""
         times, curve = [at - known[0][0] for at, _ in known], Line("", tuple(most for _, most in known), COLOURS[0])
@@ -266,3 +340,17 @@ class TableWatcher:
             return whole | {"workers": chosen} if chosen or worker is None else None
         lease = next((row for row in table.leases if row.key == key), None)
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
+
+
+def _text_of(row: dict[str, Any]) -> str:
+    """What a page's filter looks at."""
+    return f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}".lower()
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """What a page shows of a lease; a name stands for nothing where there is nothing to tell."""
+    lag = row["lag"]
+    told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
+    told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host")}
+    told["says"] = None if row["status"] == "OK" else row["says"]
+    return {name: value for name, value in told.items() if value not in {None, "", False}}
