@@ -135,17 +135,14 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     The check keeps a foreign site from reading the page through a name that it points at this machine.
     """
 
-    def stream(request: Request, tell: Callable[[], object]) -> Response:
-        return StreamingResponse(_events(request, watchers, tell), media_type="text/event-stream", headers=HEADERS)
-
     async def events(request: Request) -> Response:
-        return stream(request, lambda: [watcher.state() for watcher in watchers])
+        return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
 
     async def view(request: Request) -> Response:
         watcher, wanted = asked_of(request), _wanted(request.query_params)
         if watcher is None or wanted is None:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
-        return stream(request, lambda: {"groups": [_group(each) for each in watchers]} | watcher.view(wanted))
+        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
@@ -174,7 +171,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
 
     async def healthz(_request: Request) -> Response:
         well = all(watcher.status.ok for watcher in watchers)
-        return _json({"ok": well, "groups": [_group(watcher) for watcher in watchers]}, 200 if well else 503)
+        return _json({"ok": well} | _groups(watchers), 200 if well else 503)
 
     async def readyz(_request: Request) -> Response:
         stale = [watcher.name for watcher in watchers if not watcher.fresh]
@@ -195,8 +192,8 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     return Starlette(routes=routes, middleware=[guard])
 
 
-def _group(watcher: TableWatcher) -> dict[str, Any]:
-    return {"store": watcher.name} | watcher.status.as_json()
+def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
+    return {"groups": [{"store": watcher.name} | watcher.status.as_json() for watcher in watchers]}
 
 
 def _wanted(asked: Mapping[str, str]) -> ViewWanted | None:
