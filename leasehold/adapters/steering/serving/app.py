@@ -260,6 +260,10 @@ def _json(told: object, status: int = 200) -> Response:
     return JSONResponse(told, status, headers=HEADERS)
 
 
+def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:
+    return StreamingResponse(_events(request, watchers, tell), media_type="text/event-stream", headers=HEADERS)
+
+
 async def _events(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> AsyncIterator[str]:
     """What is told, at once and after each reading of a table, until the page is closed."""
     told: list[tuple[float, str]] = []
