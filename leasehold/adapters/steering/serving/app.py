@@ -139,7 +139,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
 
     async def view(request: Request) -> Response:
-        watcher, wanted = asked_of(request), _wanted(request.query_params)
+        watcher, wanted = _asked_of(request, watchers), _wanted(request.query_params)
         if watcher is None or wanted is None:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
         return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
@@ -147,19 +147,15 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
 
-    def asked_of(request: Request) -> TableWatcher | None:
-        place = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
-        return None if place is None else watchers[place]
-
     async def lag(request: Request) -> Response:
-        if (watcher := asked_of(request)) is None:
+        if (watcher := _asked_of(request, watchers)) is None:
             return _json(NO_TABLE, 404)
         # Written by ourselves, of numbers alone: no name of a table, a lease or a worker is in it.
         curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
         return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
 
     async def explain(request: Request) -> Response:
-        if (watcher := asked_of(request)) is None:
+        if (watcher := _asked_of(request, watchers)) is None:
             return _json(NO_TABLE, 404)
         worker, key = (request.query_params.get(name) for name in ("worker", "lease"))
         told = await asyncio.to_thread(watcher.explain, worker, key)
@@ -190,6 +186,11 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     ]
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return Starlette(routes=routes, middleware=[guard])
+
+
+def _asked_of(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
+    place = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
+    return None if place is None else watchers[place]
 
 
 def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
