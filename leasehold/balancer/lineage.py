@@ -389,7 +389,8 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
     A parent counts if it descends or begins a line. Of a shard with such a parent, those parents without a lease are
     created that begin a line or do not count, or their hash keys would not be read from where the past begins.
     A lease whose row is gone counts as leased here (L13). Unless it is due again it is finished, and its children begin
-    at their beginning: the worker that finished it had made them before, so their rows were deleted, too.
+    at their beginning: the worker that finished it had made them before, so their rows were deleted, too. Where the
+    other parent of a merge has not ended, nobody had made the child.
     """
     created, position = dict[str, Create](), config.initial_position
     descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
@@ -406,7 +407,11 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
         for parent in parents if counted else ():
             if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
                 created[parent] = _create(family.shards[parent], position, "L5")
-        if any(parent in gone and parent not in due for parent in shard.parents):  # L13
+        finished = {parent for parent in shard.parents if parent in gone and parent not in due}
+        # The other parent of a merge has a row first: without one it would count as finished (L12).
+        if finished and all(
+            p in finished or p in family.leases or p not in family.shards for p in shard.parents
+        ):  # L13
             created[name] = _create(shard, child_position(config), "L13")
         if shard.open and not counted:  # L4
             created[name] = _create(shard, position, "L4")

@@ -228,6 +228,17 @@ def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) 
     assert begun([ended], line, [Lease("1", checkpoint=READ), Lease("2", checkpoint=READ)], start) == {}
 
 
+def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read() -> None:
+    """It would be read before that parent, whose missing row looks like that of a finished lease."""
+    line = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
+    line.append(shard("4", "2", "3"))
+    gone = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
+    assert begun(gone, line, []) == {"0": READ}
+    half = Lease("2", checkpoint=READ, parents=("0",))
+    assert begun(gone[1:], line, [Lease("1", checkpoint=READ), half]) == {"4": TRIM_HORIZON}
+    assert begun([gone[1], half], line, [Lease("1", checkpoint=READ)]) == {"2": READ}
+
+
 def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> None:
     """Nobody would create it: its parent counts as finished, since a sibling has begun, and was not seen to finish."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]

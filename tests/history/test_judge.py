@@ -274,6 +274,18 @@ def test_a_child_waits_for_its_parent() -> None:
     assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(found)
 
 
+@pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
+def test_who_joins_after_a_row_was_deleted_takes_its_lease_for_finished(start: float, told: bool) -> None:
+    """A run would be called out of order for what no process can know; who has read the table before knows it."""
+    events = [begins(4, "b", "s-1"), *records(5, "b", 9, shard="s-1"), begins(6, "a"), *records(10, "a", 1)]
+    gone = WriteEvent(2.0, 2.0, OPERATOR, OPERATOR, "delete", "s-0", Lease("s-0"), None, done=True)
+    joined = Incident(start, "start", events[0].process)
+    family: dict[str, tuple[str, ...]] = {"s-0": (), "s-1": ("s-0",)}
+    history = RunHistory((), [*sent(1), *sent(9)], events, [gone], incidents=[joined], parents=family, end=10.0)
+    wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
+    assert (wrong in said(verdict_on(history))) is told
+
+
 @pytest.mark.parametrize("anew", [0.0, 8.0])
 def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: float) -> None:
     """A stream made anew names other shards alike: a run over two of them would be called out of order."""

@@ -115,3 +115,23 @@ def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before
     )
     assert [breach.what for breach in judge(history, Limits())] == told
     assert UNREAD_SECONDS == 75.0
+
+
+@pytest.mark.parametrize(("lease", "told"), [(10.0, []), (25.0, ["held unread"])])
+def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: float, told: list[str]) -> None:
+    """A worker that lost a lease to an outage and took it up again would be blamed for the outage."""
+    row = Lease("s-0", owner="a-0")
+    times = [0.0, 8.0, 16.0, 24.0, 32.0, 40.0, 60.0, 68.0, 76.0]  # nothing is written from 40 to 60 s
+    writes = [
+        WriteEvent(t, t, "a-0", "a-0#0", "renew" if t else "claim", "s-0", row if t else Lease("s-0"), row, done=True)
+        for t in times
+    ]
+    history = RunHistory(
+        first=(Lease("s-0"),),
+        incidents=[Incident(0.0, "start", "a-0#0")],
+        writes=writes,
+        events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in (1.0, 3.0 + UNREAD_SECONDS)],
+        end=4.0 + UNREAD_SECONDS,
+    )
+    found = judge(history, Limits(lease_seconds={"a-0": lease}))
+    assert [breach.what for breach in found if breach.what == "held unread"] == told

@@ -62,7 +62,10 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
 
 
 def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
-    """Law 2 across a split or merge, where keys need not be known; shards of a former stream have the same names."""
+    """Law 2 across a split or merge, where keys need not be known; shards of a former stream have the same names.
+
+    A process that joined after the parent's row was deleted takes it for finished, and cannot know better.
+    """
     first: dict[str, ReadingEvent] = {}
     last_new: dict[str, ReadingEvent] = {}
     seen: set[tuple[str, RecordPlace]] = set()
@@ -78,6 +81,8 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
         for parent in run.history.parents.get(shard, ()):
             if shard in first and parent in last_new and last_new[parent].t > first[shard].t:
                 early, late = first[shard], last_new[parent]
+                if run.unaware(early.process, parent, early.t):
+                    continue
                 why = f"{early.process} handed over {early.place[0]} of {shard} before {late.place[0]} of {parent}"
                 yield Breach("out of order", early.t, f"{why}, its parent")
 

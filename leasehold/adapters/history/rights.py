@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from leasehold.adapters.history.breach import Breach, BreachKind
 from leasehold.adapters.history.events import (
@@ -51,7 +51,10 @@ UNREAD_SECONDS = 75.0
 answer that takes 25 s lie within it."""
 
 SILENT_SECONDS = 30.0
-"""A process that has written nothing of a lease for so long holds it no more: it has expired by its own clock."""
+"""A process that has written nothing of a lease for so long holds it no more: it has expired by its own clock.
+
+Where the length of its leases is known, that counts instead.
+"""
 
 
 def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
@@ -170,6 +173,10 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     ended = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
     open_spans: dict[str, OwnershipSpan] = {}
     over: list[OwnershipSpan] = []
+
+    def silent(worker: str) -> float:
+        return run.limits.lease_seconds.get(worker, SILENT_SECONDS)
+
     for write in history.writes:
         if not write.done or write.after is None:
             continue
@@ -187,11 +194,16 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             begin = max((write.t, *parents))
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
         elif (now := open_spans.get(write.key)) is not None and now.process == write.process:
+            if write.t - now.written > silent(write.worker):
+                # It let go when its lease expired, and took up the same lease later.
+                over.append(evolve(now, end=write.t))
+                now.begin = write.t
             now.written = write.t
     ends = {life.process: life.end for life in run.lives}
     for span in (*over, *open_spans.values()):
         # A process that died or fell silent held nothing any more, though nobody else had taken it yet.
-        last = min(span.end, ends.get(span.process, span.end), span.written + SILENT_SECONDS)
+        silence = silent(worker_of(span.process))
+        last = min(span.end, ends.get(span.process, span.end), span.written + silence)
         span.end = max(span.begin, last)
         yield span
 

@@ -171,6 +171,17 @@ class JudgedRun:
                 found |= line if newcomer and deleted.key in line else set()
         return frozenset(found)
 
+    def unaware(self, process: str, shard: str, t: float) -> bool:
+        """Whether a process could not know then that this shard's lease was unfinished (L13).
+
+        Somebody had deleted its row, and the process had not read the table before, or only within a lease before
+        that. To it a missing row is that of a finished lease.
+        """
+        lease = max(self.limits.lease_seconds.values(), default=0.0)
+        start = max((life.start for life in self.lives if life.process == process), default=0.0)
+        deleted = [each for each in self.history.writes if each.process == OPERATOR and each.after is None]
+        return any(each.key == shard and each.t <= min(t, start + lease) for each in deleted)
+
     def line_above(self, shard: str) -> set[str]:
         """The shard and all its ancestors."""
         line, todo = set[str](), [shard]
