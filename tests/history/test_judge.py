@@ -286,6 +286,26 @@ def test_who_joins_after_a_row_was_deleted_takes_its_lease_for_finished(start: f
     assert (wrong in said(verdict_on(history))) is told
 
 
+@pytest.mark.parametrize("holder", [None, "a"])
+def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str | None) -> None:
+    """A group that began at LATEST, where nobody held the deleted row, would be blamed for the batch in between."""
+    row = Lease("s-0", owner=holder, checkpoint=Position("100"))
+    at_latest = Lease("s-0", checkpoint=LATEST)
+    taken, further = evolve(at_latest, owner="b"), Lease("s-0", owner="b", checkpoint=Position("102"))
+    written = [
+        WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", row, None, done=True),
+        WriteEvent(27.0, 27.0, "b", "b", "create", "s-0", None, at_latest, done=True),
+        WriteEvent(28.0, 28.0, "b", "b", "claim", "s-0", at_latest, taken, done=True),
+        WriteEvent(31.0, 31.0, "b", "b", "checkpoint", "s-0", taken, further, done=True),
+    ]
+    events = [begins(0, "a"), *records(10, "a", 1), begins(28, "b"), *records(30, "b", 2)]
+    events += [evolve(event, t=30.5, event="finished") for event in records(30, "b", 2)]
+    born = [Incident(0.0, "start", "a"), Incident(21.0, "start", "b")]
+    history = RunHistory((), sent(1, 2), events, written, incidents=born, end=40.0)
+    found = [each.what for each in judge(history, Limits()) if each.what == "unfinished"]
+    assert found == ([] if holder is None else ["unfinished"])
+
+
 @pytest.mark.parametrize("anew", [0.0, 8.0])
 def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: float) -> None:
     """A stream made anew names other shards alike: a run over two of them would be called out of order."""
