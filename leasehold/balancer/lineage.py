@@ -16,6 +16,7 @@ worker creates what that worker did not (L3). KCL remembers what to clean in the
 forgets it with that worker; here it is read from the table.
 """
 
+from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
@@ -188,8 +189,8 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
 def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
     """Finished leases that only a listing of shards keeps from being deleted (L8), where that falls to this worker.
 
-    One worker of those that share by our rules lists for all. KCL 2.x counts finished leases as load,
-    and its workers settle for fewer shards than their share while any is there.
+    One worker of those that share by our rules lists for all: the next one to the key's digest on a ring of theirs.
+    KCL 2.x counts finished leases as load, and its workers settle for fewer shards than their share while any is there.
     """
     ended = {lease.key for lease in leases if lease.ended}
     if not ended:
@@ -199,12 +200,12 @@ def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
         for parent in ended.intersection(child.parents):
             begun[parent] = begun.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
     roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
-    ours = {lease.owner for lease in leases if lease.yields and lease.owner is not None}
-    return frozenset(
-        key
-        for key, done in begun.items()
-        if done and key in roots and min(ours, key=digest_under(key), default=None) == worker
-    )
+    digest = digest_under("")
+    ring = sorted((digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner})
+    if all(name != worker for _, name in ring):
+        return frozenset()
+    due = (key for key, done in begun.items() if done and key in roots)
+    return frozenset(key for key in due if ring[bisect(ring, (digest(key), "")) % len(ring)][1] == worker)
 
 
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:

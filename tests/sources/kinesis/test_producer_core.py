@@ -217,6 +217,27 @@ def test_a_shard_s_rate_is_kept() -> None:
     assert len(core.request(core.due())) == 1
 
 
+def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_served_first() -> None:
+    """With shards that are due again within a round trip, the last of them would never be sent to."""
+    count, last = 1_200, HASH_KEYS[1]
+    step = (last + 1) // count
+    shards = [
+        Shard(f"s{at}", hash_range=(at * step, last if at == count - 1 else (at + 1) * step - 1)) for at in range(count)
+    ]
+    found = mapped(shards)
+    assert found is not None
+    core, served = Core(found, Settings(linger_seconds=0.0)), Counter[str]()
+    for turn in range(6):
+        now = 10.0 * turn
+        for at in range(count):
+            core.put(Entry(turn * count + at, bytes(100), "k", at * step, None, now, inf))
+        units = core.request(now)
+        served.update(unit.shard for unit in units)
+        for unit in units:
+            core.answered(unit, Placed(unit.shard, str(turn)), now + 0.05)
+    assert (len(served), min(served.values())) == (count, 2)
+
+
 @pytest.mark.parametrize(("outcome", "unknown"), [(Refused("x"), False), (Unknown("x"), True)])
 def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
     """A caller would be told that a record failed which is being written."""

@@ -183,6 +183,11 @@ class ShardQueue:
     wait: float = 0.0
     faults: int = 0
 
+    @property
+    def oldest(self) -> float:
+        """When the first of the records came that wait here; there is one."""
+        return (self.unit.entries if self.unit else self.queue)[0].arrived
+
     def append(self, entry: Entry) -> None:
         """The newest record."""
         self.queue.append(entry)
@@ -371,9 +376,11 @@ class Core:
         """The units to send now in one request; perhaps none. Each must be answered."""
         units: list[Unit] = []
         room = REQUEST_BYTES
-        for shard_queue in self._shard_queues.values():
-            if len(units) == REQUEST_RECORDS or self._shard_queue_due(shard_queue) > now:
-                continue
+        due = [each for each in self._shard_queues.values() if self._shard_queue_due(each) <= now]
+        # Where more shards are due than a request holds, the first ones would be due again before the last are served.
+        for shard_queue in sorted(due, key=lambda each: each.oldest):
+            if len(units) == REQUEST_RECORDS:
+                break
             unit = shard_queue.unit = shard_queue.unit or shard_queue.pack(self._target)
             if unit.size <= room:
                 room -= unit.size
