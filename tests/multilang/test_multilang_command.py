@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from threading import Thread
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CHILD = Path(__file__).with_name("child.py")
 COMMAND = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
-WAIT = 90.0
+WAIT = 60.0
 
 pytestmark = pytest.mark.services
 
@@ -47,7 +47,10 @@ class Daemon:
     def await_line(self, wanted: Callable[[str], bool]) -> str:
         """The first line from here on that is wanted."""
         while True:
-            line = self._lines.get(timeout=WAIT)
+            try:
+                line = self._lines.get(timeout=WAIT)
+            except Empty:
+                line = None
             assert line is not None, "".join(self.said)
             self.said.append(line)
             if wanted(line):
