@@ -41,8 +41,8 @@ def main(how: str, at: str) -> None:
                 case "hang":
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     time.sleep(600)
-                case "long":
-                    sys.stderr.write("y" * 200_000)
+                case "long" | "endless":
+                    sys.stderr.write("y" * 200_000 if how == "long" else "no line end")
                     sys.stderr.flush()
                 case "babble":
                     for _ in range(3000):

@@ -306,3 +306,19 @@ def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytes
     text = "".join(record.message.partition(": ")[2] for record in caplog.records)
     assert text.count("y") == 400_000
     assert max(len(record.message) for record in caplog.records) < 2**17 + 100
+
+
+def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The sample of amazon_kclpy ends no line: all that it says would be shown when its shard has ended."""
+    children = Children(_argv("endless"))
+
+    async def story() -> None:
+        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        async with asyncio.timeout(60):
+            while not any("no line end" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
+                await asyncio.sleep(0.01)
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)

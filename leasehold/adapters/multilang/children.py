@@ -19,7 +19,7 @@ import os
 import re
 import signal
 import sys
-from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, Task
+from asyncio import Task
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -50,6 +50,9 @@ LOOK_SECONDS = 0.5
 """Between two looks whether a child that does not answer is there, and in time."""
 
 PART_BYTES = 2**16
+PART_SECONDS = 1.0
+"""So long a line of standard error may wait for its end."""
+
 MOST_LETTERS = 300
 """Of a line that is no message, so much is shown."""
 
@@ -209,13 +212,30 @@ class ChildProcess:
 
     async def _pass_on(self) -> None:
         """Log what the child writes to standard error, line by line, at the level that a line names."""
-        stderr = self._process.stderr
-        while stderr is not None and (line := await _line(stderr)):
-            text = line.decode("utf-8", "replace").rstrip()
-            if text:
-                found = _LEVEL.search(text[:_LEVEL_WITHIN])
-                level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
-                log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
+        stderr, part = self._process.stderr, b""
+        while stderr is not None:
+            try:
+                # The sample of amazon_kclpy writes no line ends at all: what waits for one is shown soon, all the same.
+                async with asyncio.timeout(PART_SECONDS if part else None):
+                    data = await stderr.read(PART_BYTES)
+            except TimeoutError:
+                self._say(part)
+                part = b""
+                continue
+            *lines, part = (part + data).split(b"\n")
+            for line in lines:
+                self._say(line)
+            if not data or len(part) >= PART_BYTES:
+                self._say(part)
+                part = b""
+            if not data:
+                return
+
+    def _say(self, line: bytes) -> None:
+        if text := line.decode("utf-8", "replace").rstrip():
+            found = _LEVEL.search(text[:_LEVEL_WITHIN])
+            level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
+            log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
 
 
 class Children:
@@ -345,16 +365,6 @@ class Children:
         if (child := self._children.get(shard)) is not None:
             await child.end(kindly=kindly)
             self._children.pop(shard, None)
-
-
-async def _line(reader: StreamReader) -> bytes:
-    """A line; of one that is too long, so much as the reader holds."""
-    try:
-        return await reader.readuntil()
-    except IncompleteReadError as rest:
-        return rest.partial
-    except LimitOverrunError as full:
-        return await reader.read(full.consumed)
 
 
 def _launched(argv: Iterable[str]) -> tuple[str, ...]:
