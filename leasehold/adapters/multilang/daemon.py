@@ -24,6 +24,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
 from leasehold.adapters.multilang.protocol import CheckpointError
+from leasehold.adapters.reading.attempts import PlaceOrder
 from leasehold.adapters.reading.handling import DeadLetter, Delivery, Handling, Happening, Parting
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
@@ -44,8 +45,6 @@ CLOSE_SECONDS = 30.0
 
 SEARCH_ATTEMPTS = 40
 """Enough to find one record among the most that a message has, and another one."""
-
-PlaceOrder = tuple[int, int, int]
 
 
 class RecordSearch:
