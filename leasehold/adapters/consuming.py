@@ -198,7 +198,7 @@ def consumption(
     config = configuration_for(source if isinstance(source, str) else "", found)
     letter = given.get("dead_letter")
     if isinstance(letter, str):
-        letter = _dead_letter(letter, source, leases, named)
+        letter = dead_letter_of(letter, source, leases, named)
     until = given.get("until")
     return Consumption(
         source=source,
@@ -298,7 +298,10 @@ def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses wh
 _IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
 
 
-def _dead_letter(text: str, source: str | Source, leases: str | Store, named: Callable[[str], str] = str) -> DeadLetter:
+def dead_letter_of(
+    text: str, source: str | Source, leases: str | Store, named: Callable[[str], str] = str
+) -> DeadLetter:
+    """The dead letter that this URL or `module:function` names. Raises ValueError and LetterError."""
     if "://" not in text:
         return load(text)
     if not isinstance(source, str) or not isinstance(leases, str):

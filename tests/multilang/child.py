@@ -1,5 +1,6 @@
 """A child that does as its argument says; the words of the protocol are written out, as another language would."""
 
+import base64
 import json
 import os
 import signal
@@ -29,7 +30,9 @@ def main(how: str, at: str) -> None:
             say(f"INFO checkpoint {message['error']}")
             continue
         say(f"got {action} {len(message.get('records', []))}")
-        if how == "faithful" and action in {"processRecords", "shutdownRequested", "shardEnded"}:
+        if any(base64.b64decode(each["data"]) == how.encode() for each in message.get("records", [])):
+            sys.exit(9)
+        if how in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if action == at:
             match how:
@@ -38,6 +41,9 @@ def main(how: str, at: str) -> None:
                 case "hang":
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     time.sleep(600)
+                case "long" | "endless":
+                    sys.stderr.write("y" * 200_000 if how == "long" else "no line end")
+                    sys.stderr.flush()
                 case "babble":
                     for _ in range(3000):
                         sys.stdout.write("debug " + "x" * 100 + "\n")

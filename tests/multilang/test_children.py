@@ -60,6 +60,7 @@ def _await_end(pid: int) -> None:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LAST_SECONDS", 1.0)
 
 
 def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
@@ -236,3 +237,88 @@ def test_a_daemon_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
         pid = int(daemon.stdout.readline())
         daemon.kill()
     _await_end(pid)
+
+
+@pytest.mark.parametrize("at", ["shutdownRequested", "leaseLost"])
+def test_a_last_word_has_a_bound(at: str) -> None:
+    """Without `timeoutInSeconds` the heir of a shard, and the shard's next child, would wait for ever."""
+    children = Children(_argv("hang", at))
+
+    async def story() -> None:
+        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        pid = children.pids["s"]
+        if at == "shutdownRequested":
+            with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
+                await children.ask_to_leave("s")
+        else:
+            await children.leave("s")
+        assert children.pids == {}
+        assert _gone(pid)
+
+    _run(children, story)
+
+
+def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: pytest.LogCaptureFixture) -> None:
+    """In Java a second child of the shard is given the same records beside the first."""
+    children = Children(_argv("hang"))
+
+    async def story() -> None:
+        batch = asyncio.create_task(children.process("s", TRIM_HORIZON, RECORDS, None, _never))
+        while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
+            await asyncio.sleep(0.01)
+        first = children.pids["s"]
+        left = asyncio.create_task(children.leave("s"))
+        await asyncio.sleep(0)  # it waits for its turn before the lease comes back
+        begun = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
+        with pytest.raises(ChildFault):
+            await batch
+        assert _gone(first)
+        await asyncio.gather(left, begun)
+        # The last message of the earlier lease must not end the child of the next one.
+        assert children.pids["s"] != first
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)
+
+
+def test_nothing_is_started_once_all_is_closed() -> None:
+    """A lease that is taken while the daemon ends would have a child that nobody ends."""
+    children = Children(_argv())
+
+    async def story() -> None:
+        await children.close()
+        with pytest.raises(ChildNotStarted, match=r"^the daemon ends$"):
+            await children.begin("s", TRIM_HORIZON, _never)
+
+    _run(children, story)
+
+
+def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    """A progress bar would fill the memory, or the pipe, and then stop its processor."""
+    children = Children(_argv("long"))
+
+    async def story() -> None:
+        for _ in range(2):
+            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)
+    text = "".join(record.message.partition(": ")[2] for record in caplog.records)
+    assert text.count("y") == 400_000
+    assert max(len(record.message) for record in caplog.records) < 2**17 + 100
+
+
+def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The sample of amazon_kclpy ends no line: all that it says would be shown when its shard has ended."""
+    children = Children(_argv("endless"))
+
+    async def story() -> None:
+        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        async with asyncio.timeout(60):
+            while not any("no line end" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
+                await asyncio.sleep(0.01)
+
+    with caplog.at_level(logging.INFO, "leasehold.child"):
+        _run(children, story)

@@ -175,10 +175,6 @@ def test_what_is_taken() -> None:
             {"initialPositionInStream": "AT_TIMESTAMP"},
             "initialPositionInStream: choose LATEST or TRIM_HORIZON; a time is initialPositionInStreamExtended,*",
         ),
-        (
-            {"callProcessRecordsEvenForEmptyRecordList": "TRUE"},
-            "callProcessRecordsEvenForEmptyRecordList: empty readings are not handed over here; *",
-        ),
         ({"retrievalMode": "PUSH"}, "retrievalMode: choose DEFAULT, POLLING or FANOUT"),
         (
             {"leaseTablePitrEnabled": "true"},

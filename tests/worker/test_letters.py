@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.main import app
-from leasehold.adapters.consuming import _dead_letter
+from leasehold.adapters.consuming import dead_letter_of
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, fault_from
 from leasehold.adapters.reading.letters.boxes import FolderBox, dead_letters, open_letters
@@ -395,7 +395,7 @@ def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own
 ) -> None:
     """The letters of one group would count as those of the other, and be removed with them."""
     for source, store in (one, one, other):
-        _dead_letter(url(tmp_path), source, store)(delivery(), ValueError("poison"))
+        dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
     found = [letter_of(file.read_bytes()) for file in tmp_path.iterdir()]
     assert sorted((each.source, each.table) for each in found) == sorted([one, other])
 
@@ -407,7 +407,7 @@ def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypa
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),
         ("kinesis://o?endpoint=http://a:1&consumer=c&region=eu-west-1", f"sqlite://{tmp_path}/leases.db"),
     ):
-        _dead_letter("file://dead", source, store)(delivery(), ValueError("poison"))
+        dead_letter_of("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
     told = letter_of(file.read_bytes())
     assert told.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"

@@ -5,8 +5,9 @@ for its answer, the next message to its shard starts another, at the checkpoint 
 How long to wait before that, and when to give up, is for the caller to say.
 
 Rule 1: a shard never has two children. The next one is started once the process before it was reaped, and its group
-killed. Rule 2: standard output is always read, also between two messages: Node takes a full pipe for an error. Rule 3:
-no wait is without a bound once a child is to end: its pipe is closed, then come TERM and KILL, to its whole group,
+killed, and none once `close` was called. Rule 2: standard output is always read, also between two messages: Node takes
+a full pipe for an error. Rule 3: no wait is without a bound once a child is to end: for its last answers, and for a
+batch that is at work while the lease is gone; then its pipe is closed, and then come TERM and KILL, to its whole group,
 which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, Linux kills its
 children. Elsewhere, and for what they have started themselves, the closed pipe is all that tells them.
 """
@@ -18,7 +19,7 @@ import os
 import re
 import signal
 import sys
-from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, Task
+from asyncio import Task
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -42,10 +43,16 @@ log = escaped(logging.getLogger("leasehold.child"))
 END_SECONDS = 5.0
 """The wait for a child that was told to end, each time before something harsher is done."""
 
+LAST_SECONDS = 30.0
+"""The wait for a child whose lease goes: an heir waits as long beyond the length of a lease, and so does KCL."""
+
 LOOK_SECONDS = 0.5
 """Between two looks whether a child that does not answer is there, and in time."""
 
 PART_BYTES = 2**16
+PART_SECONDS = 1.0
+"""So long a line of standard error may wait for its end."""
+
 MOST_LETTERS = 300
 """Of a line that is no message, so much is shown."""
 
@@ -94,12 +101,13 @@ class ChildProcess:
         self._fault: ChildFault | None = None
         self._tasks: list[Task[None]] = [asyncio.create_task(self._hear()), asyncio.create_task(self._pass_on())]
 
-    async def ask(self, say: Callable[[], object]) -> None:
-        """Say something, and wait for the answer. Raises ChildFault."""
+    async def ask(self, say: Callable[[], object], most_seconds: float = math.inf) -> None:
+        """Say something, and wait for the answer, so long at most. Raises ChildFault."""
         if self._fault is not None:
             raise self._fault
         say()
         self._heard, self._answer = self._loop.time(), self._loop.create_future()
+        until = self._heard + most_seconds
         self._write()
         try:
             while not self._answer.done():
@@ -112,6 +120,8 @@ class ChildProcess:
                     raise ChildFault(f"it has ended with status {ended}")
                 if self._loop.time() - self._heard >= self._timeout:
                     raise ChildFault(f"it has said nothing for {self._timeout:g} s")
+                if self._loop.time() >= until:
+                    raise ChildFault(f"it has not answered {self.talk.asking} within {most_seconds:g} s")
             self._answer.result()
         finally:
             self._answer = None
@@ -136,6 +146,10 @@ class ChildProcess:
             task.cancel()
         more = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
         log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, more)
+
+    def kill(self) -> None:
+        """Kill it with its group, at once: whoever waits for its answer is told, and sees to the rest."""
+        self._kill(signal.SIGKILL)
 
     async def _exited(self) -> None:
         """Wait for its end, but not for its pipes, which others may hold; asyncio's own wait is for both."""
@@ -198,13 +212,30 @@ class ChildProcess:
 
     async def _pass_on(self) -> None:
         """Log what the child writes to standard error, line by line, at the level that a line names."""
-        stderr = self._process.stderr
-        while stderr is not None and (line := await _line(stderr)):
-            text = line.decode("utf-8", "replace").rstrip()
-            if text:
-                found = _LEVEL.search(text[:_LEVEL_WITHIN])
-                level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
-                log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
+        stderr, part = self._process.stderr, b""
+        while stderr is not None:
+            try:
+                # The sample of amazon_kclpy writes no line ends at all: what waits for one is shown soon, all the same.
+                async with asyncio.timeout(PART_SECONDS if part else None):
+                    data = await stderr.read(PART_BYTES)
+            except TimeoutError:
+                self._say(part)
+                part = b""
+                continue
+            *lines, part = (part + data).split(b"\n")
+            for line in lines:
+                self._say(line)
+            if not data or len(part) >= PART_BYTES:
+                self._say(part)
+                part = b""
+            if not data:
+                return
+
+    def _say(self, line: bytes) -> None:
+        if text := line.decode("utf-8", "replace").rstrip():
+            found = _LEVEL.search(text[:_LEVEL_WITHIN])
+            level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
+            log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
 
 
 class Children:
@@ -221,6 +252,7 @@ class Children:
         self._argv, self._most_records, self._timeout = tuple(argv), most_records, timeout_seconds
         self._children: dict[str, ChildProcess] = {}
         self._turns: dict[str, asyncio.Lock] = {}
+        self._closed = False
 
     @property
     def pids(self) -> dict[str, int]:
@@ -260,7 +292,7 @@ class Children:
         """Have the child checkpoint what it likes, before its lease goes. Nothing, where there is none."""
         async with self._turn(shard):
             if (child := self._children.get(shard)) is not None:
-                await self._asked(shard, child, child.talk.shutdown_requested)
+                await self._asked(shard, child, child.talk.shutdown_requested, LAST_SECONDS)
 
     async def end_shard(self, shard: str, at: Position, store: StoreChild) -> bool:
         """Tell the child that its shard has ended; whether it has checkpointed that. The child has ended then."""
@@ -271,15 +303,27 @@ class Children:
             return child.talk.acknowledged.ended
 
     async def leave(self, shard: str) -> None:
-        """Tell the child that the lease is gone. The child has ended then."""
-        async with self._turn(shard):
+        """Tell the child that the lease is gone, after the batch that is at work. The child has ended then."""
+        turn = self._turn(shard)
+        # It keeps its place before the next child of the shard, however long it waits.
+        mine = asyncio.ensure_future(turn.acquire())
+        done, _ = await asyncio.wait({mine}, timeout=LAST_SECONDS)
+        if not done and (child := self._children.get(shard)) is not None:
+            # Its records are another worker's by now, and the next child of this shard waits for its end.
+            log.warning("shard %s, child %d: killed: its lease is gone, and it is at work", shard, child.pid)
+            child.kill()
+        await mine
+        try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):
-                    await self._asked(shard, child, child.talk.lease_lost)
+                    await self._asked(shard, child, child.talk.lease_lost, LAST_SECONDS)
                 await self._end(shard, kindly=True)
+        finally:
+            turn.release()
 
     async def close(self) -> None:
-        """End all children, whatever they do."""
+        """End all children, whatever they do; no other is started."""
+        self._closed = True
         await asyncio.gather(*(self._end(shard, kindly=True) for shard in tuple(self._children)))
 
     def _turn(self, shard: str) -> asyncio.Lock:
@@ -288,6 +332,8 @@ class Children:
     async def _begun(self, shard: str, at: Position, store: StoreChild) -> ChildProcess:
         if (child := self._children.get(shard)) is not None:
             return child
+        if self._closed:
+            raise ChildNotStarted("the daemon ends")
         try:
             process = await asyncio.create_subprocess_exec(
                 *_launched(self._argv), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
@@ -304,10 +350,12 @@ class Children:
             raise ChildNotStarted(f"{self._argv[0]} does not answer: {fault}") from fault
         return child
 
-    async def _asked(self, shard: str, child: ChildProcess, say: Callable[[], object]) -> None:
+    async def _asked(
+        self, shard: str, child: ChildProcess, say: Callable[[], object], most_seconds: float = math.inf
+    ) -> None:
         """Ask; a child that fails, or is not waited for any more, ends before anything else is done for its shard."""
         try:
-            await child.ask(say)
+            await child.ask(say, most_seconds)
         except BaseException as fault:
             log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
             await asyncio.shield(self._end(shard, kindly=False))
@@ -317,16 +365,6 @@ class Children:
         if (child := self._children.get(shard)) is not None:
             await child.end(kindly=kindly)
             self._children.pop(shard, None)
-
-
-async def _line(reader: StreamReader) -> bytes:
-    """A line; of one that is too long, so much as the reader holds."""
-    try:
-        return await reader.readuntil()
-    except IncompleteReadError as rest:
-        return rest.partial
-    except LimitOverrunError as full:
-        return await reader.read(full.consumed)
 
 
 def _launched(argv: Iterable[str]) -> tuple[str, ...]:

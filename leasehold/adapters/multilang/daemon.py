@@ -2,46 +2,136 @@
 
 The loop begins before the worker and ends after it, so that a child hears its last message once its lease is given,
 released or lost. On Linux the thread must live as long as the process: children end with the thread that started them.
+
+Rule 1: nothing reaches a child that was started at a checkpoint before records that another was given: after a fault,
+also in a message that nobody waits for, the next call fails, and the reading begins again at the checkpoint. Rule 2:
+with a dead letter, records that ended `attempts` children are searched for the one that does it: by halves, each time
+from the checkpoint on, and nothing but the child's death counts. The record goes to the dead letter and is left out of
+the messages of this process until a checkpoint has passed it. A child that cannot be started blames no record.
 """
 
 import asyncio
+import inspect
 import logging
 from asyncio import AbstractEventLoop
-from collections.abc import Coroutine
-from concurrent.futures import Future
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from leasehold.adapters.multilang.children import Children
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
 from leasehold.adapters.multilang.protocol import CheckpointError
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Parting
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.reading.attempts import PlaceOrder
+from leasehold.adapters.reading.handling import DeadLetter, Delivery, Handling, Happening, Parting
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
+from leasehold.stores.dynamodb.store import THROTTLED, code_of, is_missing
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 log = escaped(logging.getLogger("leasehold.child"))
 
-CLOSE_SECONDS = 20.0
+LEAVE_SECONDS = 5.0
+"""After the worker's own drain: for children that were told to leave, before their pipes are closed."""
+
+CLOSE_SECONDS = 30.0
+"""More than `Children.close` takes."""
+
+SEARCH_ATTEMPTS = 40
+"""Enough to find one record among the most that a message has, and another one."""
+
+
+class RecordSearch:
+    """The search of one shard for the record that ends its children (rule 2)."""
+
+    def __init__(self, attempts: int) -> None:
+        self._attempts, self._faults = attempts, 0
+        self._failed_at: PlaceOrder = (0, 0, 0)
+        self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and last of them
+        self._buried = set[PlaceOrder]()
+
+    def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:
+        """The messages that hand over these records, in order, without those that are buried."""
+        self._buried = {each for each in self._buried if each > checkpoint}
+        rest = [each for each in records if each.position.order not in self._buried]
+        if self._suspects is None:
+            return [rest] if rest else []
+        first, last = self._suspects
+        before = [each for each in rest if each.position.order < first]
+        among = [each for each in rest if first <= each.position.order <= last]
+        after = [each for each in rest if each.position.order > last]
+        half = (len(among) + 1) // 2
+        return [each for each in (before, among[:half], among[half:], after) if each]
+
+    def passed(self, part: Sequence[Record]) -> None:
+        """The child has answered for this part."""
+        end = part[-1].position.order
+        if self._suspects is not None and end >= self._suspects[1]:
+            self._suspects = None
+        if self._suspects is None and end >= self._failed_at:
+            self._faults = 0
+
+    def failed(self, part: Sequence[Record]) -> Record | None:
+        """The child has ended at this part; the record that is to blame, once it was alone."""
+        self._faults += 1
+        self._failed_at = max(self._failed_at, part[-1].position.order)
+        if self._suspects is None and self._faults < self._attempts:
+            return None
+        self._suspects = part[0].position.order, part[-1].position.order
+        return part[0] if len(part) == 1 else None
+
+    def buried(self, record: Record) -> None:
+        """The dead letter has this record."""
+        self._buried.add(record.position.order)
+        self._suspects, self._faults = None, 0
 
 
 class ChildHandler:
-    """Hands batches to children. Use it as a context manager around the worker."""
+    """Hands batches to children. Use it as a context manager around the worker.
 
-    def __init__(self, children: Children) -> None:
-        self._children = children
+    attempts     how many children in turn are given a batch that ends them
+    dead_letter  takes over a record that ends each child; None: the shard is left to other workers
+    empty        whether readings without a record are handed over, too
+    strict       whether the first fault of a child ends the worker, as in Java; it is then in `fault`
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        *,
+        attempts: int = 5,
+        dead_letter: DeadLetter | None = None,
+        empty: bool = False,
+        strict: bool = False,
+    ) -> None:
+        self._children, self._attempts, self._dead_letter = children, attempts, dead_letter
+        self._empty, self._strict = empty, strict
+        self.fault: Exception | None = None
         self._loop: AbstractEventLoop
+        self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._partings: dict[str, Parting] = {}
+        self._searches: dict[str, RecordSearch] = {}  # they outlive a lease: it may come back with the same record
+        self._unheard: dict[str, Future[None]] = {}  # messages of each lease that nobody waits for yet
         self._leaving = set[Future[None]]()
 
     @property
     def handling(self) -> Handling:
         """What a worker is given."""
-        return Handling(self._handle, observer=self._observe, parting=self._part)
+        attempts = self._attempts if self._dead_letter is None else self._attempts + SEARCH_ATTEMPTS
+        return Handling(
+            self._handle, attempts=attempts, observer=self._observe, measure=self._measure, parting=self._part
+        )
+
+    def begun(self, runner: Runner) -> None:
+        """The runner that is stopped where one fault ends all."""
+        self._runner = runner
 
     def __enter__(self) -> Self:
         """Begin the loop."""
@@ -53,8 +143,7 @@ class ChildHandler:
         self, _kind: type[BaseException] | None, _fault: BaseException | None, _at: TracebackType | None
     ) -> None:
         """Wait for children that are told of their end, and end the others."""
-        for leaving in tuple(self._leaving):
-            leaving.exception(CLOSE_SECONDS)
+        wait(tuple(self._leaving), LEAVE_SECONDS)
         self._do(self._children.close()).result(CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
@@ -64,31 +153,103 @@ class ChildHandler:
     def _do(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    # Between two batches
+
     def _observe(self, happening: Happening, holding: Holding) -> None:
+        key, shard = holding.key, holding.lease.shard
         if happening == "initialize":
-            self._holdings[holding.key] = holding
+            self._holdings[key] = holding
+            self._unheard[key] = self._do(self._children.begin(shard, *self._beginning(holding)))
+            self._unheard[key].add_done_callback(self._look)
             return
-        self._partings.pop(holding.key, None)
-        leaving = self._do(self._children.leave(holding.lease.shard))
+        self._partings.pop(key, None)
+        self._unheard.pop(key, None)
+        leaving = self._do(self._children.leave(shard))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
+    def _measure(self, holding: Holding, batch: Batch) -> None:
+        """Say an empty reading, unless the child has not answered for the last one."""
+        before = self._unheard.get(holding.key)
+        if not self._empty or batch.records or (before is not None and not (before.done() and _went_well(before))):
+            return
+        at, store = self._beginning(holding)
+        work = self._children.process(holding.lease.shard, at, (), batch.behind_seconds, store)
+        self._unheard[holding.key] = self._do(work)
+        self._unheard[holding.key].add_done_callback(self._look)
+
+    def _beginning(self, holding: Holding) -> tuple[Position, Any]:
+        return holding.lease.checkpoint, partial(self._store, holding)
+
+    async def _heard(self, key: str) -> None:
+        """Hear what became of the message that nobody has waited for; raises its fault (rule 1)."""
+        if (unheard := self._unheard.pop(key, None)) is not None:
+            await asyncio.wrap_future(unheard)
+
+    def _look(self, done: "Future[None]") -> None:
+        if not done.cancelled() and (fault := done.exception()) is not None:
+            self._failed(fault)
+
+    def _failed(self, fault: BaseException) -> None:
+        """Where one fault ends all, have it end all."""
+        if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
+            log.error("the worker ends, since a child has failed: %s", said(fault))
+            self.fault = fault
+            if self._runner is not None:
+                self._runner.stop()
+
+    # Batches, and the last word
+
     async def _handle(self, delivery: Delivery) -> None:
+        await self._heard(delivery.lease)
         holding = self._holdings[delivery.lease]
-        store = partial(self._store, holding)
-        at = holding.lease.checkpoint
-        work = self._children.process(delivery.shard, at, delivery.records, delivery.behind_seconds, store)
-        await asyncio.wrap_future(self._do(work))
+        at, store = self._beginning(holding)
+        search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
+        parts = search.parts(delivery.records, at.order) if self._dead_letter else [delivery.records]
+        for part in parts:
+            work = self._children.process(delivery.shard, at, part, delivery.behind_seconds, store)
+            try:
+                await asyncio.wrap_future(self._do(work))
+            except (ChildFault, ChildNotStarted) as fault:
+                self._failed(fault)
+                # A child that was killed because its lease is gone blames no record.
+                if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
+                    await self._search(search, part, delivery, fault, self._dead_letter)
+                raise
+            search.passed(part)
+
+    async def _search(
+        self, search: RecordSearch, part: Sequence[Record], delivery: Delivery, fault: ChildFault, letter: DeadLetter
+    ) -> None:
+        if (record := search.failed(part)) is None:
+            return
+        answer = await asyncio.to_thread(letter, delivery.part([record]), fault)
+        if inspect.isawaitable(answer):
+            await answer
+        search.buried(record)
+        log.warning(
+            "shard %s: record %s.%s went to the dead letter: it ends each child: %s",
+            delivery.lease,
+            record.sequence_number,
+            record.sub_sequence_number,
+            said(fault),
+        )
 
     async def _part(self, parting: Parting) -> None:
+        await self._heard(parting.lease)
         holding = self._holdings[parting.lease]
         shard = holding.lease.shard
-        if parting.ended:
-            self._partings[holding.key] = parting
-            store = partial(self._store, holding)
-            await asyncio.wrap_future(self._do(self._children.end_shard(shard, holding.lease.checkpoint, store)))
-        else:
-            await asyncio.wrap_future(self._do(self._children.ask_to_leave(shard)))
+        try:
+            if parting.ended:
+                self._partings[holding.key] = parting
+                await asyncio.wrap_future(self._do(self._children.end_shard(shard, *self._beginning(holding))))
+            else:
+                await asyncio.wrap_future(self._do(self._children.ask_to_leave(shard)))
+        except (ChildFault, ChildNotStarted) as fault:
+            self._failed(fault)
+            raise
+
+    # Checkpoints
 
     async def _store(self, holding: Holding, position: Position) -> CheckpointError | None:
         return await asyncio.to_thread(self._stored, holding, position)
@@ -104,5 +265,18 @@ class ChildHandler:
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
             log.warning("shard %s: a checkpoint is not stored: %s", holding.key, fault)
-            return "KinesisClientLibDependencyException"
+            return error_name(fault)
         return None if stored else "ShutdownException"
+
+
+def _went_well(done: "Future[None]") -> bool:
+    return not done.cancelled() and done.exception() is None
+
+
+def error_name(fault: StoreError | SourceError) -> CheckpointError:
+    """The name by which a child knows this fault of the store."""
+    if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
+        return "ThrottlingException"
+    if isinstance(fault, StoreError) and is_missing(fault):
+        return "InvalidStateException"
+    return "KinesisClientLibDependencyException"

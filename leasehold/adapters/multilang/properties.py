@@ -114,6 +114,8 @@ IN_THE_CHAIN = (
     "DefaultAWSCredentialsProviderChain",  # of the first SDK; KCL 3.x finds no class of this name
 )
 
+EMPTY = "callProcessRecordsEvenForEmptyRecordList"
+
 _TAKEN = (
     "executableName",
     "applicationName",
@@ -130,6 +132,7 @@ _TAKEN = (
     "failoverTimeMillis",
     "maxLeasesForWorker",
     "maxRecords",
+    EMPTY,
     "retrievalMode",
     "fanoutConfig.consumerName",
     "fanoutConfig.consumerArn",
@@ -145,9 +148,7 @@ NEAREST: Mapping[str, str] = {
     "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
     "logWarningForTaskAfterMillis": "--slow-seconds",
 }
-EMPTY = "callProcessRecordsEvenForEmptyRecordList"
 _REFUSED = (
-    EMPTY,
     "leaseTableDeletionProtectionEnabled",
     "leaseTablePitrEnabled",
 )
@@ -174,6 +175,7 @@ class MultiLangSettings:
     source, store    URLs
     options          of the worker, as in Python
     most_records     no message has more
+    empty            whether readings without a record are handed over, too
     timeout_seconds  a child that does not answer for longer is killed; None: it may take for ever
     fates            of every key, in the order of the file
     """
@@ -183,6 +185,7 @@ class MultiLangSettings:
     store: str
     options: Options
     most_records: int
+    empty: bool
     timeout_seconds: float | None
     fates: tuple[Fate, ...]
 
@@ -248,6 +251,7 @@ class _Understanding:
             store=self._store(self._text("tableName") or name),
             options=options,
             most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
+            empty=self._flag(EMPTY),
             timeout_seconds=self._whole("timeoutInSeconds", 1),
             fates=tuple(self.fates.values()),
         )
@@ -258,8 +262,6 @@ class _Understanding:
         if key in IGNORED:
             return Fate(key, "ignored", IGNORED[key])
         if key in _REFUSED:
-            if self._flag(key) and key == EMPTY:
-                raise ValueError(f"{key}: empty readings are not handed over here; leave it out, or say false")
             if self._flag(key):
                 raise ValueError(f"{key}: set it on the table itself; a table that is made here has it not")
             return Fate(key, "taken")

@@ -2,18 +2,22 @@
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, cast
 
 import typer
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.consuming import consumption
+from leasehold.adapters.consuming import consumption, dead_letter_of
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, understood_properties
+from leasehold.adapters.reading.letters.letter import LetterError
+from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.stores.protocol import StoreError
@@ -32,14 +36,19 @@ def command(  # noqa: PLR0917  one for each option
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in place of the file's.")] = None,
     environment: Annotated[bool, typer.Option(help="Take ${NAME} in values from the environment.")] = False,
-    attempts: Annotated[int, typer.Option(help="How often a batch is handed over.")] = 5,
+    attempts: Annotated[int, typer.Option(min=1, help="How many children in turn may end at a batch.")] = 5,
+    dead_letter: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where a record goes that ends each child; else its shard is left to others."),
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="End as Java does: 1 after a child's fault, 143 after SIGTERM.")] = False,
     verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     logging.getLogger("leasehold.child").setLevel(logging.DEBUG)
-    with ending("multilang", StoreError, SourceError, WorkerError):
+    with ending("multilang", StoreError, SourceError, WorkerError, LetterError):
         if (file is None) == (properties_file is None):
             raise ValueError("name one file: FILE, or --properties-file FILE")
         path = cast("Path", file or properties_file)
@@ -49,8 +58,29 @@ def command(  # noqa: PLR0917  one for each option
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
         children = Children(settings.argv, most_records=settings.most_records, timeout_seconds=settings.timeout_seconds)
-        handler = ChildHandler(children)
-        options = settings.options | {"attempts": attempts}
-        described = consumption(settings.source, settings.store, handler.handling, options, dashed)
+        letter = None if dead_letter is None else dead_letter_of(dead_letter, settings.source, settings.store, dashed)
+        handler = ChildHandler(children, attempts=attempts, dead_letter=letter, empty=settings.empty, strict=strict)
+        described = consumption(settings.source, settings.store, handler.handling, settings.options, dashed)
+        told = list[int]()
+
+        def begun(runner: Runner) -> None:
+            handler.begun(runner)
+            _note_signals(told)
+
         with handler, described.joined() as joined:
-            described.run(joined)
+            described.run(joined, begun=begun)
+    if strict:
+        raise typer.Exit(1 if handler.fault is not None or not told else 128 + told[0])
+
+
+def _note_signals(told: list[int]) -> None:
+    """Note the signals that end the worker, before they do."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        stop = signal.getsignal(each)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            told.append(number)
+            if callable(stop):  # noqa: B023  the worker's own are the same for each
+                stop(number, frame)  # noqa: B023
+
+        signal.signal(each, note)

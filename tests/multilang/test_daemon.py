@@ -1,0 +1,92 @@
+"""The search for a record that ends its children, and the names of what a store may say."""
+
+from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.multilang.children import Children
+from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, error_name
+from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.adapters.sources.protocol import Record
+from leasehold.stores.protocol import StoreError
+
+ATTEMPTS = 3
+
+
+def _records(count: int) -> list[Record]:
+    return [Record(b"", str(number), 0, "k") for number in range(1, count + 1)]
+
+
+@given(
+    count=st.integers(1, 40),
+    bad=st.sets(st.integers(1, 40), max_size=4),
+    cuts=st.lists(st.integers(1, 40), min_size=1),
+    acknowledges=st.booleans(),
+)
+def test_each_record_that_ends_its_child_is_found_and_no_other(
+    count: int, bad: set[int], cuts: list[int], acknowledges: bool
+) -> None:
+    """A record that no child can bear would stop its shard; one that is taken for it would be skipped.
+
+    Whatever the size of the batches, which differs after each fault, and also where the child checkpoints nothing, so
+    that all comes again: each child hears all records from the checkpoint on, in order, but for those that were buried.
+    """
+    records, search = _records(count), RecordSearch(ATTEMPTS)
+    letters, checkpoint, deaths = set[int](), 0, 0
+    while checkpoint < count:
+        begun = at = checkpoint
+        heard, died = list[int](), False
+        while at < count and not died:
+            size = cuts[(at + deaths) % len(cuts)]
+            for part in search.parts(records[at : at + size], (0, checkpoint, 0)):
+                numbers = [int(each.sequence_number) for each in part]
+                if bad & set(numbers):
+                    died, deaths = True, deaths + 1
+                    if (record := search.failed(part)) is not None:
+                        letters.add(int(record.sequence_number))
+                        search.buried(record)
+                    break
+                heard += numbers
+                search.passed(part)
+                if acknowledges:
+                    checkpoint = numbers[-1]
+            at += size
+        end = heard[-1] if heard else begun
+        assert heard == [each for each in range(begun + 1, end + 1) if each not in letters]
+        if not died:
+            checkpoint = count
+        assert deaths <= (len(bad) + 1) * (ATTEMPTS + 12)
+    assert letters == {each for each in bad if each <= count}
+
+
+def test_the_attempts_are_enough_for_a_search() -> None:
+    """A shard would be left on the bench in the middle of a search, and begin it anew elsewhere."""
+    search, deaths, found = RecordSearch(ATTEMPTS), 0, None
+    records = _records(MOST_RECORDS)
+    while found is None:
+        for part in search.parts(records, (0, 0, 0)):
+            if part[-1] is records[-1]:
+                deaths, found = deaths + 1, search.failed(part)
+                break
+            search.passed(part)
+    assert found == records[-1]
+    handling = ChildHandler(Children(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None).handling
+    assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
+    assert deaths < handling.attempts
+    assert ChildHandler(Children(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
+
+
+def test_the_names_of_what_the_store_says() -> None:
+    """Children try again after one of these names, and give up after another."""
+
+    def named(code: str) -> str:
+        fault = StoreError("x")
+        fault.__cause__ = ClientError({"Error": {"Code": code, "Message": ""}}, "UpdateItem")
+        return error_name(fault)
+
+    assert {code: named(code) for code in ("ThrottlingException", "ResourceNotFoundException", "Other")} == {
+        "ThrottlingException": "ThrottlingException",
+        "ResourceNotFoundException": "InvalidStateException",
+        "Other": "KinesisClientLibDependencyException",
+    }
+    assert error_name(StoreError("x")) == "KinesisClientLibDependencyException"

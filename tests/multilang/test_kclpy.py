@@ -1,0 +1,135 @@
+"""The library of Python itself as the child: it reads what our encoder writes, and we read what it answers."""
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from leasehold.adapters.multilang.protocol import CheckpointWanted, Conversation
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import SHARD_END, Position
+
+kcl = pytest.importorskip("amazon_kclpy.kcl", reason="amazon_kclpy is not installed: it brings Java's jars")
+v2 = pytest.importorskip("amazon_kclpy.v2.processor")
+v3 = pytest.importorskip("amazon_kclpy.v3.processor")
+
+
+class _Pipe:
+    """The child's two pipes at once: a line that it reads is said once it has answered the one before."""
+
+    def __init__(self, talk: Conversation, steps: list[Any], refused: int) -> None:
+        self.talk, self._steps, self._refused = talk, steps, refused
+        self.wanted, self.heard = list[Position](), list[dict[str, Any]]()
+        self._lines = list[str]()
+
+    def readline(self) -> str:
+        if not self._lines and self.talk.asking is None and self._steps:
+            self._steps.pop(0)(self.talk)
+            self._take()
+        return self._lines.pop(0) if self._lines else ""
+
+    def write(self, text: str) -> None:
+        self.heard += [json.loads(line) for line in text.splitlines() if line.strip()]
+        self.talk.receive_data(text.encode())
+        while (event := self.talk.next_event()) is not None:
+            if isinstance(event, CheckpointWanted):
+                self.wanted.append(event.position)
+                if self._refused:
+                    self._refused -= 1
+                    self.talk.checkpoint_failed("ThrottlingException")
+                else:
+                    self.talk.checkpoint_stored()
+        self._take()
+
+    def flush(self) -> None:
+        pass
+
+    def _take(self) -> None:
+        self._lines += self.talk.data_to_send().decode().splitlines(keepends=True)
+
+
+def _told(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types
+    pipe, errors = (
+        _Pipe(Conversation("shardId-123", Position("400")), [Conversation.initialize, *steps], refused),
+        StringIO(),
+    )
+    kcl.KCLProcess(processor, input_file=pipe, output_file=pipe, error_file=errors).run()
+    return pipe, errors.getvalue()
+
+
+def _records(talk: Conversation) -> None:
+    talk.process_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
+
+
+def _checkpoint(number: str | None) -> dict[str, Any]:
+    return {"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None}
+
+
+def _status(action: str) -> dict[str, Any]:
+    return {"action": "status", "responseFor": action}
+
+
+class _Old(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined]
+    """A processor of the first version."""
+
+    def initialize(self, shard_id: str) -> None:
+        assert shard_id == "shardId-123"
+
+    def process_records(self, records: Any, checkpointer: Any) -> None:  # noqa: ANN401
+        assert (records[0].get("sequenceNumber"), records[0].get("data")) == ("456", "bWVvdw==")
+        with pytest.raises(kcl.CheckpointError) as caught:
+            checkpointer.checkpoint("456")
+        assert caught.value.value == "ThrottlingException"
+        checkpointer.checkpoint("456")
+
+    def shutdown(self, checkpointer: Any, reason: str) -> None:  # noqa: ANN401
+        assert reason == "TERMINATE"
+        checkpointer.checkpoint()
+
+
+def test_a_whole_conversation_with_a_checkpoint_that_is_refused_once() -> None:
+    """An error of another shape would end user code, or be taken for a success."""
+    pipe, errors = _told(_Old(), [_records, Conversation.shard_ended], refused=1)
+    assert pipe.heard == [
+        _status("initialize"),
+        _checkpoint("456"),
+        _checkpoint("456"),
+        _status("processRecords"),
+        _checkpoint(None),
+        _status("shardEnded"),
+    ]
+    assert (pipe.wanted, errors) == ([Position("456"), Position("456"), SHARD_END], "")
+
+
+class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
+    """A processor of the second version, which the library of the third runs by a delegate."""
+
+    version = 2
+
+    def __init__(self) -> None:
+        self.told = list[str]()
+
+    def initialize(self, message: Any) -> None:  # noqa: ANN401
+        self.told.append(f"{message.shard_id} {message.sequence_number} {message.sub_sequence_number}")
+
+    def process_records(self, message: Any) -> None:  # noqa: ANN401
+        (record,) = message.records
+        self.told.append(f"{record.binary_data!r} {record.partition_key} {record.sub_sequence_number}")
+
+    def shutdown_requested(self, message: Any) -> None:  # noqa: ANN401
+        message.checkpointer.checkpoint()
+
+    def shutdown(self, message: Any) -> None:  # noqa: ANN401
+        self.told.append(message.reason)
+        with pytest.raises(kcl.CheckpointError):
+            message.checkpointer.checkpoint()
+
+
+def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> None:
+    """`leaseLost` would be unknown to it, or the records be none."""
+    processor = _Newer()
+    steps = [_records, Conversation.shutdown_requested, Conversation.lease_lost]
+    pipe, errors = _told(v3.V2toV3Processor(processor), steps)
+    assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "ZOMBIE"]
+    assert (pipe.wanted, errors) == ([Position("456")], "")
