@@ -43,7 +43,7 @@ test: $(READY) ## run every test that needs no opt-in
 test-more: $(READY) ## run the opt-in tests, and say what could not be had
 	$(BIN)/pytest -m more -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
-check: $(READY) ## format, lint, types, import contracts, rules of the house, the site of docs/
+check: $(READY) ## format, lint, types, import contracts, rules of the house, growth of cost, the site of docs/
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -51,6 +51,7 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house, th
 	$(BIN)/python tests/docs/snippet_types.py
 	$(BIN)/lint-imports
 	$(BIN)/python tests/house_figures.py
+	$(BIN)/python benchmarks/growth.py --check
 	$(BIN)/pytest -q tests/test_house.py tests/docs/test_site.py
 
 site: $(READY) ## build the site of docs/ into build/site

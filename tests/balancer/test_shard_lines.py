@@ -1,7 +1,5 @@
 """Which shards belong to one line, which leases have had their day, and what a hole is: one listing at a time."""
 
-import sys
-
 import pytest
 from attrs import evolve
 
@@ -110,32 +108,6 @@ def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
         assert turns == [(behind or sorted(names, key=digest))[0]]
     nobody = [DONE, Lease("1", parents=("0",), checkpoint=READ)]
     assert ripe(nobody, "a") == frozenset()
-
-
-def test_twice_the_leases_and_workers_cost_twice_the_calls_to_tell_who_lists() -> None:
-    """Each look of a large group would cost by leases times workers once all its shards have split."""
-
-    def calls(size: int) -> int:
-        table = [Lease(f"p-{place}", checkpoint=SHARD_END) for place in range(size)]
-        table += [
-            Lease(f"c-{place}", owner=f"w-{place}", yields=True, parents=(f"p-{place}",), checkpoint=READ)
-            for place in range(size)
-        ]
-        counted = 0
-
-        def count(_frame: object, event: str, _argument: object) -> None:
-            nonlocal counted
-            counted += event in {"call", "c_call"}
-
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
-            ripe(table, "w-0")
-        finally:
-            sys.setprofile(before)
-        return counted
-
-    assert calls(400) < 2.2 * calls(200)
 
 
 # New leases (L3, L7)

@@ -1,0 +1,170 @@
+"""How the cost of a worker's decisions grows with the fleet: exponents of calls counted and of processor time.
+
+    python benchmarks/growth.py [--json] [--check]
+
+Leases and workers double together from step to step, ten leases a worker; where a row says so, workers stay as they
+are. An exponent of 1 means that twice the fleet costs twice as much, one of 2 that it costs four times as much. Calls
+are counted by the interpreter, so they are the same in each run and on each machine; what a built-in function does
+inside is seen by the processor time only, which is the least of three. --check is the small form that `make check`
+runs: it counts calls alone, of smaller fleets, and ends with 1 where an exponent is above 1.1.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+
+from attrs import evolve, field, frozen
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.adapters.report.watching import WatchedTable
+from leasehold.adapters.steering.explaining import plans
+from leasehold.balancer.config import Config
+from leasehold.balancer.lineage import ripe
+from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
+from leasehold.balancer.plan import look_again, plan, renewals
+from leasehold.balancer.watch import Watch
+from leasehold.stores.dynamodb.rows import to_item, to_lease
+
+LEASES_EACH = 10
+SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
+"""Workers; the small form has fewer."""
+
+MOST = 1.1
+"""The exponent that the small form allows."""
+
+CONFIG = Config(lease_seconds=10.0)
+ME = Me("w-0", turn=1)
+
+Work = Callable[[], object]
+
+
+@frozen
+class Growth:
+    """The cost of one thing that a worker does, by the number of workers."""
+
+    what: str
+    calls: dict[int, int] = field(factory=dict)
+    milliseconds: dict[int, float] = field(factory=dict)
+
+    @property
+    def exponent(self) -> float:
+        """By calls; 0 where the cost stays as it is."""
+        return _exponent(self.calls)
+
+
+def main() -> None:
+    """Measure, print, and judge."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_argument("--check", action="store_true", help="count calls in small fleets only, and judge")
+    given = options.parse_args()
+    found: dict[str, Growth] = {}
+    for size in CHECK_SIZES if given.check else SIZES:
+        for what, work in works(size).items():
+            growth = found.setdefault(what, Growth(what))
+            growth.calls[size] = _calls(work)
+            if not given.check:
+                growth.milliseconds[size] = 1e3 * min(_seconds(work) for _ in range(3))
+    if given.json:
+        told = {each.what: {"calls": each.calls, "milliseconds": each.milliseconds} for each in found.values()}
+        print(json.dumps({what: row | {"exponent": found[what].exponent} for what, row in told.items()}))
+    else:
+        _print(list(found.values()))
+    sys.exit(1 if given.check and any(each.exponent > MOST for each in found.values()) else 0)
+
+
+def works(workers: int) -> dict[str, Work]:
+    """What a worker of so large a fleet does, each ready to be done."""
+    leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
+    joined = tuple(evolve(each, owner="w-1") if each.owner == ME.worker else each for each in leases)
+    dead = tuple(evolve(each, idle=60.0) if each.owner == "w-1" else each for each in leases)
+    watch, _ = Watch().look(leases, 0.0, 1.0)
+    clock = count(2)
+    items = [to_item(each) for each in leases]
+    few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
+
+    def look(of: tuple[Lease, ...], asked: tuple[str, ...] | None) -> object:
+        now = float(next(clock))
+        renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in of)
+        return watch.look(renewed, now, now + 0.5, asked)
+
+    return {
+        "plan, everybody has its share": lambda: plan(leases, None, ME, CONFIG),
+        "plan of a newcomer": lambda: plan(joined, None, ME, CONFIG),
+        "plan, a worker is dead": lambda: plan(dead, None, ME, CONFIG),
+        "when to look again": lambda: look_again((), leases, ME, CONFIG),
+        "nothing is due for renewal": lambda: renewals(leases[:: max(1, workers)], ME, CONFIG),
+        "a reading of the whole table": lambda: look(leases, None),
+        "a reading of one row": lambda: look(leases[:1], (leases[0].key,)),
+        "rows of DynamoDB read": lambda: [to_lease(item) for item in items],
+        "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
+        "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
+    }
+
+
+def _lease(place: int, workers: int) -> Lease:
+    name = f"shardId-{place:012d}"
+    at = Position(str(1_000 + place))
+    return Lease(name, shard=name, owner=f"w-{place % workers}", version=Version("7"), idle=1.0, checkpoint=at, epoch=7)
+
+
+def _split(workers: int) -> tuple[Lease, ...]:
+    parents = [Lease(f"p-{place}", checkpoint=SHARD_END) for place in range(LEASES_EACH * workers)]
+    children = [
+        evolve(_lease(place, workers), parents=(parent.key,), yields=True) for place, parent in enumerate(parents)
+    ]
+    return (*parents, *children)
+
+
+def _calls(work: Work) -> int:
+    counted = 0
+
+    def each(_frame: object, event: str, _argument: object) -> None:
+        nonlocal counted
+        counted += event in {"call", "c_call"}
+
+    sys.setprofile(each)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def _seconds(work: Work) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def _exponent(costs: dict[int, int] | dict[int, float]) -> float:
+    least, most = min(costs), max(costs)
+    return math.log(max(costs[most], 1e-9) / max(costs[least], 1e-9)) / math.log(most / least)
+
+
+def _print(found: list[Growth]) -> None:
+    sizes = sorted(found[0].calls)
+    table = Table(title=f"calls by workers, {LEASES_EACH} leases each")
+    table.add_column("what")
+    for size in sizes:
+        table.add_column(f"{size:,}", justify="right")
+    table.add_column("exponent", justify="right")
+    timed = bool(found[0].milliseconds)
+    if timed:
+        table.add_column(f"ms at {sizes[-1]:,}", justify="right")
+        table.add_column("its exponent", justify="right")
+    for each in found:
+        row = [each.what, *(f"{each.calls[size]:,}" for size in sizes), f"{each.exponent:.2f}"]
+        if timed:
+            row += [f"{each.milliseconds[sizes[-1]]:,.1f}", f"{_exponent(each.milliseconds):.2f}"]
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
