@@ -259,6 +259,23 @@ def test_a_row_made_anew_begins_its_tokens_again() -> None:
     assert "token" not in {breach.what for breach in judged}
 
 
+@pytest.mark.parametrize(("epoch", "told"), [(0, False), (1_000_001, True)])
+def test_a_row_made_anew_by_who_had_never_seen_it_begins_at_its_first_token(epoch: int, told: bool) -> None:
+    """A run would be blamed for what no process can know; who remembers the row goes on with higher tokens."""
+    free, first = Lease("s-0"), Lease("s-0", owner="a", epoch=7)
+    made = Lease("s-0", epoch=epoch)
+    written = [
+        WriteEvent(1.0, 1.0, "a", "a", "claim", "s-0", free, first, done=True),
+        WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", first, None, done=True),
+        WriteEvent(21.0, 21.0, "b", "b", "create", "s-0", None, made, done=True),
+        WriteEvent(22.0, 22.0, "b", "b", "claim", "s-0", made, evolve(made, owner="b"), done=True),
+    ]
+    events = [begins(5, "a"), begins(22, "b"), *records(23, "a", 1), *records(24, "b", 2)]
+    shared = [evolve(each, token=7) if each.event == "record" else each for each in events]
+    history = RunHistory((), sent(1, 2), shared, written, end=30.0)
+    assert ("token" in {each.what for each in judge(history, Limits())}) is told
+
+
 def test_a_record_superseded_by_a_later_token_is_counted() -> None:
     """Without it nobody could say how much a handler that compares tokens spares."""
     tokens = {"a": 3, "b": 5}

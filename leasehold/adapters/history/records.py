@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from leasehold.adapters.history.breach import Breach
 from leasehold.adapters.history.events import ReadingEvent, RecordPlace
-from leasehold.adapters.history.run import JudgedRun
+from leasehold.adapters.history.run import TAKES, JudgedRun
 
 
 def all_that_was_sent(run: JudgedRun) -> Iterator[Breach]:
@@ -109,11 +109,20 @@ def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
     """Law 4, apart for each row that the shard has had."""
     deleted = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
     deleted += [(each.shard, each.sent) for each in run.history.answers if each.verb == "delete" and each.done]
+    done = [each for each in run.history.writes if each.done and each.after is not None]
     for shard, readers in run.tenures.items():
         ends = sorted(t for of, t in deleted if of == shard)
-        given: dict[tuple[int, int], str] = {}
+        written = [each for each in done if each.key == shard] if ends else []
+        # By one that remembers the row it is made with a higher counter, and goes on with the same tokens.
+        unseen = sorted(each.t for each in written if each.verb == "create" and each.after and not each.after.epoch)
+        takes = [each for each in written if each.verb in TAKES]
+        given: dict[tuple[int, int, int], str] = {}
         for record in (record for tenure in readers for record in tenure.records if record.token is not None):
-            other = given.setdefault((bisect(ends, record.t), record.token or 0), record.process)
+            taken = max(
+                (each.t for each in takes if each.process == record.process and each.t <= record.t), default=0.0
+            )
+            row = bisect(ends, record.t), bisect(unseen, taken), record.token or 0
+            other = given.setdefault(row, record.process)
             if other != record.process:
                 yield Breach("token", record.t, f"{record.process} read {shard} under {record.token}, as {other} did")
                 break
