@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from soak import breaches_of
 
+from leasehold.adapters.proving.simulator.chaos import trial
+
 pytestmark = pytest.mark.slow
 
 CHUNK = 25
@@ -28,6 +30,12 @@ def _quiet() -> Iterator[None]:
 def test_the_judge_has_nothing_to_say(chunk: int) -> None:
     """Without it some interleaving of faults could lose a record, a lease, or the peace of a balanced fleet."""
     assert _said(range(chunk * CHUNK, (chunk + 1) * CHUNK)) == {}
+
+
+def test_consumers_that_acknowledge_late_at_random_and_never_are_among_the_fleets() -> None:
+    """Without it a handler that checkpoints by itself could lose what it has not acknowledged, and no fleet show it."""
+    kinds = {trial(seed).scenario.acknowledges for seed in range(CHUNK)}
+    assert kinds == {"return", "late", "random", "never"}
 
 
 def test_whoever_joins_after_rows_were_deleted_skips_nothing() -> None:

@@ -49,6 +49,7 @@ class Limits:
     owned_checkpoints
                    whether the layout checks in the write of a checkpoint that its writer is the owner
     reach_seconds  how long after its end a fault may explain something: as long as a shard takes to pass on
+    acknowledged   whether handlers say with what they have finished; else that is judged where one does
     """
 
     lease_seconds: Mapping[str, float] = field(factory=dict)
@@ -62,6 +63,7 @@ class Limits:
     wait_seconds: float = math.inf
     reach_seconds: float = 0.0
     owned_checkpoints: bool = True
+    acknowledged: bool = False
 
 
 @frozen

@@ -90,7 +90,8 @@ class ReadingEvent:
 
     event   "initialize": reading begins; "lease-lost", "shard-ended", "stopped": it ends; "read": the source was
             asked; "record": a record is handed over; "finished": a handler has finished with it; "buried": a dead
-            letter has taken it
+            letter has taken it; "acknowledged": a handler that checkpoints by itself is about to say that it has
+            finished with it
     place, key, digest
             of the record
     token   the fencing number that the handler was given with it, if the layout has any

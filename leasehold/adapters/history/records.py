@@ -90,7 +90,7 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
 def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
     """Law 3: within a tenure, then from one tenure to the next."""
     # Where handlers do not say when they have finished, they count as having finished at once.
-    told = any(event.event == "finished" for event in run.history.events)
+    told = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
     for tenure in run.reading.tenures:
         first = {record.place: record for record in reversed(tenure.records)}
         again = tenure.again if told else [each for each in tenure.records if first[each.place] is not each]

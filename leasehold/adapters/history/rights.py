@@ -91,9 +91,9 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Law 3, where handlers say when they have finished."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
-    for event in run.history.told("finished", "buried"):
+    for event in run.history.told("finished", "buried", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
-    if not finished:
+    if not finished and not run.limits.acknowledged:
         return
     places: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.records}):

@@ -71,6 +71,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
+    scenario = _acknowledging(seed, scenario)
     scenario = _slowed(seed, _emptied(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario)))))
     return Trial(scenario, limits_of(scenario))
 
@@ -83,6 +84,7 @@ def limits_of(scenario: Scenario) -> Limits:
         settled=scenario.seconds - STILL,
         even=even,
         misdeeds=bool(scenario.misdeeds),
+        acknowledged=scenario.acknowledges != "return",
     )
 
 
@@ -187,7 +189,7 @@ def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
 def _poisoned(seed: int, scenario: Scenario) -> Scenario:
     """In a quarter of the fleets handlers fail on some records, and in half of these a dead letter fails too."""
     draw = random.Random(f"poison {seed}")  # noqa: S311  likewise
-    if not _chance(draw, 1 / 4):
+    if not _chance(draw, 1 / 4) or scenario.acknowledges != "return":
         return scenario
     names = sorted({member.worker for member in scenario.members})
     poison = tuple(Misdeed(name, "handler", "poison", 0.0, draw.uniform(1.0, CALM)) for name in names)
@@ -223,6 +225,14 @@ def _slowed(seed: int, scenario: Scenario) -> Scenario:
         return scenario
     slow = Nap(draw.uniform(0.0, CALM - 60.0), draw.uniform(20.0, 60.0))
     return evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
+
+
+def _acknowledging(seed: int, scenario: Scenario) -> Scenario:
+    """The handlers of a quarter of the fleets checkpoint by themselves, which goes with no dead letter."""
+    draw = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
+    if not _chance(draw, 1 / 4):
+        return scenario
+    return evolve(scenario, acknowledges=draw.choice(("late", "random", "never")))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:

@@ -23,6 +23,10 @@ from leasehold.stores.fields import KB
 MemberEnding = Literal["crash", "leave"]
 Reshaping = Literal["split", "merge", "double", "anew"]
 
+Acknowledging = Literal["return", "late", "random", "never"]
+"""When handlers are done with a record: on return; or they checkpoint by themselves, some batches later, where chance
+has it, or only at the end of a shard, as a child of a MultiLangDaemon may."""
+
 
 @frozen
 class Nap:
@@ -151,6 +155,8 @@ class Scenario:
     emptyings when rows are deleted
     if_recreated
               what all workers are told to do with a stream that was made anew
+    acknowledges
+              when handlers are done with a record
     """
 
     seed: int
@@ -177,6 +183,7 @@ class Scenario:
     start: Position = TRIM_HORIZON
     emptyings: tuple[Emptying, ...] = ()
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
+    acknowledges: Acknowledging = "return"
 
     @property
     def keys(self) -> tuple[str, ...]:

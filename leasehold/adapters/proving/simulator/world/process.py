@@ -16,7 +16,7 @@ from leasehold.adapters.proving.simulator.scenario import Member
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
 from leasehold.adapters.proving.simulator.world.world import World
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Parting
 from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
@@ -26,7 +26,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import StoreError
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 
 class Paced(Worker):
@@ -49,6 +49,13 @@ class Paced(Worker):
 
 
 RESTART_SECONDS = 1.0
+
+BEHIND = 3
+"""So many records behind is a handler that acknowledges late."""
+
+ACKNOWLEDGES, ENDS = 0.3, 0.5
+"""How often one that acknowledges at random does so after a batch, and at the end of a shard."""
+
 LONG_SECONDS = 1e9
 
 
@@ -65,6 +72,8 @@ class Process:
         self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
         self._dead = False
         self._asleep_until = 0.0
+        self._holdings: dict[str, Holding] = {}
+        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; of one record each
         self._time = VirtualTime(world.tasks, self, self._draw.uniform(0.0, 1000.0), member.rate)
         self._exchange = exchange = Exchange(world, self)
         kind = Paced if self._scenario.scan_per_cycle else Worker
@@ -93,6 +102,7 @@ class Process:
             checkpoint_seconds=checkpoints,
             observer=observer,
             measure=self._measure,
+            parting=None if self._scenario.acknowledges == "return" else self._part,
         )
         begin = None if self._scenario.reading else _hold
         self._runner = Runner(
@@ -203,9 +213,55 @@ class Process:
             return answer
 
         answer = self._exchange.told("handler", handled)
-        if answer is None:
+        if answer is not None:
+            return answer
+        if self._scenario.acknowledges == "return":
             self._tell_records("finished", delivery)
-        return answer
+            return None
+        # What comes again after a fault is not waited for twice.
+        first, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
+        waiting[:] = [each for each in waiting if each.records[0].position.order < first]
+        waiting += [delivery.part([record]) for record in delivery.records]
+        self._acknowledge(delivery.shard, self._ready(len(waiting)))
+        return None
+
+    def _part(self, parting: Parting) -> None:
+        shard = parting.lease
+        waiting = len(self._unacknowledged.get(shard, ()))
+        if not parting.ended:
+            self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
+        elif (
+            self._scenario.acknowledges != "random"
+            or self._tasks.now > self._scenario.calm
+            or self._draw.random() < ENDS
+        ):
+            for delivery in self._unacknowledged.pop(shard, ()):
+                self._tell_records("acknowledged", delivery)
+            parting.end()
+
+    def _ready(self, waiting: int) -> int:
+        """How many of the records that wait are done with now."""
+        match self._scenario.acknowledges:
+            case "late":
+                return max(0, waiting - BEHIND)
+            case "random":
+                return self._draw.randint(0, waiting) if self._draw.random() < ACKNOWLEDGES else 0
+            case _:
+                return 0
+
+    def _acknowledge(self, shard: str, count: int) -> None:
+        """Checkpoint the first of the records that wait; told before, since the write may take effect unanswered."""
+        done = self._unacknowledged.get(shard, [])[:count]
+        for delivery in done:
+            self._tell_records("acknowledged", delivery)
+        try:
+            if not done or not self._holdings[shard].checkpoint(done[-1].records[-1].position):
+                return
+        except OutcomeUnknown:
+            return  # asked again with the next ones
+        del self._unacknowledged[shard][:count]
+        for delivery in done:
+            self._tell_records("finished", delivery)
 
     def _bury(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
         answer = self._exchange.told("dead letter", lambda: self._misbehave("dead letter"))
@@ -215,6 +271,9 @@ class Process:
 
     def _observe(self, happening: Happening, holding: Holding) -> object:
         self._tell(happening, holding.lease.shard)
+        if happening == "initialize":
+            self._holdings[holding.lease.shard] = holding
+            self._unacknowledged.pop(holding.lease.shard, None)
         return self._exchange.told("observer", lambda: self._misbehave("observer"))
 
     def _misbehave(self, whose: Whose, delivery: Delivery | None = None) -> object:
