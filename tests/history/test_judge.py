@@ -276,6 +276,39 @@ def test_a_row_made_anew_by_who_had_never_seen_it_begins_at_its_first_token(epoc
     assert ("token" in {each.what for each in judge(history, Limits())}) is told
 
 
+def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token() -> None:
+    """A worker that joined and an owner that remembers would be blamed for tokens of two rows."""
+    first = Lease("s-0", owner="a", epoch=1)
+    made = Lease("s-0")
+    taken = evolve(made, owner="b", epoch=1)
+    written = [
+        WriteEvent(1.0, 1.0, "a", "a", "claim", "s-0", Lease("s-0"), first, done=True),
+        WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", first, None, done=True),
+        WriteEvent(21.0, 21.0, "b", "b", "create", "s-0", None, made, done=True),
+        WriteEvent(22.0, 22.0, "b", "b", "claim", "s-0", made, taken, done=True),
+        WriteEvent(24.0, 24.0, "a", "a", "steal", "s-0", taken, evolve(taken, owner="a", epoch=2), done=True),
+    ]
+    events = [begins(5, "a"), begins(22, "b"), *records(23, "b", 1), ends(24, "b"), *records(25, "a", 2)]
+    shared = [evolve(each, token=1) if each.event == "record" else each for each in events]
+    assert "token" not in {each.what for each in judge(RunHistory((), sent(1, 2), shared, written, end=30.0), Limits())}
+
+
+@pytest.mark.parametrize(("how", "told"), [("lease-lost", False), ("stopped", True)])
+def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) -> None:
+    """A new group would be blamed for where it begins, though nobody was left to tell it; a living owner tells it."""
+    held = Lease("s-0", owner="a", epoch=1, checkpoint=Position("101"))
+    written = [
+        WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", held, None, done=True),
+        WriteEvent(30.0, 30.0, "b", "b", "create", "s-0", None, Lease("s-0", checkpoint=LATEST), done=True),
+    ]
+    events = [begins(5, "a"), *records(6, "a", 1), ends(15, "a", how=how)]
+    incidents = [Incident(0.0, "start", "a"), Incident(25.0, "start", "b"), Incident(90.0, "end")]
+    taken = [Sent("s-0", number, digest("s-0", number)) for number in (1, 2)]
+    events = [evolve(each, key="s-0", digest=digest("s-0", 1)) if each.event == "record" else each for each in events]
+    history = RunHistory((), taken, events, written, incidents=incidents, end=90.0)
+    assert ("lost" in {each.what for each in judge(history, Limits())}) is told
+
+
 def test_a_record_superseded_by_a_later_token_is_counted() -> None:
     """Without it nobody could say how much a handler that compares tokens spares."""
     tokens = {"a": 3, "b": 5}

@@ -117,12 +117,13 @@ def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
         unseen = sorted(each.t for each in written if each.verb == "create" and each.after and not each.after.epoch)
         takes = [each for each in written if each.verb in TAKES]
         given: dict[tuple[int, int, int], str] = {}
-        for record in (record for tenure in readers for record in tenure.records if record.token is not None):
-            taken = max(
-                (each.t for each in takes if each.process == record.process and each.t <= record.t), default=0.0
-            )
-            row = bisect(ends, record.t), bisect(unseen, taken), record.token or 0
-            other = given.setdefault(row, record.process)
-            if other != record.process:
-                yield Breach("token", record.t, f"{record.process} read {shard} under {record.token}, as {other} did")
-                break
+        # A token is given when a reading begins, and kept where its owner takes a row that was made anew over.
+        for tenure in sorted((each for each in readers if each.records), key=lambda each: each.records[0].t):
+            mine = (each.t for each in takes if each.process == tenure.process and each.t <= tenure.begin)
+            row = bisect(unseen, max(mine, default=0.0))
+            for record in (each for each in tenure.records if each.token is not None):
+                other = given.setdefault((bisect(ends, record.t), row, record.token or 0), record.process)
+                if other != record.process:
+                    why = f"{record.process} read {shard} under {record.token}, as {other} did"
+                    yield Breach("token", record.t, why)
+                    break

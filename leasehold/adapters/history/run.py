@@ -149,9 +149,9 @@ class JudgedRun:
     def forgotten(self) -> frozenset[str]:
         """The shards that a new group began at LATEST, where nobody could tell it that they had been read before (L13).
 
-        Somebody deleted their rows while nobody held them, while their owner was in the last lease of its life, or
-        while the table could not be reached; and whoever made a row anew had never read the table: it began after
-        that, or within a lease before it.
+        Somebody deleted their rows while nobody held them (their owner may have lost them and still be named there),
+        while their owner was in the last lease of its life, or while the table could not be reached; and whoever made
+        a row anew had never read the table: it began after that, or within a lease before it.
         """
         lease, found = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
         at_latest = [each for each in self.history.writes if each.verb == "create" and each.after and each.done]
@@ -163,7 +163,12 @@ class JudgedRun:
             reached = not any(
                 each.t == t and each.what == "trouble" and each.seconds for each in self.history.incidents
             )
-            if reached and any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives):
+            told = [
+                each for each in self.tenures.get(deleted.before.shard, ()) if each.worker == owner and each.begin <= t
+            ]
+            let_go = bool(told) and told[-1].how == "lease-lost" and told[-1].end <= t
+            living = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
+            if reached and living and not let_go:
                 continue
             for made in (each for each in at_latest if each.t >= t):
                 line = self.line_above(made.key)
