@@ -188,6 +188,14 @@ def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
     assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **told))))
 
 
+@pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
+def test_a_reader_begins_where_the_answer_to_its_claim_said(number: int, told: bool) -> None:
+    """A checkpoint that its predecessor stored later would be held against it, or an earlier start be excused."""
+    claim = WriteAnswer(29, 28, "b", "claim", "s-0", "done", "b", "7", 7, (1, 100 + number, 0))
+    run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=[claim], rows=[stored(29.5, 2)], end=40.0)
+    assert ("handed over again" in " ".join(said(verdict_on(run)))) is told
+
+
 def test_a_checkpoint_seen_after_the_change_excuses_nothing_and_accuses_nobody() -> None:
     """Without it the successor's own checkpoints would be held against it."""
     assert faults(crash(2, 3), rows=(stored(12, 1), stored(45, 5))) == ()

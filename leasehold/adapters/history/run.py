@@ -210,6 +210,8 @@ class JudgedRun:
         for answer in self.history.answers:
             if answer.verb == "delete" and answer.done:
                 anew[answer.shard].append(answer.t)
+            if answer.verb in TAKES and answer.done:
+                taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
         for write in self.history.writes:
             if write.done and write.after is not None and write.verb == "create":
                 anew[write.after.shard].append(write.t)
