@@ -393,3 +393,17 @@ def test_a_line_is_read_as_its_worker_wrote_it() -> None:
     assert event_of('{"t": 18, "worker": "a", "event": "lease-lost", "shard": "s-0"}') == ends(
         0.018, "a", how="lease-lost"
     )
+
+
+def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
+    """Java's workers settle for fewer shards while finished leases stay, and ours would be blamed for it."""
+    open_ones = [
+        WriteEvent(1.0, 1.0, "a", "a", "claim", f"s-{n}", None, Lease(f"s-{n}", owner="a"), done=True) for n in range(2)
+    ]
+    over = Lease("s-2", owner="b", checkpoint=SHARD_END)
+    written = [*open_ones, WriteEvent(2.0, 2.0, "b", "b", "checkpoint", "s-2", None, over, done=True)]
+    incidents = [Incident(0.0, "start", "a"), Incident(0.0, "start", "b")]
+    for counted in (True, False):
+        run = RunHistory(writes=written, incidents=incidents, end=50.0)
+        said = {each.what for each in judge(run, Limits(settled=40.0, counts_ended=counted))}
+        assert ("uneven" in said) is not counted

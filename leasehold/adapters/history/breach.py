@@ -39,6 +39,7 @@ class Limits:
     settled        as of when nothing but renewals may be written, and everything must be held, all evenly; None: not
                    judged
     even           whether workers that plan may not differ by more than one lease from any other
+    counts_ended   whether a worker's rules count ended leases as its load: then the fleet may be even with them alone
     moves          as of when, and how many more than the least; None: not judged
     groups         how workers form groups
     misdeeds       whether faults may be raised that nothing provides for
@@ -55,6 +56,7 @@ class Limits:
     lease_seconds: Mapping[str, float] = field(factory=dict)
     settled: float | None = None
     even: bool = True
+    counts_ended: bool = False
     moves: tuple[float, int] | None = None
     groups: Groups = None
     misdeeds: bool = False

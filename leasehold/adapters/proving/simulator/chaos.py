@@ -79,13 +79,11 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
 def limits_of(scenario: Scenario) -> Limits:
     """The limits that this fleet must keep: some rule sets never even some divisions out."""
     even = all(member.config.rules.evens_out for member in scenario.members)
-    # Under a child that never acknowledges, finished leases stay (L8), and KCL counts them as its load.
-    finished_stay = bool(scenario.reshapes) and scenario.acknowledges == "never"
-    even = even and not (finished_stay and any(isinstance(member.config.rules, Kcl) for member in scenario.members))
     return Limits(
         lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},
         settled=scenario.seconds - STILL,
         even=even,
+        counts_ended=any(member.config.rules.counts_ended for member in scenario.members),
         misdeeds=bool(scenario.misdeeds),
         acknowledged=scenario.acknowledges != "return",
     )
