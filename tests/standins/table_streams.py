@@ -62,6 +62,7 @@ class TableStreams:
     iterator_seconds  after which one expires
     empty_every       each so-manieth answer is empty; 0: none
     status            of the stream; "" where there never was one
+    kept              the numbers of all changes ever made
     limit             requests for the records of one shard that are answered in a second; 0: all
     """
 
@@ -76,6 +77,7 @@ class TableStreams:
     clock: Callable[[], float] = time.time
     refuse: list[str] = field(factory=list)
     asked: Counter[str] = field(factory=Counter)
+    kept: set[int] = field(factory=set)
     shards: dict[str, RolledShard] = field(factory=dict)
     status: str = "ENABLED"
     made: float = 0.0
@@ -117,6 +119,7 @@ class TableStreams:
             if item is not None:
                 self._items[key] = {"id": {"S": key}, **item}
             self._number += 7
+            self.kept.add(self._number)
             told: dict[str, Any] = {
                 "ApproximateCreationDateTime": int(self.clock()),
                 "Keys": {"id": {"S": key}},
