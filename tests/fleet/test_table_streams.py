@@ -1,4 +1,4 @@
-"""Worker processes on a table whose shards roll all the time: a kill, nothing lost, and each item's changes in order."""
+"""Worker processes on a table whose shards roll: a kill, nothing lost, and each item's changes in order."""
 
 import sys
 import time

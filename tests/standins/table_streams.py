@@ -53,7 +53,7 @@ class RolledShard:
 
 @define
 class TableStreams:
-    """A table and its streams; only the last one is enabled.
+    """A table and its streams; only the last one is enabled, and what the former ones have can still be read.
 
     lanes             how many shards are open at a time
     roll_seconds      after so long each of them ends; infinite: when a test says so
@@ -62,6 +62,8 @@ class TableStreams:
     iterator_seconds  after which one expires
     empty_every       each so-manieth answer is empty; 0: none
     status            of the stream; "" where there never was one
+    refuse            errors with which the next requests are answered
+    denied            operations that are not allowed
     kept              the numbers of all changes ever made
     limit             requests for the records of one shard that are answered in a second; 0: all
     """
@@ -76,11 +78,13 @@ class TableStreams:
     limit: int = 0
     clock: Callable[[], float] = time.time
     refuse: list[str] = field(factory=list)
+    denied: set[str] = field(factory=set)
     asked: Counter[str] = field(factory=Counter)
     kept: set[int] = field(factory=set)
     shards: dict[str, RolledShard] = field(factory=dict)
     status: str = "ENABLED"
     made: float = 0.0
+    _former: dict[str, tuple[float, dict[str, RolledShard]]] = field(factory=dict)
     _open: list[str] = field(factory=list)
     _number: int = FIRST_NUMBER
     _items: dict[str, Item] = field(factory=dict)
@@ -99,6 +103,8 @@ class TableStreams:
 
     def enable(self) -> None:
         """Make a stream anew: another one, without the records of the former."""
+        if self.shards:
+            self._former[self.arn] = (self.made, self.shards)
         self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
         self.shards, self._open = {}, []
         for _ in range(self.lanes):
@@ -172,6 +178,8 @@ class TableStreams:
         with self._lock:
             self.asked[operation] += 1
             self._turn()
+            if operation in self.denied:
+                raise Refused("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
             if self.refuse:
                 raise Refused(self.refuse.pop(0), "as the test wants it")
             match operation:
@@ -188,13 +196,16 @@ class TableStreams:
                     return self._records(question)
         raise Refused("UnknownOperationException", operation)
 
-    def _known(self, arn: str) -> None:
-        if arn != self.arn:
-            raise Refused("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
+    def _known(self, arn: str) -> dict[str, RolledShard]:
+        if arn == self.arn:
+            return self.shards
+        if arn in self._former:
+            return self._former[arn][1]
+        raise Refused("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
 
     def _described(self, question: dict[str, Any]) -> dict[str, Any]:
-        self._known(question["StreamArn"])
-        every = sorted(self.shards.values(), key=lambda each: each.first)
+        arn = question["StreamArn"]
+        every = sorted(self._known(arn).values(), key=lambda each: each.first)
         if (wanted := question.get("ShardFilter")) is not None:
             every = [each for each in every if each.parent == wanted["ShardId"]]
         after = question.get("ExclusiveStartShardId")
@@ -202,12 +213,12 @@ class TableStreams:
         page = every[begin : begin + min(question.get("Limit", PAGE), PAGE)]
         stale = self.clock() - self.stale_seconds
         told: dict[str, Any] = {
-            "StreamArn": self.arn,
-            "StreamLabel": self.arn.rpartition("/")[2],
-            "StreamStatus": self.status,
+            "StreamArn": arn,
+            "StreamLabel": arn.rpartition("/")[2],
+            "StreamStatus": self.status if arn == self.arn else "DISABLED",
             "StreamViewType": "NEW_AND_OLD_IMAGES",
             "TableName": self.name,
-            "CreationRequestDateTime": self.made,
+            "CreationRequestDateTime": self.made if arn == self.arn else self._former[arn][0],
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
             "Shards": [each.described(stale=each.ended > stale) for each in page],
         }
@@ -215,8 +226,7 @@ class TableStreams:
         return {"StreamDescription": told | ({"LastEvaluatedShardId": page[-1].id} if more else {})}
 
     def _placed(self, question: dict[str, Any]) -> dict[str, Any]:
-        self._known(question["StreamArn"])
-        shard = self.shards.get(question["ShardId"])
+        shard = self._known(question["StreamArn"]).get(question["ShardId"])
         if shard is None:
             raise Refused("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
@@ -242,7 +252,8 @@ class TableStreams:
 
     def _records(self, question: dict[str, Any]) -> dict[str, Any]:
         name, at, issued = question["ShardIterator"].split("|")
-        shard, begin, now = self.shards.get(name), int(at), self.clock()
+        here = [shards for _, shards in self._former.values()] + [self.shards]
+        shard, begin, now = next((each[name] for each in here if name in each), None), int(at), self.clock()
         if shard is None:
             raise Refused("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         if now > float(issued) + self.iterator_seconds:

@@ -257,6 +257,15 @@ def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableS
     assert keys(read.read()) == ["a"]
 
 
+@pytest.mark.parametrize("denied", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"])
+def test_a_denied_right_is_named(table: TableStreams, url: str, denied: str) -> None:
+    """An operator would have to guess which of four rights is missing."""
+    table.denied.add(denied)
+    source = opened(url)
+    with pytest.raises(SourceError, match=f"may not read stream .*, for want of dynamodb:{denied}: "):
+        reader(source, source.shards()[0].id).read()
+
+
 def test_an_answer_without_the_expected_fields_is_no_reading(table: TableStreams, url: str) -> None:
     """A record without a number would be handed over, and could never be checkpointed."""
     table.put("a", {})

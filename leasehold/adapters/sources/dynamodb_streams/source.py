@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import unquote
 
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
 
@@ -315,18 +314,23 @@ def listed(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
     )
 
 
+def region_of(name: str, options: Mapping[str, str]) -> str | None:
+    """The region of this table or ARN; None: the environment's. Raises ValueError for what is neither."""
+    if not is_arn(name):
+        if "/" in name or "," in name:
+            raise ValueError("source URL: it wants one table: dynamodb-streams://TABLE, or the ARN of a stream")
+        return options.get("region")
+    parts = name.split(":", 5)
+    if len(parts) < 6 or parts[2] != "dynamodb" or parts[5].count("/") != 3 or "/stream/" not in parts[5]:  # noqa: PLR2004  its form
+        raise ValueError(
+            "source URL: the ARN is no stream's; it is arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
+        )
+    return options.get("region") or parts[3]
+
+
 def open_url(name: str, options: Mapping[str, str]) -> TableStream:
     """The stream of this table, or of this ARN. Raises SourceError if no region is known, ValueError otherwise."""
-    region, endpoint = options.get("region"), options.get("endpoint")
-    if is_arn(name := unquote(name)):
-        parts = name.split(":", 5)
-        if len(parts) < 6 or parts[2] != "dynamodb" or parts[5].count("/") != 3 or "/stream/" not in parts[5]:  # noqa: PLR2004  its form
-            raise ValueError(
-                "source URL: the ARN is no stream's; it is arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
-            )
-        region = region or parts[3]
-    elif "/" in name:
-        raise ValueError("source URL: it wants one table: dynamodb-streams://TABLE, or the ARN of a stream")
+    region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
