@@ -4,12 +4,14 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import boto3
 import pytest
 from standins.careless_line import careless_line
+from standins.table_streams import TableStreams, served
 from typer.testing import CliRunner
 from types_boto3_dynamodb import DynamoDBClient
 from waiters import AT_ONCE, until
@@ -279,3 +281,22 @@ def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch
         assert ran.exit_code in {1, 2}
         assert CANARY not in ran.output
         assert KEY not in ran.output
+
+
+def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
+    """The first worker would find out what is missing, one right at a time."""
+    table = TableStreams()
+    with served(table) as endpoint:
+        words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
+        rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
+        status, found = asked(*words)
+        assert (status, states(found, "dynamodb:")) == (0, dict.fromkeys(rights, "ok"))
+        assert table.arn in found["dynamodb:DescribeTable"]["says"]
+        table.denied.add("GetShardIterator")
+        status, found = asked(*words)
+        told = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
+        assert (status, states(found, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | told)
+        assert found["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
+        table.status = ""
+        status, found = asked(*words)
+        assert (status, states(found, "dynamodb:")) == (1, {"DescribeTable": "wrong"})
