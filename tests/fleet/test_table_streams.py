@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import java_kcl
 import pytest
-from standins.table_streams import TableStreams, served
 from test_consume_kinesis import Fleet, a_fleet
 from waiters import until
 
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.slow

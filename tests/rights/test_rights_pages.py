@@ -10,8 +10,8 @@ import hcl2
 import pytest
 from policies import FOLDER, actions
 from standins.iam import REGION
-from standins.table_streams import TableStreams, served
 
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs import access as faults
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease

@@ -11,13 +11,13 @@ from uuid import uuid4
 import boto3
 import pytest
 from standins.careless_line import careless_line
-from standins.table_streams import TableStreams, served
 from typer.testing import CliRunner
 from types_boto3_dynamodb import DynamoDBClient
 from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.adapters.steering.doctor.attempts import Finding, attempted
 from leasehold.adapters.steering.doctor.event_hubs import trials as hub_trials

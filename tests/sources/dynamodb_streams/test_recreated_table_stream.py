@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from running import running
-from standins.table_streams import TableStreams, served
 from waiters import until
 
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.urls import open_source

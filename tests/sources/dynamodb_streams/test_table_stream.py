@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from standins.table_streams import FIRST_NUMBER, TableStreams, served
 
+from leasehold.adapters.local.tables import FIRST_NUMBER, TableStreams, served
 from leasehold.adapters.sources.changes import Change
 from leasehold.adapters.sources.dynamodb_streams.source import EMPTY_AT_TIP, ChangePoller, TableStream
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed

@@ -1,31 +1,38 @@
-"""The stream of a table, as DynamoDB Streams serves it, in this process: shards that roll, and the service's limits.
+"""The streams of a table, as DynamoDB Streams serves them, in this process: shards that roll, and the limits.
 
-DynamoDB Local has streams, but its shards never end. Here a shard ends whenever a test wants it, or every few seconds,
-and one other follows it; ended shards are gone after the retention. A page has 100 shards, an answer 1,000 records or
-1 MB; iterators expire; what is asked for behind the horizon is refused; an empty answer may come between two records;
-a page of shards may not know yet that one has ended.
+It has the streams alone: items are put by a call, and leases want another stand-in. DynamoDB Local has streams, too,
+but its shards never end. Here a shard ends whenever somebody wants it, or every few seconds, and one other follows
+it; ended shards are gone after the retention. A page has 100 shards, an answer 1,000 records or 1 MB; iterators
+expire; what is asked for behind the horizon is refused; an empty answer may come between two records; a page of
+shards may not know yet that one has ended.
 """
 
 import json
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 from attrs import Factory, define, field
+
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.local"))
 
 PAGE, RECORDS, BYTES = 100, 1000, 1_000_000
 FIRST_NUMBER = 10**20
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 
-Item = dict[str, dict[str, Any]]
+TypedItem = dict[str, dict[str, Any]]
 
 
-class Refused(Exception):
+class TableRefusal(Exception):
     """The name of an error of the service, and its sentence."""
 
 
@@ -64,7 +71,7 @@ class TableStreams:
     status            of the stream; "" where there never was one
     refuse            errors with which the next requests are answered
     denied            operations that are not allowed
-    kept              the numbers of all changes ever made
+    kept              takes the numbers of all changes ever made; None: nobody wants them
     limit             requests for the records of one shard that are answered in a second; 0: all
     """
 
@@ -80,14 +87,14 @@ class TableStreams:
     refuse: list[str] = field(factory=list)
     denied: set[str] = field(factory=set)
     asked: Counter[str] = field(factory=Counter)
-    kept: set[int] = field(factory=set)
+    kept: set[int] | None = None
     shards: dict[str, RolledShard] = field(factory=dict)
     status: str = "ENABLED"
     made: float = 0.0
     _former: dict[str, tuple[float, dict[str, RolledShard]]] = field(factory=dict)
     _open: list[str] = field(factory=list)
     _number: int = FIRST_NUMBER
-    _items: dict[str, Item] = field(factory=dict)
+    _items: dict[str, TypedItem] = field(factory=dict)
     _recent: dict[str, list[float]] = field(factory=dict)
     _rolled: float = 0.0
     _lock: Any = Factory(Lock)
@@ -117,7 +124,7 @@ class TableStreams:
                 self._end(shard)
             self._open, self.status = [], "DISABLED"
 
-    def put(self, key: str, item: Item | None) -> None:
+    def put(self, key: str, item: TypedItem | None) -> None:
         """Write an item, or remove it."""
         with self._lock:
             self._turn()
@@ -125,7 +132,8 @@ class TableStreams:
             if item is not None:
                 self._items[key] = {"id": {"S": key}, **item}
             self._number += 7
-            self.kept.add(self._number)
+            if self.kept is not None:
+                self.kept.add(self._number)
             told: dict[str, Any] = {
                 "ApproximateCreationDateTime": int(self.clock()),
                 "Keys": {"id": {"S": key}},
@@ -174,18 +182,18 @@ class TableStreams:
         return shard
 
     def answer(self, operation: str, question: dict[str, Any]) -> dict[str, Any]:
-        """An answer of the service. Raises Refused."""
+        """An answer of the service. Raises TableRefusal."""
         with self._lock:
             self.asked[operation] += 1
             self._turn()
             if operation in self.denied:
-                raise Refused("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
+                raise TableRefusal("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
             if self.refuse:
-                raise Refused(self.refuse.pop(0), "as the test wants it")
+                raise TableRefusal(self.refuse.pop(0), "as the test wants it")
             match operation:
                 case "DescribeTable":
                     if question["TableName"] != self.name:
-                        raise Refused("ResourceNotFoundException", "Requested resource not found: Table not found")
+                        raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Table not found")
                     stream = {"LatestStreamArn": self.arn} if self.status else {}
                     return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream}}
                 case "DescribeStream":
@@ -194,14 +202,14 @@ class TableStreams:
                     return self._placed(question)
                 case "GetRecords":
                     return self._records(question)
-        raise Refused("UnknownOperationException", operation)
+        raise TableRefusal("UnknownOperationException", operation)
 
     def _known(self, arn: str) -> dict[str, RolledShard]:
         if arn == self.arn:
             return self.shards
         if arn in self._former:
             return self._former[arn][1]
-        raise Refused("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
+        raise TableRefusal("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
 
     def _described(self, question: dict[str, Any]) -> dict[str, Any]:
         arn = question["StreamArn"]
@@ -228,7 +236,7 @@ class TableStreams:
     def _placed(self, question: dict[str, Any]) -> dict[str, Any]:
         shard = self._known(question["StreamArn"]).get(question["ShardId"])
         if shard is None:
-            raise Refused("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
+            raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
         kind = question["ShardIteratorType"]
         match kind:
@@ -239,15 +247,17 @@ class TableStreams:
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
                 asked = int(question["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
                 if shard.trimmed and asked <= numbers[shard.trimmed - 1]:
-                    raise Refused("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
+                    raise TableRefusal(
+                        "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
+                    )
                 at = sum(number < asked for number in numbers)
             case "AT_TIMESTAMP":
                 if question["Timestamp"] > self.clock():
-                    raise Refused("ValidationException", "Timestamp is in the future")
+                    raise TableRefusal("ValidationException", "Timestamp is in the future")
                 times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
                 at = sum(each < question["Timestamp"] for each in times)
             case _:
-                raise Refused("ValidationException", f"unknown ShardIteratorType {kind}")
+                raise TableRefusal("ValidationException", f"unknown ShardIteratorType {kind}")
         return {"ShardIterator": f"{shard.id}|{at}|{self.clock()}"}
 
     def _records(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -255,14 +265,14 @@ class TableStreams:
         here = [shards for _, shards in self._former.values()] + [self.shards]
         shard, begin, now = next((each[name] for each in here if name in each), None), int(at), self.clock()
         if shard is None:
-            raise Refused("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
+            raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         if now > float(issued) + self.iterator_seconds:
-            raise Refused("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
+            raise TableRefusal("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
         if begin < shard.trimmed:
-            raise Refused("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
+            raise TableRefusal("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
         recent = self._recent[name] = [each for each in self._recent.get(name, []) if each > now - 1]
         if self.limit and len(recent) >= self.limit:
-            raise Refused("LimitExceededException", "more than 2 readers of one shard, or requests come too fast")
+            raise TableRefusal("LimitExceededException", "more than 2 readers of one shard, or requests come too fast")
         recent.append(now)
         rows, size = list[dict[str, Any]](), 0
         if not self.empty_every or self.asked["GetRecords"] % self.empty_every:
@@ -281,7 +291,7 @@ class TableStreams:
 def served(table: TableStreams) -> Iterator[str]:
     """The address at which these streams are served."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class TableRequest(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -289,7 +299,7 @@ def served(table: TableStreams) -> Iterator[str]:
             status, told = 200, dict[str, Any]()
             try:
                 told = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], question)
-            except Refused as refused:
+            except TableRefusal as refused:
                 code, why = refused.args
                 status = 500 if code == "InternalServerError" else 400
                 told = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}
@@ -303,10 +313,9 @@ def served(table: TableStreams) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), TableRequest)
     server.daemon_threads = True
-    running = Thread(target=server.serve_forever, daemon=True)
-    running.start()
+    running = spawn("table-streams", server.serve_forever, lambda fault: log.error("no more streams: %s", said(fault)))
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
