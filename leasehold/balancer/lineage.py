@@ -98,6 +98,21 @@ class Family:
         same = self.shards.keys() == self.leases.keys()
         return same and not any(lease.ended for lease in self.leases.values())
 
+    @property
+    def tips(self) -> frozenset[str]:
+        """The shards at which lines end: the open ones; of a stream that was disabled, those without children."""
+        found = frozenset(shard.id for shard in self.shards.values() if shard.open)
+        return found or frozenset(shard for shard in self.shards if not self.children.get(shard))
+
+    @property
+    def outlived(self) -> frozenset[str]:
+        """The shards whose parents are past retention, in a stream without hash ranges of which a lease was read."""
+        if any(shard.hash_range is not None for shard in self.shards.values()):
+            return frozenset()
+        if not any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values()):
+            return frozenset()
+        return frozenset(shard.id for shard in self.shards.values() if shard.parents and not self.parents(shard))
+
     def parents(self, shard: Shard) -> list[str]:
         """The parents of a shard that are still listed or leased.
 
@@ -394,6 +409,8 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
     other parent of a merge has not ended, nobody had made the child.
     """
     created, position = dict[str, Create](), config.initial_position
+    # A day's outage outlives every shard that has a lease: LATEST would skip what is left of their descendants.
+    outlived, tips = family.outlived if position == LATEST else frozenset[str](), family.tips
     descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
     begins: set[str] = set()
     for name in _lines_above_the_open(family):
@@ -403,26 +420,27 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
         shard, parents = family.shards[name], family.parents(family.shards[name])
         counted = [parent for parent in parents if descends[parent] or parent in begins]
         descends[name] = bool(counted)
-        if not counted and position != LATEST:
+        if not counted and (position != LATEST or name in outlived):
             begins.add(name)
         for parent in parents if counted else ():
             if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
-                created[parent] = _create(family.shards[parent], position, "L5")
+                start = TRIM_HORIZON if parent in outlived else position
+                created[parent] = _create(family.shards[parent], start, "L5")
         finished = {parent for parent in shard.parents if parent in gone and parent not in due}
         # The other parent of a merge has a row first: without one it would count as finished (L12).
         if finished and all(
             p in finished or p in family.leases or p not in family.shards for p in shard.parents
         ):  # L13
             created[name] = _create(shard, child_position(config), "L13")
-        if shard.open and not counted:  # L4
-            created[name] = _create(shard, position, "L4")
+        if name in tips and not counted:  # L4
+            created[name] = _create(shard, TRIM_HORIZON if name in outlived else position, "L4")
     return created
 
 
 def _lines_above_the_open(family: Family) -> tuple[str, ...]:
     """The open shards without a lease and their listed ancestors up to the first leased, parents first."""
     above: dict[str, list[str]] = {}
-    todo = [shard.id for shard in family.shards.values() if shard.open and shard.id not in family.leases]
+    todo = [shard for shard in family.tips if shard not in family.leases]
     while todo:
         name = todo.pop()
         if name not in above:

@@ -101,8 +101,10 @@ def lifecycle(
         if family.settled or faults(family):  # L2
             continue
         gone = garbage(family, me.worker, expired)
-        actions += creations(family, gone, me.history, config)
-        actions += deletions(family, gone)
+        created = creations(family, gone, me.history, config)
+        actions += created
+        # The last lease that shows that a stream was read must not go before those that begin where it ended (L5).
+        actions += deletions(family, () if created and family.outlived else gone)
     return _without_twins(actions, leases)
 
 

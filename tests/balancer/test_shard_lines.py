@@ -2,11 +2,13 @@
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import apart, births, holes_after, problems, ripe
+from leasehold.balancer.lineage import apart, births, holes_after, problems, readable, ripe
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,
@@ -295,3 +297,31 @@ def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
     assert (len(holes_after(leases[:1], ())), len(holes_after(leases, ()))) == (1, 0)
     ended = evolve(leases[1], checkpoint=SHARD_END)
     assert len(holes_after([leases[0], ended], ())) == 1
+
+
+@given(st.data())
+def test_after_any_outage_a_line_without_hash_ranges_goes_on_with_what_is_left_of_it(data: st.DataObject) -> None:
+    """Under LATEST, an outage of more than a day would skip the records of a day that are still there (L5).
+
+    A line of shards, each the child of the one before, of which the first are gone. One was being read.
+    """
+    count = data.draw(st.integers(2, 8))
+    read, kept = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))
+    line = [Shard(f"{n}", parents=(f"{n - 1}",), open=n == count - 1) for n in range(count)]
+    table = {f"{read}": Lease(f"{read}", parents=(f"{read - 1}",), owner="w", checkpoint=READ)}
+    begun = dict[str, Position]()
+    for _ in range(3 * count):
+        for action in plan(table.values(), line[kept:], Me("w"), Config(initial_position=LATEST)):
+            match action:
+                case Create(lease):
+                    begun[lease.key] = lease.checkpoint
+                    table[lease.key] = evolve(lease, owner="w")
+                case Delete(lease):
+                    del table[lease.key]
+                case _:
+                    pass
+        # Its owner reads the oldest shard that is listed, to its end.
+        for key in sorted(table, key=int):
+            if int(key) >= kept and int(key) < count - 1 and readable(table[key], table):
+                table[key] = evolve(table[key], checkpoint=SHARD_END)
+    assert begun == {f"{n}": TRIM_HORIZON for n in range(max(kept, read + 1), count)}

@@ -29,6 +29,7 @@ LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
         ("x", WantedStream("x", 1)),
         ("kinesis:x=2", WantedStream("x", 2)),
         ("eventhubs:flights=3", WantedStream("flights", 3, "eventhubs")),
+        ("table:carts=2", WantedStream("carts", 2, "table")),
     ],
 )
 def test_a_stream_is_named_with_its_shards(text: str, stream: WantedStream) -> None:
@@ -45,7 +46,8 @@ def test_a_stream_is_named_with_its_shards(text: str, stream: WantedStream) -> N
         (["eventhubs://localhost/hub"], "names no stream; write NAME=SHARDS"),
         (["kafka:orders=4"], "names no stream; write NAME=SHARDS"),
         (["eventhubs:flights=0"], "the number of shards"),
-        (["eventhubs:flights=2", "--folder", "/nowhere"], "--folder: event hubs are kept in memory"),
+        (["eventhubs:flights=2", "--folder", "/nowhere"], "--folder: event hubs and tables are kept in memory"),
+        (["table:carts=2", "--folder", "/nowhere"], "--folder: event hubs and tables are kept in memory"),
         (["a=1", "a=2"], "named twice"),
         (["a=1", "eventhubs:a=2"], "named twice"),
     ],
@@ -114,6 +116,28 @@ def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
             worker.communicate(timeout=60)
         assert len(rows) == 2
         assert told["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
+    assert dev.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.services
+def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
+    """A user of DynamoDB Streams would need an account to try anything."""
+    with running(tmp_path, "table:carts=2", "--rate", "50") as (told, dev):
+        consume = (*LEASEHOLD, "consume", told["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
+        environment = {**os.environ, **told["environment"]}
+        command = (*consume, "--from", "trim_horizon")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
+            assert worker.stdout is not None
+            seen: dict[str, set[str]] = {}
+            while len(seen) < 2:
+                event = json.loads(worker.stdout.readline())
+                if event["event"] == "record":
+                    seen.setdefault(event["shard"], set()).add(event["partition_key"])
+            worker.terminate()
+            worker.communicate(timeout=60)
+        first, second = seen.values()
+        assert (first & second, '{"id":{"S":"sensor-00"}}' in first | second) == (set(), True)
     assert dev.returncode == 0
     assert list(tmp_path.iterdir()) == []
 

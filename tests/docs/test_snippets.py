@@ -61,6 +61,7 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
     r"^aws ": ("it needs an account of Amazon's", _understood),
     r"^leasehold pipeline": ("applications of Spark are tried in tests/spark", _understood),
     r"^leasehold simulate": ("minutes of every core; tests/proving simulates", _understood),
+    r"dynamodb-streams://": ("what `dev` starts has no streams of tables", _understood),
     r"[?&]consumer=": ("no stand-in has fan-out that boto3 understands", _understood),
 }
 """Commands that cannot run here: how they are known, why, and what is held of them all the same."""

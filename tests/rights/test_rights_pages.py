@@ -11,7 +11,10 @@ import pytest
 from policies import FOLDER, actions
 from standins.iam import REGION
 
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs import access as faults
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.dynamodb import store as calls
 from leasehold.stores.dynamodb.rows import KEY
 from leasehold.stores.objects import blob
@@ -38,6 +41,21 @@ def test_the_sentence_of_a_refusal_names_the_rights_of_the_files() -> None:
     assert sorted(f"dynamodb:{name}" for name in names[:2]) == actions("read-only")
 
 
+def test_a_reader_of_a_table_asks_for_the_rights_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is missing stops the worker, and one too many is handed out for nothing."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
+    table = TableStreams(lanes=1)
+    with served(table) as endpoint:
+        source = open_source(f"dynamodb-streams://orders?region={REGION}&endpoint={endpoint}")
+        (shard,) = source.shards()
+        assert source.open(Lease(shard.id), TRIM_HORIZON).read().fault == ""
+    file = json.loads((FOLDER / "aws-table-consumer.json").read_text())["Statement"]
+    find, read, keep = (set(statement["Action"]) for statement in file)
+    assert {f"dynamodb:{operation}" for operation in table.asked} == find | read
+    assert keep == {action for action in actions("consumer") if action.startswith("dynamodb:")}
+
+
 def test_a_consumer_by_fan_out_has_all_the_rights_of_one_that_polls() -> None:
     """Where a stream has no room for the consumer its shards are polled."""
     assert set(actions("consumer")) < set(actions("fan-out-consumer"))
@@ -48,7 +66,7 @@ def test_no_file_gives_a_right_to_everything(name: str) -> None:
     """A star would be copied with the rest."""
     for statement in json.loads((FOLDER / name).read_text())["Statement"]:
         told = json.dumps([statement["Action"], statement["Resource"]])
-        assert "*" not in told.replace("consumer/CONSUMER:*", ""), name
+        assert "*" not in told.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
         assert set(re.findall(r"\b[A-Z]{4,}\b", told)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
 
 

@@ -4,6 +4,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.adapters.steering.doctor.attempts import Finding, attempted
 from leasehold.adapters.steering.doctor.event_hubs import trials as hub_trials
@@ -279,3 +281,22 @@ def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch
         assert ran.exit_code in {1, 2}
         assert CANARY not in ran.output
         assert KEY not in ran.output
+
+
+def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
+    """The first worker would find out what is missing, one right at a time."""
+    table = TableStreams()
+    with served(table) as endpoint:
+        words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
+        rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
+        status, found = asked(*words)
+        assert (status, states(found, "dynamodb:")) == (0, dict.fromkeys(rights, "ok"))
+        assert table.arn in found["dynamodb:DescribeTable"]["says"]
+        table.denied.add("GetShardIterator")
+        status, found = asked(*words)
+        told = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
+        assert (status, states(found, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | told)
+        assert found["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
+        table.status = ""
+        status, found = asked(*words)
+        assert (status, states(found, "dynamodb:")) == (1, {"DescribeTable": "wrong"})

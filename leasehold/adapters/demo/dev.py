@@ -17,9 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial, reduce
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 from botocore.exceptions import ClientError
@@ -34,22 +34,27 @@ from leasehold.adapters.local.services import (
     dynalite,
     kinesis_local,
 )
+from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
 
 SHARDS_MAX = 1000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_KINDS: Mapping[str, Literal["kinesis", "eventhubs"]] = {"kinesis": "kinesis", "eventhubs": "eventhubs"}
+StreamKind = Literal["kinesis", "eventhubs", "table"]
+_KINDS: Mapping[str, StreamKind] = {"kinesis": "kinesis", "eventhubs": "eventhubs", "table": "table"}
 
 
 @frozen
 class WantedStream:
-    """A stream or hub to make: its name, and how many shards or partitions."""
+    """A stream, hub or table to make: its name, and how many shards or partitions."""
 
     name: str
     shards: int
-    kind: Literal["kinesis", "eventhubs"] = "kinesis"
+    kind: StreamKind = "kinesis"
 
 
 @frozen
@@ -100,13 +105,14 @@ class DevServices:
 
 
 def wanted(text: str) -> WantedStream:
-    """A stream as the command line names it: NAME or NAME=SHARDS, a hub with eventhubs: before. Raises ValueError."""
+    """A stream as the command line names it: NAME or NAME=SHARDS, eventhubs: or table: before. Raises ValueError."""
     before, colon, after = text.rpartition(":")
     name, given, shards = after.partition("=")
     kind = _KINDS.get(before) if colon else "kinesis"
     if kind is None or not _NAME.fullmatch(name):
         raise ValueError(
-            f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, or eventhubs:NAME=PARTITIONS"
+            f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, eventhubs:NAME=PARTITIONS, "
+            "or table:NAME=SHARDS for the stream of a table of DynamoDB"
         )
     if given and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
         raise ValueError(f"{text!r}: the number of shards is one from 1 to {SHARDS_MAX}, as in {name}=4")
@@ -202,51 +208,75 @@ def dev_services(streams: Sequence[WantedStream], folder: Path | None, rate: int
     had.
     """
     hubs = [each for each in streams if each.kind == "eventhubs"]
-    others = [each for each in streams if each.kind == "kinesis"]
-    if hubs and folder is not None:
-        raise ValueError("--folder: event hubs are kept in memory; leave it out, or run them by themselves")
+    others = [each for each in streams if each.kind != "eventhubs"]
+    if folder is not None and any(each.kind != "kinesis" for each in streams):
+        raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
     with ExitStack() as stack:
         running = [stack.enter_context(hub_services(hubs, rate))] if hubs else []
-        running += [stack.enter_context(_kinesis_services(others, folder, rate))] if others else []
+        running += [stack.enter_context(_aws_services(others, folder, rate))] if others else []
         yield reduce(DevServices.beside, running).first(streams[0].name)
 
 
+ROLL_SECONDS = 60.0
+"""After so long a shard of a table's stream ends here, and another one follows it; an hour later it is gone. With the
+service these are hours, and a day."""
+
+
 @contextmanager
-def _kinesis_services(streams: Sequence[WantedStream], folder: Path | None, rate: int) -> Iterator[DevServices]:
+def _aws_services(streams: Sequence[WantedStream], folder: Path | None, rate: int) -> Iterator[DevServices]:
     places: dict[str, Path] = {}
     if folder is not None:
         places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
         for place in places.values():
             place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
         dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
-        for each in streams:
-            try:
-                with closing(Stream(kinesis.url, each.name, each.shards)):
-                    pass
-            except ClientError as error:
-                # A stream that the folder has already is taken as it is.
-                if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
-                    raise StreamError(f"stream {each.name} could not be made: {error}") from error
-        told = {}
-        for each in streams:
-            to = stack.enter_context(closing(client(kinesis.url)))
-            stack.enter_context(sampled(each.name, rate, partial(put, to, each.name)))
-            source, table = f"kinesis://{each.name}", f"dynamodb://{each.name}-app"
-            told[each.name] = DevStream(
-                f"{source}?region={REGION}&endpoint={kinesis.url}",
-                f"{table}?region={REGION}&endpoint={dynamodb.url}",
+        environment = {
+            **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
+            "AWS_DEFAULT_REGION": REGION,
+        }
+        sources = {}
+        if own := [each for each in streams if each.kind == "kinesis"]:
+            kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
+            environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
+            for each in own:
+                to = stack.enter_context(_stream_made(kinesis.url, each))
+                stack.enter_context(sampled(each.name, rate, partial(put, to, each.name)))
+                at = f"?region={REGION}&endpoint={kinesis.url}"
+                sources[each.name] = f"kinesis://{each.name}{at}", f"kinesis://{each.name}"
+        for each in (each for each in streams if each.kind == "table"):
+            table = TableStreams(each.name, each.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
+            # The table is of another service than the leases' tables, so its URL has to say where.
+            source = f"dynamodb-streams://{each.name}?region={REGION}&endpoint={stack.enter_context(served(table))}"
+            stack.enter_context(sampled(each.name, rate, partial(_put_items, table)))
+            sources[each.name] = source, source
+        environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
+        told = {
+            name: DevStream(
                 source,
-                table,
+                f"dynamodb://{name}-app?region={REGION}&endpoint={dynamodb.url}",
+                short,
+                f"dynamodb://{name}-app",
             )
-        yield DevServices(
-            ("Kinesis", "DynamoDB"),
-            told,
-            {
-                **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
-                "AWS_DEFAULT_REGION": REGION,
-                "AWS_ENDPOINT_URL_KINESIS": kinesis.url,
-                "AWS_ENDPOINT_URL_DYNAMODB": dynamodb.url,
-            },
-        )
+            for name, (source, short) in sources.items()
+        }
+        names = ("Kinesis",) if own else (), ("DynamoDB Streams",) if len(own) < len(streams) else (), ("DynamoDB",)
+        yield DevServices(tuple(chain.from_iterable(names)), told, environment)
+
+
+@contextmanager
+def _stream_made(endpoint: str, wanted: WantedStream) -> "Iterator[KinesisClient]":
+    """A client, once there is the stream; one that the folder has already is taken as it is."""
+    try:
+        with closing(Stream(endpoint, wanted.name, wanted.shards)):
+            pass
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
+            raise StreamError(f"stream {wanted.name} could not be made: {error}") from error
+    with closing(client(endpoint)) as to:
+        yield to
+
+
+def _put_items(table: TableStreams, rows: KeyedRows) -> None:
+    for key, row in rows:
+        table.put(key, {"number": {"N": str(json.loads(row)["number"])}})

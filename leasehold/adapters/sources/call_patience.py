@@ -50,6 +50,8 @@ class TimedClients:
 
     late: type[Exception] = TimeoutError
     """Raised by a call whose answer did not come in time."""
+    service = "Kinesis"
+    """Its name in sentences."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class CallPatience:
             try:
                 answer = getattr(self._clients.within(limit), operation)(**question)
             except self._clients.late as late:
-                said = f"Kinesis did not answer within {limit:g} s"
+                said = f"{self._clients.service} did not answer within {limit:g} s"
                 said += f"; the next call is given {self.exceeded(operation, limit):g} s"
                 if not (self._insists and self.grew):
                     raise SourceUnavailable(said) from late

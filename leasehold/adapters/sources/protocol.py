@@ -8,11 +8,14 @@ A source that passes every call on to another: what a wrapper of a source begins
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from attrs import Factory, evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Position, Shard
+
+if TYPE_CHECKING:  # boto3 is an extra
+    from leasehold.adapters.sources.changes import Change
 
 
 class Record(NamedTuple):
@@ -43,6 +46,13 @@ class Record(NamedTuple):
     def position(self) -> Position:
         """The checkpoint that says this record is done."""
         return Position(self.sequence_number, self.sub_sequence_number, self.token)
+
+    @property
+    def change(self) -> "Change":
+        """The change of an item of DynamoDB that the data tells. Raises ValueError for any other data."""
+        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  boto3 is an extra
+
+        return change_of(self.data)
 
 
 SETTLE_SECONDS = 5.0

@@ -6,6 +6,8 @@ kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, several
                                         `misplaced=drop` drops aggregates on a wrong shard whole, as KCL does;
                                         `wire=json` asks for records in JSON, not in CBOR;
                                         `poll_seconds=1` leaves a shard alone for so long between two requests
+dynamodb-streams://table?region=…       The changes of the items of a table of DynamoDB; a stream's ARN in place of
+                                        the table reads that stream; `endpoint`, `if_trimmed`, `poll_seconds` likewise
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
                                         `transport=websockets` needs port 443 alone;
                                         `prefetch=300` lets a partition send so many events ahead
@@ -29,6 +31,11 @@ _SCHEMES = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
         frozenset({"region", "endpoint", "if_trimmed", "misplaced", "consumer", "wire", "poll_seconds"}),
+        "aws",
+    ),
+    "dynamodb-streams": Scheme(
+        "leasehold.adapters.sources.dynamodb_streams.source",
+        frozenset({"region", "endpoint", "if_trimmed", "poll_seconds"}),
         "aws",
     ),
     "eventhubs": Scheme(

@@ -25,29 +25,35 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
 No account is needed, and nothing but this machine is reached. A STREAM is a name and how many shards it has; with
-`eventhubs:` before, it is an event hub and its partitions:
+`eventhubs:` before, it is an event hub and its partitions; with `table:`, the stream of a table of DynamoDB, whose
+shards roll every minute:
 
     leasehold dev orders=4 clicks=2 --rate 50
     leasehold dev eventhubs:flights=4 --rate 50
+    leasehold dev table:carts=2 --rate 50
 
 Where `leasehold[serve]` is installed, it serves the page of `leasehold serve` from the start, and says where; not with
 `--json`. It says what to paste where you work: environment variables by which every URL without an endpoint goes to the
 stand-ins, the URLs with theirs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate` that many
 records a second, of forty keys, are put into each stream.
 
-`--folder` keeps Kinesis streams and tables between two runs; without it they end with the command, as hubs always do.
+`--folder` keeps Kinesis streams and lease tables between two runs; without it they end with the command, as hubs and
+the streams of tables always do.
 Ctrl-C or SIGTERM ends it, with status 0, and leaves nothing running; neither does a SIGKILL.
 
-The stand-ins (kinesis-local, dynalite, azurite, hubs of our own) have no fan-out that boto3 understands, and throttle
-nobody. They need Node.js, from the PATH or by `pip install 'leasehold[demo]'`; hubs also need an AMQP engine, by
-`pip install cffi python-qpid-proton` where a C compiler is to be had.
+The stand-ins (kinesis-local, dynalite, azurite, hubs and streams of tables of our own) have no fan-out that boto3
+understands, and throttle nobody. They need Node.js, from the PATH or by `pip install 'leasehold[demo]'`; hubs also
+need an AMQP engine, by `pip install cffi python-qpid-proton` where a C compiler is to be had.
 """
 
 
 @app.command(help="Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.", epilog=MORE)
 def command(
     streams: Annotated[
-        list[str] | None, typer.Argument(metavar="STREAM...", help="NAME=SHARDS, eventhubs:NAME=PARTITIONS. [orders=4]")
+        list[str] | None,
+        typer.Argument(
+            metavar="STREAM...", help="NAME=SHARDS, eventhubs:NAME=PARTITIONS, table:NAME=SHARDS. [orders=4]"
+        ),
     ] = None,
     rate: Annotated[int, typer.Option(help="Sample records put into each stream, a second.", min=0, max=1000)] = 0,
     folder: Annotated[Path | None, typer.Option(help="Where to keep streams and tables.")] = None,

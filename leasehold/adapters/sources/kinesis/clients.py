@@ -56,11 +56,21 @@ def reading_client(
 
     The time of a record is whatever the service wrote: `seconds_of` tells what it means.
     """
+    client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds)
+    if Wire is None:
+        log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
+    else:
+        Wire(client, cbor=wire == "cbor")
+    return client
+
+
+def patient_client(service: Any, region: str | None, endpoint: str | None, read_seconds: float) -> Any:  # noqa: ANN401  each service has its own
+    """A client of this service for many threads, which gives a connection up where nothing comes for so long."""
     core = botocore.session.get_session()
     # The time of arrival, looked up in a local time zone, is more than half of what a record of 1 KB costs boto3.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
-    client: KinesisClient = boto3.session.Session(botocore_session=core).client(
-        "kinesis",
+    client = boto3.session.Session(botocore_session=core).client(
+        service,
         region_name=region,
         endpoint_url=endpoint,
         config=Config(
@@ -72,11 +82,7 @@ def reading_client(
         ),
     )
     # The next call is given longer than this one; repeated as it was, it would hold its thread for nothing.
-    client.meta.events.register_first("needs-retry.kinesis", _late_once)
-    if Wire is None:
-        log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
-    else:
-        Wire(client, cbor=wire == "cbor")
+    client.meta.events.register_first(f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _late_once)
     return client
 
 

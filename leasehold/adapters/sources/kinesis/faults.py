@@ -6,6 +6,7 @@ two requests follows from both: five a second are the quota of all its readers t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -19,6 +20,16 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.stores.printable import said
+
+
+class AwsService(NamedTuple):
+    """The name of a service in sentences, and the prefix of its rights."""
+
+    name: str
+    rights: str
+
+
+KINESIS = AwsService("Kinesis", "kinesis")
 
 THROTTLED = frozenset(
     {
@@ -53,12 +64,12 @@ def code_of(error: ClientError) -> str:
 
 
 @contextmanager
-def said_plainly(stream: str) -> Iterator[None]:
+def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """Turns the client's errors into SourceUnavailable or SourceError, each a sentence the user can act on."""
     try:
         yield
     except ClientError as error:
-        raise _service(error, stream) from error
+        raise _refusal(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: set them in the environment or a profile") from error
     except NoRegionError as error:
@@ -67,11 +78,11 @@ def said_plainly(stream: str) -> Iterator[None]:
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
         # Refused and reset connections, time-outs, names that do not resolve.
-        raise SourceUnavailable(f"Kinesis cannot be reached for stream {stream!r}: {error}") from error
+        raise SourceUnavailable(f"{service.name} cannot be reached for stream {stream!r}: {error}") from error
 
 
 @contextmanager
-def understood(stream: str) -> Iterator[None]:
+def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """Turns what an answer of another shape makes fail into SourceUnavailable: it may be a proxy's, or a bad moment's.
 
     Nothing of such an answer may count as read.
@@ -79,28 +90,29 @@ def understood(stream: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, ResponseParserError, TypeError, ValueError) as odd:
-        raise SourceUnavailable(f"an answer of Kinesis for stream {stream!r} cannot be read: {said(odd)}") from odd
+        what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
+        raise SourceUnavailable(what) from odd
 
 
-def _service(error: ClientError, stream: str) -> SourceError:
+def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceError:
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
-        return SourceUnavailable(f"Kinesis asks to slow down on stream {stream!r}: {code}")
+        return SourceUnavailable(f"{service.name} asks to slow down on stream {stream!r}: {code}")
     if code in PASSING or status >= SERVER_ERROR:
-        return SourceUnavailable(f"Kinesis failed on stream {stream!r}: {code} {text}")
+        return SourceUnavailable(f"{service.name} failed on stream {stream!r}: {code} {text}")
     if code == "ResourceNotFoundException":
         return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
     if code in CREDENTIALS:
         return SourceError(f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them")
     if code in DENIED:
-        asked, right = error.operation_name, f"kinesis:{error.operation_name}"
+        asked, right = error.operation_name, f"{service.rights}:{error.operation_name}"
         writes = asked in {"PutRecord", "PutRecords"}
         if code == "KMSAccessDeniedException":
             right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
         do = "write to" if writes else "read"
         return SourceError(f"these credentials may not {do} stream {stream!r}, for want of {right}: {text}")
-    return SourceError(f"Kinesis refused a request for stream {stream!r}: {code} {text}")
+    return SourceError(f"{service.name} refused a request for stream {stream!r}: {code} {text}")
 
 
 TIP_SECONDS = 0.5

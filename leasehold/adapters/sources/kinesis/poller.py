@@ -15,12 +15,12 @@ Rule 4: before that, after an answer that did not come in time, the next is give
 import logging
 from bisect import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from types import NoneType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
@@ -34,7 +34,14 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     kept_whole,
 )
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, KinesisClients, seconds_of
-from leasehold.adapters.sources.kinesis.faults import THROTTLED, PollPace, code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.faults import (
+    KINESIS,
+    THROTTLED,
+    PollPace,
+    code_of,
+    said_plainly,
+    understood,
+)
 from leasehold.adapters.sources.kinesis.records import KinesisRecords, RecordColumns, RecordsPart, RowColumns, children
 from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed, arrow_wanted
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
@@ -200,7 +207,7 @@ RECORDS = 10_000
 NO_ANSWER = "the stream has sent nothing, not even how far behind this is"
 FEWER = 8  # times fewer records after a time-out
 
-_TRIMMED = (
+TRIMMED_TEXT = (
     "shard {} of stream {!r}: its checkpoint {} is not there any more: trimmed, or of an earlier stream of this name; "
     "set it with `leasehold reset`, or add if_trimmed=TRIM_HORIZON to the source URL to begin with the oldest record"
 )
@@ -222,6 +229,14 @@ class Poller:
 
     most = RECORDS
     """The most records that one request asks for."""
+    service = KINESIS
+    names: ClassVar[Mapping[str, str]] = {
+        "Stream": "StreamName",
+        "Type": "ShardIteratorType",
+        "SequenceNumber": "StartingSequenceNumber",
+        "Timestamp": "Timestamp",
+    }
+    """The words of this service's GetShardIterator."""
 
     def __init__(
         self,
@@ -278,13 +293,13 @@ class Poller:
 
     def _next(self) -> Batch | None:
         """The next answer's batch, or None. Of an answer that cannot be read nothing counts, and it is asked again."""
-        with understood(self._stream):
+        with understood(self._stream, self.service):
             answer = self._ask()
         if answer is None:
             return None
         stood = self._iterator, self._read, self._done
         try:
-            with understood(self._stream):
+            with understood(self._stream, self.service):
                 return self._batch(answer)
         except SourceUnavailable:
             self._iterator, self._read, self._done = stood
@@ -295,25 +310,29 @@ class Poller:
         """Nothing to do: the iterator is as it was."""
 
     def _ask(self) -> "GetRecordsOutputTypeDef | None":
-        with said_plainly(self._stream):
+        with said_plainly(self._stream, self.service):
             if self._iterator is None:
                 self._iterator = self._placed()
             try:
                 told = self._patience.ask("get_records", ShardIterator=self._iterator, Limit=self._limit)
                 return cast("GetRecordsOutputTypeDef", told)
             except ClientError as error:
-                if code_of(error) != "ExpiredIteratorException":
+                if not self._over(error):
                     raise
         log.info("shard %s: its iterator expired, taking a new one", self._shard)
         self._iterator = None
         return None
 
+    def _over(self, error: ClientError) -> bool:
+        """Whether this refusal says that the iterator is of no more use, and another one will do."""
+        return code_of(error) == "ExpiredIteratorException"
+
     def _placed(self) -> str:
         """A new iterator. A start that was trimmed is asked for once more at the oldest record, if that is wanted."""
-        names = {"Type": "ShardIteratorType", "SequenceNumber": "StartingSequenceNumber", "Timestamp": "Timestamp"}
-        place: dict[str, Any] = {names[name]: value for name, value in self._place().items()}
+        place: dict[str, Any] = {"Stream": self._stream, **self._place()}
+        question = {self.names[name]: value for name, value in place.items()}
         try:
-            told = self._patience.ask("get_shard_iterator", StreamName=self._stream, ShardId=self._shard, **place)
+            told = self._patience.ask("get_shard_iterator", ShardId=self._shard, **question)
         except ClientError as error:
             self._rewind_from(error)
             return self._placed()
@@ -325,7 +344,7 @@ class Poller:
         if not trimmed:
             raise error
         if not self._rewind:
-            raise Trimmed(_TRIMMED.format(self._shard, self._stream, self._start.sequence)) from error
+            raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
         log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, self._start.sequence)
         self._start, self._done = TRIM_HORIZON, None
 

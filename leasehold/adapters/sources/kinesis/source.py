@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import CallPatience, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
 from leasehold.adapters.sources.kinesis.faults import (
     DENIED,
+    KINESIS,
     PollPace,
     code_of,
     poll_seconds_of,
@@ -35,7 +36,73 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 PAGE = 1000
 
 
-class KinesisSource:
+class PolledStream:
+    """The part of a source that streams of shards with iterators have in common.
+
+    name    the stream's, in sentences
+    rewind  whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
+    poll    seconds between two requests for a shard; None: as `pace` says
+    clock   seconds that never go back; the service's own answers say what time that is
+    """
+
+    service = KINESIS
+    asked_for = "StreamName"
+    """The word by which requests name the stream."""
+
+    def __init__(
+        self, clients: TimedClients, name: str, *, rewind: bool, poll: float | None, clock: Callable[[], float]
+    ) -> None:
+        self._clients, self._clock = clients, clock
+        self._patience = CallPatience(clients, insists=True)
+        self.name, self._rewind, self._poll = name, rewind, poll
+        self._since_1970: float | None = None
+
+    @property
+    def stream(self) -> str:
+        """Empty: a table serves this stream alone, so its leases carry no stream name."""
+        return ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The complete listing, after which `_heard` knows the time. Raises SourceUnavailable or SourceError."""
+        raise NotImplementedError
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream answers and says that this shard does not exist."""
+        try:
+            with said_plainly(self.name, self.service):
+                place: Any = {self.asked_for: self._asked(), "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
+                self._patience.call("get_shard_iterator", **place)
+        except SourceError as fault:
+            missing = (
+                isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+            )
+            if not missing:
+                raise
+            # A stream that is gone says the same of its shards: then `shards` raises, and nothing is deleted.
+            return all(each.id != shard for each in self.shards())
+        return False
+
+    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
+        """The present time by the service's clock, never later: a time to come would be refused."""
+        if self._since_1970 is None:
+            self.shards()
+        return at_timestamp(int((self._clock() + (self._since_1970 or 0.0)) * 1000))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._clients.close()
+
+    def _asked(self) -> str:
+        """What requests call the stream."""
+        return self.name
+
+    def _heard(self, answer: Any) -> None:  # noqa: ANN401  each service has its own
+        # The header's whole seconds are cut off, so what is derived from it is early by less than one.
+        told = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        self._since_1970 = (time.time() if told is None else told) - self._clock()
+
+
+class KinesisSource(PolledStream):
     """A Kinesis stream.
 
     client    speaks to the service; it is shared by all threads. `KinesisClients` wait longer for a slow one
@@ -63,22 +130,15 @@ class KinesisSource:
         poll: float | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
-        self._clients = KinesisClients.of(client)
-        self._client = self._clients.within(self._clients.limits[0])
-        self._patience = CallPatience(self._clients, insists=True)
+        clients = KinesisClients.of(client)
+        super().__init__(clients, name, rewind=rewind, poll=poll, clock=clock)
+        self._client = clients.within(clients.limits[0])
         if consumer is not None:
             registered = StreamConsumer(self._client, name, consumer, patience=self._patience)
             self.reader = partial(FanOut, consumer=registered)
-        self.name, self._rewind, self._clock = name, rewind, clock
-        self._misplaced, self._poll = misplaced, poll
-        self._since_1970: float | None = None
+        self._misplaced = misplaced
         # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
         self._keys_decide: bool | None = None
-
-    @property
-    def stream(self) -> str:
-        """Empty: a table serves this stream alone, so its leases carry no stream name."""
-        return ""
 
     def identity(self) -> str:
         """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
@@ -113,32 +173,8 @@ class KinesisSource:
             while token := page.get("NextToken"):
                 page = self._patience.call("list_shards", NextToken=token, MaxResults=PAGE)
                 rows += page["Shards"]
-            # The header's whole seconds are cut off, so what is derived from it is early by less than one.
-            told = date_of(page["ResponseMetadata"]["HTTPHeaders"].get("date"))
-            self._since_1970 = (time.time() if told is None else told) - self._clock()
+            self._heard(page)
             return listed(rows)
-
-    def gone(self, shard: str) -> bool:
-        """Whether the stream answers and says that this shard does not exist."""
-        try:
-            with said_plainly(self.name):
-                place: Any = {"StreamName": self.name, "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-                self._patience.call("get_shard_iterator", **place)
-        except SourceError as fault:
-            missing = (
-                isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
-            )
-            if not missing:
-                raise
-            # A stream that is gone says the same of its shards: then `shards` raises, and nothing is deleted.
-            return all(each.id != shard for each in self.shards())
-        return False
-
-    def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """The present time by the service's clock, never later: a time to come would be refused."""
-        if self._since_1970 is None:
-            self.shards()
-        return at_timestamp(int((self._clock() + (self._since_1970 or 0.0)) * 1000))
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Whether the service's clock is well past that time: then a reading at the tip shows all there was."""
@@ -159,10 +195,6 @@ class KinesisSource:
             pace=PollPace(self._poll),
             patience=CallPatience(self._clients, step=self._patience.step),
         )
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._clients.close()
 
 
 def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:

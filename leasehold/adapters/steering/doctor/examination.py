@@ -130,6 +130,7 @@ def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
 _HERE = "leasehold.adapters.steering.doctor."
 _SOURCES = {
     "kinesis": Scheme(f"{_HERE}kinesis", extra="aws"),
+    "dynamodb-streams": Scheme(f"{_HERE}dynamodb_streams", extra="aws"),
     "eventhubs": Scheme(f"{_HERE}event_hubs", extra="azure"),
 }
 _STORES = {

@@ -1,0 +1,324 @@
+"""The streams of a table, as DynamoDB Streams serves them, in this process: shards that roll, and the limits.
+
+It has the streams alone: items are put by a call, and leases want another stand-in. DynamoDB Local has streams, too,
+but its shards never end. Here a shard ends whenever somebody wants it, or every few seconds, and one other follows
+it; ended shards are gone after the retention. A page has 100 shards, an answer 1,000 records or 1 MB; iterators
+expire; what is asked for behind the horizon is refused; an empty answer may come between two records; a page of
+shards may not know yet that one has ended.
+"""
+
+import json
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any
+
+from attrs import Factory, define, field
+
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.local"))
+
+PAGE, RECORDS, BYTES = 100, 1000, 1_000_000
+FIRST_NUMBER = 10**20
+REGION, ACCOUNT = "eu-west-1", "123456789012"
+
+TypedItem = dict[str, dict[str, Any]]
+
+
+class TableRefusal(Exception):
+    """The name of an error of the service, and its sentence."""
+
+
+@define
+class RolledShard:
+    """A shard; `ended` is when it ended, and `trimmed` how many of its records are gone."""
+
+    id: str
+    parent: str | None
+    first: int
+    rows: list[dict[str, Any]] = field(factory=list)
+    last: int | None = None
+    ended: float = math.inf
+    trimmed: int = 0
+
+    def described(self, *, stale: bool) -> dict[str, Any]:
+        """Its entry in a listing; a stale one does not know of the end."""
+        numbers = {"StartingSequenceNumber": str(self.first)}
+        if self.last is not None and not stale:
+            numbers["EndingSequenceNumber"] = str(self.last)
+        return {"ShardId": self.id, "SequenceNumberRange": numbers} | (
+            {"ParentShardId": self.parent} if self.parent else {}
+        )
+
+
+@define
+class TableStreams:
+    """A table and its streams; only the last one is enabled, and what the former ones have can still be read.
+
+    lanes             how many shards are open at a time
+    roll_seconds      after so long each of them ends; infinite: when a test says so
+    retention         seconds after which an ended shard is gone
+    stale_seconds     for so long after a shard ended listings show it open, beside its child
+    iterator_seconds  after which one expires
+    empty_every       each so-manieth answer is empty; 0: none
+    status            of the stream; "" where there never was one
+    refuse            errors with which the next requests are answered
+    denied            operations that are not allowed
+    kept              takes the numbers of all changes ever made; None: nobody wants them
+    limit             requests for the records of one shard that are answered in a second; 0: all
+    """
+
+    name: str = "orders"
+    lanes: int = 2
+    roll_seconds: float = math.inf
+    retention: float = 86_400.0
+    stale_seconds: float = 0.0
+    iterator_seconds: float = 900.0
+    empty_every: int = 0
+    limit: int = 0
+    clock: Callable[[], float] = time.time
+    refuse: list[str] = field(factory=list)
+    denied: set[str] = field(factory=set)
+    asked: Counter[str] = field(factory=Counter)
+    kept: set[int] | None = None
+    shards: dict[str, RolledShard] = field(factory=dict)
+    status: str = "ENABLED"
+    made: float = 0.0
+    _former: dict[str, tuple[float, dict[str, RolledShard]]] = field(factory=dict)
+    _open: list[str] = field(factory=list)
+    _number: int = FIRST_NUMBER
+    _items: dict[str, TypedItem] = field(factory=dict)
+    _recent: dict[str, list[float]] = field(factory=dict)
+    _rolled: float = 0.0
+    _lock: Any = Factory(Lock)
+
+    def __attrs_post_init__(self) -> None:
+        self.enable()
+
+    @property
+    def arn(self) -> str:
+        """The present stream's."""
+        label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
+        return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
+
+    def enable(self) -> None:
+        """Make a stream anew: another one, without the records of the former."""
+        if self.shards:
+            self._former[self.arn] = (self.made, self.shards)
+        self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
+        self.shards, self._open = {}, []
+        for _ in range(self.lanes):
+            self._open.append(self._new(None))
+
+    def disable(self) -> None:
+        """End the stream: its shards end, and none follows."""
+        with self._lock:
+            for shard in self._open:
+                self._end(shard)
+            self._open, self.status = [], "DISABLED"
+
+    def put(self, key: str, item: TypedItem | None) -> None:
+        """Write an item, or remove it."""
+        with self._lock:
+            self._turn()
+            old = self._items.pop(key, None)
+            if item is not None:
+                self._items[key] = {"id": {"S": key}, **item}
+            self._number += 7
+            if self.kept is not None:
+                self.kept.add(self._number)
+            told: dict[str, Any] = {
+                "ApproximateCreationDateTime": int(self.clock()),
+                "Keys": {"id": {"S": key}},
+                "SequenceNumber": str(self._number),
+                "SizeBytes": 40,
+                "StreamViewType": "NEW_AND_OLD_IMAGES",
+            }
+            told |= {"NewImage": self._items[key]} if item is not None else {}
+            told |= {"OldImage": old} if old is not None else {}
+            event = "REMOVE" if item is None else "MODIFY" if old is not None else "INSERT"
+            row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": told}
+            row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
+            # Python's own hash of a text differs from one process to the next.
+            self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
+
+    def roll(self) -> None:
+        """End every open shard; one other follows each."""
+        with self._lock:
+            self._roll()
+
+    def expire(self, *shards: str) -> None:
+        """Let these ended shards be gone, as after a day."""
+        for shard in shards:
+            del self.shards[shard]
+
+    def _turn(self) -> None:
+        if self.clock() >= self._rolled + self.roll_seconds:
+            self._roll()
+        for shard in [each for each in self.shards.values() if self.clock() > each.ended + self.retention]:
+            del self.shards[shard.id]
+
+    def _roll(self) -> None:
+        self._rolled = self.clock()
+        for lane, shard in enumerate(self._open):
+            self._end(shard)
+            self._open[lane] = self._new(shard)
+
+    def _end(self, shard: str) -> None:
+        ended = self.shards[shard]
+        ended.last, ended.ended = self._number, self.clock()
+
+    def _new(self, parent: str | None) -> str:
+        self._number += 1
+        shard = f"shardId-{int(self.clock() * 1000):020}-{len(self.shards):04x}{self._number % 65536:04x}"
+        self.shards[shard] = RolledShard(shard, parent, self._number)
+        return shard
+
+    def answer(self, operation: str, question: dict[str, Any]) -> dict[str, Any]:
+        """An answer of the service. Raises TableRefusal."""
+        with self._lock:
+            self.asked[operation] += 1
+            self._turn()
+            if operation in self.denied:
+                raise TableRefusal("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
+            if self.refuse:
+                raise TableRefusal(self.refuse.pop(0), "as the test wants it")
+            match operation:
+                case "DescribeTable":
+                    if question["TableName"] != self.name:
+                        raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Table not found")
+                    stream = {"LatestStreamArn": self.arn} if self.status else {}
+                    return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream}}
+                case "DescribeStream":
+                    return self._described(question)
+                case "GetShardIterator":
+                    return self._placed(question)
+                case "GetRecords":
+                    return self._records(question)
+        raise TableRefusal("UnknownOperationException", operation)
+
+    def _known(self, arn: str) -> dict[str, RolledShard]:
+        if arn == self.arn:
+            return self.shards
+        if arn in self._former:
+            return self._former[arn][1]
+        raise TableRefusal("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
+
+    def _described(self, question: dict[str, Any]) -> dict[str, Any]:
+        arn = question["StreamArn"]
+        every = sorted(self._known(arn).values(), key=lambda each: each.first)
+        if (wanted := question.get("ShardFilter")) is not None:
+            every = [each for each in every if each.parent == wanted["ShardId"]]
+        after = question.get("ExclusiveStartShardId")
+        begin = 0 if after is None else 1 + [each.id for each in every].index(after)
+        page = every[begin : begin + min(question.get("Limit", PAGE), PAGE)]
+        stale = self.clock() - self.stale_seconds
+        told: dict[str, Any] = {
+            "StreamArn": arn,
+            "StreamLabel": arn.rpartition("/")[2],
+            "StreamStatus": self.status if arn == self.arn else "DISABLED",
+            "StreamViewType": "NEW_AND_OLD_IMAGES",
+            "TableName": self.name,
+            "CreationRequestDateTime": self.made if arn == self.arn else self._former[arn][0],
+            "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
+            "Shards": [each.described(stale=each.ended > stale) for each in page],
+        }
+        more = begin + len(page) < len(every)
+        return {"StreamDescription": told | ({"LastEvaluatedShardId": page[-1].id} if more else {})}
+
+    def _placed(self, question: dict[str, Any]) -> dict[str, Any]:
+        shard = self._known(question["StreamArn"]).get(question["ShardId"])
+        if shard is None:
+            raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
+        numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
+        kind = question["ShardIteratorType"]
+        match kind:
+            case "TRIM_HORIZON":
+                at = shard.trimmed
+            case "LATEST":
+                at = len(shard.rows)
+            case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
+                asked = int(question["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
+                if shard.trimmed and asked <= numbers[shard.trimmed - 1]:
+                    raise TableRefusal(
+                        "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
+                    )
+                at = sum(number < asked for number in numbers)
+            case "AT_TIMESTAMP":
+                if question["Timestamp"] > self.clock():
+                    raise TableRefusal("ValidationException", "Timestamp is in the future")
+                times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
+                at = sum(each < question["Timestamp"] for each in times)
+            case _:
+                raise TableRefusal("ValidationException", f"unknown ShardIteratorType {kind}")
+        return {"ShardIterator": f"{shard.id}|{at}|{self.clock()}"}
+
+    def _records(self, question: dict[str, Any]) -> dict[str, Any]:
+        name, at, issued = question["ShardIterator"].split("|")
+        here = [shards for _, shards in self._former.values()] + [self.shards]
+        shard, begin, now = next((each[name] for each in here if name in each), None), int(at), self.clock()
+        if shard is None:
+            raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
+        if now > float(issued) + self.iterator_seconds:
+            raise TableRefusal("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
+        if begin < shard.trimmed:
+            raise TableRefusal("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
+        recent = self._recent[name] = [each for each in self._recent.get(name, []) if each > now - 1]
+        if self.limit and len(recent) >= self.limit:
+            raise TableRefusal("LimitExceededException", "more than 2 readers of one shard, or requests come too fast")
+        recent.append(now)
+        rows, size = list[dict[str, Any]](), 0
+        if not self.empty_every or self.asked["GetRecords"] % self.empty_every:
+            for row in shard.rows[begin : begin + min(question.get("Limit", RECORDS), RECORDS)]:
+                size += len(json.dumps(row))
+                if rows and size > BYTES:
+                    break
+                rows.append(row)
+        end = begin + len(rows)
+        over = shard.last is not None and end == len(shard.rows) and (rows or begin == end)
+        told: dict[str, Any] = {"Records": rows}
+        return told if over else told | {"NextShardIterator": f"{name}|{end}|{now}"}
+
+
+@contextmanager
+def served(table: TableStreams) -> Iterator[str]:
+    """The address at which these streams are served."""
+
+    class TableRequest(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+            status, told = 200, dict[str, Any]()
+            try:
+                told = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], question)
+            except TableRefusal as refused:
+                code, why = refused.args
+                status = 500 if code == "InternalServerError" else 400
+                told = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}
+            body = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/x-amz-json-1.0")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), TableRequest)
+    server.daemon_threads = True
+    running = spawn("table-streams", server.serve_forever, lambda fault: log.error("no more streams: %s", said(fault)))
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        running.join()

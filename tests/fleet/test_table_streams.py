@@ -1,0 +1,146 @@
+"""Worker processes on a table whose shards roll: a kill, nothing lost, and each item's changes in order."""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
+from threading import Event, Thread
+from typing import Any
+from uuid import uuid4
+
+import java_kcl
+import pytest
+from test_consume_kinesis import Fleet, a_fleet
+from waiters import until
+
+from leasehold.adapters.local.tables import TableStreams, served
+from leasehold.stores.urls import open_store
+
+pytestmark = pytest.mark.slow
+
+ITEMS, RATE, SECONDS = 23, 200, 16.0
+ROLL_SECONDS, LANES = 3.0, 3
+
+
+def written(table: TableStreams, count: int, rate: int = RATE, over: Event | None = None) -> None:
+    """So many changes, or until it is over; each item is made, changed and removed, again and again."""
+    began = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        if over is not None and over.is_set():
+            return
+        removed = number // ITEMS % 5 == 4
+        table.put(f"i-{number % ITEMS}", None if removed else {"n": {"N": str(number)}})
+
+
+def command(source: str, store: str, *more: str) -> list[str]:
+    """A worker that says what it does."""
+    words = ("consume", source, "--store", store, "--events", "--lease-seconds", "3")
+    return [sys.executable, "-m", "leasehold.adapters.cli.main", *words, "--from", "TRIM_HORIZON", *more]
+
+
+def out_of_order(records: list[dict[str, Any]]) -> list[str]:
+    """The items of which a change was first handed over before an earlier one."""
+    first = defaultdict[str, dict[int, None]](dict)
+    for each in records:
+        first[each["partition_key"]].setdefault(int(each["sequence_number"]))
+    return [key for key, numbers in first.items() if [*numbers] != sorted(numbers)]
+
+
+def numbers(records: list[dict[str, Any]]) -> set[int]:
+    """The changes that were handed over at least once."""
+    return {int(each["sequence_number"]) for each in records}
+
+
+def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable[[], set[int]]) -> None:
+    """Wait until everything was handed over, and end in good order."""
+    until(lambda: made() <= numbers(fleet.records()), "every change handed over")
+    for worker in living:
+        fleet.processes[worker].terminate()
+    assert [fleet.processes[worker].wait(60) for worker in living] == [0] * len(living)
+    assert numbers(fleet.records()) == made()
+    assert table.asked["DescribeTable"] > 0
+
+
+def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts could each be right, and the whole lose changes or hand them over before earlier ones."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
+    put = set[int]()
+    table = TableStreams(
+        lanes=LANES, roll_seconds=ROLL_SECONDS, retention=30.0, stale_seconds=0.5, empty_every=5, limit=10, kept=put
+    )
+    store = f"sqlite:///{tmp_path}/leases.db"
+    with served(table) as endpoint:
+        source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
+        with a_fleet(command(source, store), tmp_path) as fleet:
+            writes = Thread(target=written, args=(table, int(SECONDS * RATE)))
+            writes.start()
+            for worker in ("a-1", "b-1", "c-1"):
+                fleet.start(worker)
+            until(lambda: all(fleet.reading(worker) for worker in fleet.processes), "all three read")
+            fleet.processes["b-1"].kill()
+            writes.join()
+            drained(fleet, ["a-1", "c-1"], table, lambda: put)
+            assert len(put) == SECONDS * RATE
+            assert out_of_order(fleet.records()) == []
+            leases = open_store(store).list().leases
+            assert [lease.owner for lease in leases] == [None] * len(leases)
+            assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
+            assert len(leases) <= 4 * LANES  # those of finished shards have gone
+
+
+ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.java"
+
+
+def join_java(fleet: Fleet, name: str, *place: str) -> None:
+    """A worker of Java's adapter; the place is the address of the streams, DynamoDB's, the ARN and the lease table."""
+    jars = java_kcl.compiled(ADAPTER, "table-worker")
+    words = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *place, name, "3000")
+    with fleet.path(name).open("wb") as out, fleet.path(name).with_suffix(".log").open("wb") as log:
+        fleet.processes[name] = Popen(words, stdout=out, stderr=log)
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.xdist_group("java")
+def test_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(
+    dynamodb_local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet that adds our workers to its Java ones could lose changes, or leave shards alone."""
+    if absent := java_kcl.missing():
+        pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {absent}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
+    put, over, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
+    table = TableStreams(lanes=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=put)
+    store = f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb_local_url}"
+    with served(table) as endpoint:
+        source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
+        place = (endpoint, dynamodb_local_url, table.arn, name)
+        # The KCL of the adapter reports in a table of its own, so ours are told for whom to let leases go.
+        told = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
+        with a_fleet(command(source, store, *told), tmp_path) as fleet:
+            writes = Thread(target=written, args=(table, 100_000, 50, over))
+            writes.start()
+            try:
+                fleet.start("a-1")
+                until(lambda: fleet.reading("a-1"), "ours reads")
+                join_java(fleet, "java-1", *place)
+                until(lambda: all(fleet.reading(worker) for worker in ("a-1", "java-1")), "both read")
+                fleet.processes["a-1"].kill()
+                until(lambda: len(fleet.reading("java-1")) >= table.lanes, "Java has everything")
+                fleet.start("c-1")
+                until(lambda: fleet.reading("c-1"), "ours reads again")
+                fleet.processes["java-1"].kill()
+            finally:
+                over.set()
+                writes.join()
+            drained(fleet, ["c-1"], table, lambda: put)
+            assert out_of_order(fleet.records()) == []
+            leases = open_store(store).list().leases
+            assert [lease.owner for lease in leases if not lease.ended] == [None] * table.lanes

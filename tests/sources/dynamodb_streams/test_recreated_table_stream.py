@@ -1,0 +1,88 @@
+"""The stream of a table is disabled and enabled again, under workers on one lease table."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from running import running
+from waiters import until
+
+from leasehold.adapters.local.tables import TableStreams, served
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.balancer.shards.contradictions import noted
+from leasehold.stores.embedded.memory import MemoryStore
+
+CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's own."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
+
+
+def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_by_its_arn() -> None:
+    """The leases of the former stream would be deleted with what nobody has read of it (L14)."""
+    later = [0.0]
+    table, store = TableStreams(lanes=2, clock=lambda: time.time() + later[0]), MemoryStore()
+    with served(table) as endpoint:
+        present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
+
+        def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  a worker's own
+            seen = set[str]()
+
+            def handle(delivery: Delivery) -> None:
+                seen.update(record.change.keys["id"] for record in delivery.records)
+
+            worker = Worker(store=store, source=open_source(url), me=name, config=CONFIG, **more)
+            with running(Runner(worker, handle)):
+                until(lambda: enough(seen, worker), f"{name}: {seen}")
+            return seen
+
+        def put(word: str) -> set[str]:
+            keys = {f"{word}-{n}" for n in range(20)}
+            for key in keys:
+                table.put(key, {})
+            return keys
+
+        old = put("old")
+        assert read("a", present, lambda seen, _: old <= seen) == old
+        left = put("left")
+        table.disable()
+        former = present.replace("orders", table.arn)
+        later[0] = 2.0  # no two streams of a table are made in one second
+        table.enable()
+        new = put("new")
+        assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
+        (said,) = noted(store.list().leases)
+        assert ":orders was made anew at " in said
+        assert left <= read("c", former, lambda seen, _: left <= seen)
+        assert new == read("d", present, lambda seen, _: new <= seen, if_recreated="TRIM_HORIZON")
+
+
+def test_a_new_group_reads_a_stream_that_was_disabled() -> None:
+    """What it has left can be read for a day, and no shard of it is open (L4)."""
+    table, seen = TableStreams(lanes=2), set[str]()
+    for n in range(20):
+        table.put(f"i-{n}", {})
+    table.roll()
+    table.disable()
+    with served(table) as endpoint:
+        source = open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}")
+        store = MemoryStore()
+        worker = Worker(store=store, source=source, me="a", config=CONFIG)
+
+        def handle(delivery: Delivery) -> None:
+            seen.update(record.change.keys["id"] for record in delivery.records)
+
+        with running(Runner(worker, handle)):
+            until(lambda: len(seen) == 20, f"{seen}")
+            until(lambda: all(lease.ended for lease in store.list().leases), "everything is read to its end")
+        assert noted(store.list().leases) == ()

@@ -1,0 +1,340 @@
+"""The stream of a table through boto3, against a stand-in with the service's limits."""
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from leasehold.adapters.local.tables import FIRST_NUMBER, TableStreams, served
+from leasehold.adapters.sources.changes import Change
+from leasehold.adapters.sources.dynamodb_streams.source import EMPTY_AT_TIP, ChangePoller, TableStream
+from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+
+
+class Clock:
+    """A time that stands still until it is moved."""
+
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The service's clock."""
+    return Clock()
+
+
+@pytest.fixture
+def table(clock: Clock) -> TableStreams:
+    """A table with one open shard."""
+    return TableStreams(lanes=1, clock=clock)
+
+
+@pytest.fixture
+def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of its stream; nobody's own credentials are used."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
+    with served(table) as endpoint:
+        yield f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
+
+
+def opened(url: str) -> TableStream:
+    """The source."""
+    source = open_source(url)
+    assert isinstance(source, TableStream)
+    return source
+
+
+def only(table: TableStreams) -> str:
+    """The id of its one shard."""
+    (shard,) = table.shards
+    return shard
+
+
+def reader(source: TableStream, shard: str, start: Position = TRIM_HORIZON) -> ChangePoller:
+    """A reader of this shard."""
+    return source.open(Lease(shard), start)
+
+
+def keys(batch: Batch) -> list[str]:
+    """The items of a batch, in order."""
+    return [each.change.keys["id"] for each in batch.records]
+
+
+def whole(read: ChangePoller) -> list[Record]:
+    """All records up to the end of a shard that has ended."""
+    found: list[Record] = []
+    while True:
+        batch = read.read()
+        found += batch.records
+        if batch.ended:
+            return found
+
+
+def test_a_change_comes_whole_and_decodes_to_python_values(table: TableStreams, url: str) -> None:
+    """A field would be lost, or a number rounded, between the table and the handler."""
+    table.put("a", {"n": {"N": "1.5"}, "b": {"B": "AP8="}, "m": {"M": {"x": {"BS": ["cQ=="]}}}})
+    table.put("a", None)
+    first, last = reader(opened(url), only(table)).read().records
+    item = {"id": "a", "n": Decimal("1.5"), "b": b"\x00\xff", "m": {"x": {b"q"}}}
+    made = datetime.fromtimestamp(Clock.now, UTC)
+    number = str(FIRST_NUMBER + 8)
+    assert first.change == Change("INSERT", {"id": "a"}, item, None, number, made)
+    assert (last.change.event, last.change.new, last.change.old) == ("REMOVE", None, item)
+    assert first.partition_key == last.partition_key == '{"id":{"S":"a"}}'
+    assert (first.sequence_number, first.arrived, first.position) == (number, Clock.now, Position(number))
+    assert b'"NewImage":{"b":{"B":"AP8="},"id":{"S":"a"}' in first.data
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"dynamodb":{"Keys":{"id":{"X":"a"}}},"eventName":"x"}'])
+def test_other_data_is_no_change(data: bytes) -> None:
+    """A handler would fail with an error of boto3's or of JSON, which names neither the record nor the cause."""
+    with pytest.raises(ValueError, match="is no change of an item of DynamoDB"):
+        _ = Record(data, "1").change
+
+
+def test_a_change_from_kinesis_data_streams_for_dynamodb_decodes_too() -> None:
+    """Such records have milliseconds, no sequence number, and another case in the name of who made the change."""
+    told = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
+    by = {"principalId": "dynamodb.amazonaws.com"}
+    data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": told}).encode()
+    made = datetime.fromtimestamp(1_800_000_000.5, UTC)
+    assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", made, "dynamodb.amazonaws.com")
+
+
+def test_every_page_of_shards_is_listed_with_its_parents(table: TableStreams, url: str) -> None:
+    """Shards from the second page on would be taken for gone, and their leases deleted."""
+    for _ in range(250):
+        table.roll()
+    ids = sorted(table.shards, key=lambda shard: table.shards[shard].first)
+    shards = opened(url).shards()
+    assert shards == tuple(
+        Shard(shard, parents=tuple(ids[at - 1 : at]) if at else (), open=at == 250) for at, shard in enumerate(ids)
+    )
+    assert table.asked["DescribeStream"] == 3
+
+
+def test_a_shard_with_a_child_is_closed_even_where_its_page_is_old(table: TableStreams, url: str) -> None:
+    """The listing would contradict itself, and nothing would be created or deleted while it does (L2)."""
+    table.stale_seconds = 60.0
+    table.roll()
+    assert [shard.open for shard in opened(url).shards()] == [False, True]
+
+
+def test_a_shard_that_is_gone_is_told_from_one_that_is_there(table: TableStreams, url: str) -> None:
+    """A lease would be deleted whose shard has records, or stay for good (L10)."""
+    first = only(table)
+    table.roll()
+    source = opened(url)
+    assert not source.gone(first)
+    table.expire(first)
+    assert source.gone(first)
+    (left,) = source.shards()
+    assert left.parents == (first,)
+
+
+def test_a_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
+    """The children would never be read, or the last records be lost; an empty answer is no end."""
+    table.empty_every = 3
+    for number in range(2500):
+        table.put(str(number), {})
+    shard = only(table)
+    table.roll()
+    assert [record.change.keys["id"] for record in whole(reader(opened(url), shard))] == [str(n) for n in range(2500)]
+
+
+def test_a_reader_begins_behind_its_checkpoint(table: TableStreams, url: str) -> None:
+    """The record of the checkpoint would be handed over again at each change of owner."""
+    for key in "abc":
+        table.put(key, {})
+    source, shard = opened(url), only(table)
+    first = reader(source, shard).read().records[0]
+    assert keys(reader(source, shard, first.position).read()) == ["b", "c"]
+
+
+def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
+    table: TableStreams, url: str, clock: Clock
+) -> None:
+    """Times of records are cut to the second: what came in the same one would be skipped."""
+    table.put("old", {})
+    clock.now += 10.7
+    table.put("same second", {})
+    table.put("new", {})
+    source = opened(url)
+    start = source.latest(Lease(only(table)))
+    assert start.sequence == "AT_TIMESTAMP"
+    assert start.sub % 1000 == 0
+    # The stand-in's Date header is this machine's, so the time is set by hand.
+    assert keys(reader(source, only(table), at_timestamp(1_800_000_010_000)).read()) == ["same second", "new"]
+
+
+def test_a_time_is_kept_where_the_service_has_no_iterator_for_it(table: TableStreams, url: str, clock: Clock) -> None:
+    """Older services and DynamoDB Local would leave a worker that begins at LATEST with an error for good."""
+    clock.now += 7
+    table.put("old", {})
+    clock.now += 7
+    table.put("new", {})
+    read = reader(opened(url), only(table), at_timestamp(int(clock.now * 1000)))
+    table.refuse.append("ValidationException")
+    assert keys(read.read()) == ["new"]
+
+
+def test_an_expired_iterator_is_replaced_where_the_reader_was(table: TableStreams, url: str, clock: Clock) -> None:
+    """A handler that takes longer than a quarter of an hour would end the reading of its shard."""
+    table.put("a", {})
+    read = reader(opened(url), only(table))
+    assert keys(read.read()) == ["a"]
+    clock.now += 901
+    table.put("b", {})
+    assert keys(read.read()) == []
+    assert keys(read.read()) == ["b"]
+
+
+@pytest.mark.parametrize("asked_at", ["iterator", "records"])
+def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
+    table: TableStreams, url: str, asked_at: str
+) -> None:
+    """Records that are gone would be skipped without a word; with `if_trimmed` reading goes on, and says so."""
+    for key in "abcd":
+        table.put(key, {})
+    source, shard = opened(url), only(table)
+    first = reader(source, shard).read().records[0]
+    going_on = opened(f"{url}&if_trimmed=TRIM_HORIZON")
+    table.shards[shard].trimmed = 2 if asked_at == "iterator" else 0
+    refused, allowed = (reader(each, shard, first.position) for each in (source, going_on))
+    if asked_at == "records":
+        for each in (refused, allowed):
+            each._limit = 1  # noqa: SLF001  so that it stands before the end
+            each.read()
+        table.shards[shard].trimmed = 3
+    with pytest.raises(Trimmed, match=r"its checkpoint \d+ is not there any more: .*if_trimmed=TRIM_HORIZON"):
+        refused.read()
+    batches = [allowed.read() for _ in range(2)]
+    assert [key for batch in batches for key in keys(batch)] == (["c", "d"] if asked_at == "iterator" else ["d"])
+
+
+def test_the_horizon_passes_a_reader_that_has_read_nothing(table: TableStreams, url: str) -> None:
+    """Whoever asked for the oldest record there is would get an error in place of it."""
+    table.put("a", {})
+    table.put("b", {})
+    read = reader(opened(url), only(table))
+    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  got before the horizon moved
+    table.shards[only(table)].trimmed = 1
+    assert keys(read.read()) == []
+    assert keys(read.read()) == ["b"]
+
+
+@pytest.mark.parametrize("number", ["7", "1" * 41, "9" * 129])
+def test_a_number_that_no_record_can_have_is_no_fault_of_the_network(
+    table: TableStreams, url: str, number: str
+) -> None:
+    """Boto3 refuses it before it asks, and the shard would be tried again for ever, without a reason."""
+    with pytest.raises(Trimmed, match=f"its checkpoint {number} is not there any more"):
+        reader(opened(url), only(table), Position(number)).read()
+
+
+def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableStreams, url: str) -> None:
+    """A busy table would end the reading, or a missing right be tried for ever under the name of Kinesis."""
+    table.put("a", {})
+    read = reader(opened(url), only(table))
+    # Boto3 itself asks twice.
+    table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
+    slow, failed = read.read(), read.read()
+    assert slow.fault.startswith("DynamoDB Streams asks to slow down on stream 'arn:aws:dynamodb:")
+    assert failed.fault.startswith("DynamoDB Streams failed on stream")
+    with pytest.raises(SourceError, match=r"may not read stream .*, for want of dynamodb:GetShardIterator: "):
+        read.read()
+    assert keys(read.read()) == ["a"]
+
+
+@pytest.mark.parametrize("denied", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"])
+def test_a_denied_right_is_named(table: TableStreams, url: str, denied: str) -> None:
+    """An operator would have to guess which of four rights is missing."""
+    table.denied.add(denied)
+    source = opened(url)
+    with pytest.raises(SourceError, match=f"may not read stream .*, for want of dynamodb:{denied}: "):
+        reader(source, source.shards()[0].id).read()
+
+
+def test_an_answer_without_the_expected_fields_is_no_reading(table: TableStreams, url: str) -> None:
+    """A record without a number would be handed over, and could never be checkpointed."""
+    table.put("a", {})
+    row: dict[str, Any] = table.shards[only(table)].rows[0]["dynamodb"]
+    number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but no decimal string
+    read = reader(opened(url), only(table))
+    assert "cannot be read" in read.read().fault
+    row["SequenceNumber"] = number
+    assert keys(read.read()) == ["a"]
+
+
+def test_several_empty_answers_are_the_tip_and_one_is_not(table: TableStreams, url: str) -> None:
+    """An empty answer between two records would say that all was read; or an idle shard would seem far behind."""
+    read = reader(opened(url), only(table))
+    assert [read.read().behind_seconds for _ in range(EMPTY_AT_TIP)] == [*[None] * (EMPTY_AT_TIP - 1), 0.0]
+
+
+def test_a_stream_made_anew_is_another_stream(
+    table: TableStreams, url: str, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leases of the former stream would be taken for those of shards long gone, and be deleted (L14)."""
+    source = opened(url)
+    former = source.incarnation()
+    assert former == "123456789012:orders:1800000000"
+    clock.now += 100
+    table.disable()
+    table.enable()
+    caplog.set_level(logging.WARNING)
+    assert [shard.id for shard in source.shards()] == list(table.shards)
+    assert source.incarnation() == "123456789012:orders:1800000100"
+    assert "has another stream now" in caplog.text
+
+
+def test_a_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
+    """What is left of a stream that was disabled could not be read once the table has another one."""
+    table.put("a", {})
+    source = opened(url.replace("//orders?region=eu-west-1&", f"//{table.arn}?"))
+    assert keys(reader(source, source.shards()[0].id).read()) == ["a"]
+    assert table.asked["DescribeTable"] == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("dynamodb-stream://orders", "unknown scheme 'dynamodb-stream'.*did you mean 'dynamodb-streams'"),
+        ("dynamodb-streams://a/b", "wants one table"),
+        ("dynamodb-streams://arn:aws:dynamodb:eu-west-1:123456789012:table/orders", "the ARN is no stream's"),
+        ("dynamodb-streams://arn:aws:kinesis:eu-west-1:1:table/orders/stream/x", "the ARN is no stream's"),
+        ("dynamodb-streams://orders?consumer=x", "unknown option 'consumer'"),
+        ("dynamodb-streams://orders?if_trimmed=LATEST", "'if_trimmed' wants TRIM_HORIZON"),
+        ("dynamodb-streams://orders?poll_seconds=0", "'poll_seconds' wants"),
+    ],
+)
+def test_a_wrong_url_is_one_clear_error(wrong: str, why: str) -> None:
+    """Users would learn of a slip from the service, or not at all."""
+    with pytest.raises(ValueError, match=why):
+        open_source(wrong)
+
+
+def test_a_table_without_a_stream_and_one_that_is_not_there_are_said(table: TableStreams, url: str) -> None:
+    """A worker would wait for shards of a stream that nobody has enabled."""
+    other = opened(url.replace("//orders?", "//other?"))
+    with pytest.raises(SourceError, match="Table not found; check its name, account and region"):
+        other.shards()
+    table.status = ""
+    with pytest.raises(SourceError, match="table 'orders' has no stream: enable one"):
+        opened(url).shards()
+
+
+def test_latest_without_a_listing_asks_for_one(url: str) -> None:
+    """The first lease of a new fleet could not be pinned."""
+    assert opened(url).latest(Lease("x")).sequence == "AT_TIMESTAMP"
