@@ -396,7 +396,7 @@ def test_a_line_is_read_as_its_worker_wrote_it() -> None:
 
 
 def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
-    """Java's workers settle for fewer shards while finished leases stay, and ours would be blamed for it."""
+    """Java's workers settle for fewer shards while finished leases stay, and the fleet would be blamed for it."""
     open_ones = [
         WriteEvent(1.0, 1.0, "a", "a", "claim", f"s-{n}", None, Lease(f"s-{n}", owner="a"), done=True) for n in range(2)
     ]

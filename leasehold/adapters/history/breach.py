@@ -39,7 +39,7 @@ class Limits:
     settled        as of when nothing but renewals may be written, and everything must be held, all evenly; None: not
                    judged
     even           whether workers that plan may not differ by more than one lease from any other
-    counts_ended   whether a worker's rules count ended leases as its load: then the fleet may be even with them alone
+    counts_ended   whether a worker's rules count ended leases as its load: while there are some, `even` is not judged
     moves          as of when, and how many more than the least; None: not judged
     groups         how workers form groups
     misdeeds       whether faults may be raised that nothing provides for

@@ -470,17 +470,14 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
             yield Breach("held by nobody", history.end, why)
     if run.limits.even:
         owners = owners_at(history, history.end)
-        rows = {write.key: write.after for write in history.writes if write.done} if run.limits.counts_ended else {}
-        ended = {key: row.owner for key, row in rows.items() if row is not None and row.ended}
-        alive = alive_at(run.lives, history.end - 1e-9) | run.planners
-        said = []
-        for counted in (owners, {**owners, **ended}):
-            held = Counter(owner for owner in counted.values() if owner is not None)
-            # One that never plans takes nothing, and so may well hold less.
-            counts = {worker: held[worker] for worker in alive}
-            said.append(uneven(counts, run.planners, len(counted), run.limits.groups))
-        if all(said):
-            yield Breach("uneven", history.end, said[0])
+        held = Counter(owner for owner in owners.values() if owner is not None)
+        counts = {worker: held[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
+        rows = {write.key: write.after for write in history.writes if write.done}
+        loaded = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
+        # One that never plans takes nothing, and so may well hold less.
+        why = uneven(counts, run.planners, len(owners), run.limits.groups)
+        if why and not loaded:
+            yield Breach("uneven", history.end, why)
 
 
 def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
