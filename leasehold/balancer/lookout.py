@@ -51,7 +51,7 @@ from heapq import nsmallest
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.census import Census, signers
+from leasehold.balancer.census import Census, Known, signers
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
@@ -120,24 +120,32 @@ class LookoutRanks:
         """Whether this worker keeps the lookout: by rank, or because the bulletin of the lookout has stopped (C8)."""
         if self.row is None or self.ranks[0] == me.worker:
             return True
-        rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         silent = max(
             self.row.idle - scaled(SILENT_SECONDS, config),
             hearing.looks_still - scaled(LOOKS_SILENT_SECONDS, config),
         )
+        if silent <= 0:
+            return False
+        rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         return silent > (rank - 1) * scaled(STAND_IN_SECONDS, config)
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config) -> LookoutRanks:
     """The first in rank is the lookout; the others stand in for it in this order (C3, C8)."""
     limit = expires_above(config)
-    ours = signers(lease for lease in leases if lease.idle <= limit)
-    ranks = tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
+    ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
+
+
+@lru_cache(maxsize=100)  # most looks find the workers that the look before found
+def _ranked(ours: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     """The lookout's last row in shed order carries the bulletin, for every newcomer takes from the first (C4)."""
+    if isinstance(leases, Known):
+        return leases.last_of(lookout, donation_order)
     held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
     return max(held, key=donation_order, default=None)
 
@@ -250,7 +258,8 @@ def next_look(
     ours, partial = lookout_ranks(leases, config), me.history.full_still > 0
     duty = ours.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
-    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(leases, me, hearing)
+    mine = leases.owned_by(me.worker) if isinstance(leases, Known) else leases
+    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(mine, me, hearing)
     settle = settle_seconds(actions, config)
     if settle is None and awaits_joiners(census.mine, me, config):
         settle = until_gathered(me.history, config)

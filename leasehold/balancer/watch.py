@@ -14,10 +14,11 @@ leader gives them what is free, and until there is something to give, no lease s
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
+from leasehold.balancer.census import Known, Whole
 from leasehold.balancer.lineage import holes_after
 from leasehold.balancer.lookout import BulletinTracker
 from leasehold.balancer.model import History, Lease, Shard
@@ -142,6 +143,30 @@ class Sighting:
 
 
 @frozen
+class Sightings(Mapping[str, Sighting]):
+    """The sightings of the last reading of the whole table, with those of the rows read since; None: it is gone."""
+
+    whole: Mapping[str, Sighting]
+    since: Mapping[str, Sighting | None]
+
+    def __getitem__(self, key: str) -> Sighting:
+        found = self.since[key] if key in self.since else self.whole[key]
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.flat())
+
+    def __len__(self) -> int:
+        return len(self.flat())
+
+    def flat(self) -> dict[str, Sighting]:
+        """All of them, in the order of the reading."""
+        return {key: found for key, found in {**self.whole, **self.since}.items() if found is not None}
+
+
+@frozen
 class Watch:
     """The watch holds everything that earlier readings taught; give `history` to `Me`.
 
@@ -151,6 +176,7 @@ class Watch:
     full_at     end of the last reading of the whole table
     bulletins   hears bulletins; None where none are written (C14)
     roll        of the workers that report beside the leases
+    whole       the last reading of the whole table, as `look` answered it
     """
 
     history: History = field(factory=History)
@@ -160,6 +186,7 @@ class Watch:
     full_at: float = -math.inf
     bulletins: BulletinTracker | None = None
     roll: WorkerReports = field(factory=WorkerReports)
+    whole: Whole = field(factory=lambda: Whole(()), eq=False, repr=False)
 
     def look(
         self,
@@ -168,8 +195,10 @@ class Watch:
         ended: float,
         asked: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
-    ) -> tuple["Watch", tuple[Lease, ...]]:
+    ) -> tuple["Watch", Sequence[Lease]]:
         """Fold this reading in, and answer every known lease, with its `idle`, `held` and `heir_idle`.
+
+        A reading of few rows costs what those rows cost, however many leases are known (`Known`).
 
         listing  the leases as read; `idle` is the store's own age of the row, 0 where it has none.
                  A listing that failed on any page must not be given.
@@ -183,14 +212,19 @@ class Watch:
         long it had been at it is unknown, and no reason to spare it. With no owner, `held` says the same
         of the time without one.
         """
-        fresh = {lease.key: self._sight(lease, began, ended) for lease in listing}
         if asked is None:
-            sightings = fresh
+            earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
+            fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
+            sightings: Mapping[str, Sighting] = fresh
+            leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
+            whole, lost = Whole(tuple(leases)), earlier.keys() - fresh.keys()
+            owners_at, fleet_at = self._changes(earlier, fresh, ended)
         else:
-            gone = set(asked) - fresh.keys()
-            sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
-        leases = tuple(sighting.lease for sighting in sightings.values())
-        owners_at, fleet_at = self._changes(sightings, fresh, ended)
+            fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
+            sightings = self._with(fresh, set(asked) - fresh.keys())
+            lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
+            leases = _known(whole, sightings)
+            owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
@@ -211,9 +245,9 @@ class Watch:
             full_apart=self.history.full_apart if asked is not None else max(0.0, began - self.full_at),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
-            gone=self._gone(sightings),
+            gone=self._gone(sightings, lost),
         )
-        return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll), leases
+        return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll, whole), leases
 
     def last_seen(self, key: str) -> Lease | None:
         """The lease as the last reading that showed it did, also where it has no row any more."""
@@ -230,17 +264,20 @@ class Watch:
         kept = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
         return evolve(self, history=evolve(self.history, gone=kept))
 
-    def _gone(self, now: Mapping[str, Sighting]) -> tuple[Lease, ...]:
+    def _gone(self, now: Mapping[str, Sighting], lost: Collection[str]) -> tuple[Lease, ...]:
         """The leases that were known and have no row any more: nobody else may know how far they were."""
-        if not self.history.gone and self.sightings.keys() <= now.keys():
+        if not (self.history.gone or lost):
             return ()
-        known = {lease.key: lease for lease in self.history.gone}
-        known |= {key: sighting.lease for key, sighting in self.sightings.items()}
-        return tuple(known[key] for key in sorted(known.keys() - now.keys()))
+        known = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
+        return tuple(known[key] for key in sorted(known) if key not in now)
 
-    def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
+    def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
+        """What is known of all leases once these rows are read, and those are gone."""
+        before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
+        return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
+
+    def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
-        before = self.sightings.get(lease.key)
         if before is None:
             return self._first_sight(lease, ended)
         kept = before.lease.owner == lease.owner
@@ -279,24 +316,39 @@ class Watch:
         return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
 
     def _changes(
-        self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting], ended: float
+        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float
     ) -> tuple[float, float]:
         """The ends of the first readings that showed the present owners, and the present fleet."""
-        # Readings of few rows are frequent: only those rows can have changed, unless a lease is gone.
-        same = len(sightings) == len(self.sightings) and all(
-            key in self.sightings and _parties(self.sightings[key]) == _parties(now) for key, now in read.items()
-        )
-        if self.owners_at is not None and self.fleet_at is not None and same:
+        owners_at = self.owners_at if _owners(before) == _owners(now) else None
+        fleet_at = self.fleet_at if _fleet(before) == _fleet(now) else None
+        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+
+    def _changes_in(
+        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
+    ) -> tuple[float, float]:
+        """The same by a reading of few rows: they alone can have changed, and whom they name."""
+        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
+        changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
+        if not changed and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
-        old, new = _owners(self.sightings), _owners(sightings)
-        owners_at = self.owners_at if old == new else None
-        fleet_at = self.fleet_at if _fleet(self.sightings) == _fleet(sightings) else None
+        before = _known(self.whole, self.sightings)
+        named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
+        fleet_same = all(before.names(name) == now.names(name) for name in named)
+        owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
+        owners_at = self.owners_at if owners_same else None
+        fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
-def _parties(sighting: Sighting) -> tuple[str | None, str | None]:
-    """The owner and the heir of a lease."""
-    return sighting.lease.owner, sighting.lease.heir
+def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:
+    """Every lease of these sightings."""
+    since = sightings.since if isinstance(sightings, Sightings) else {}
+    return Known(whole, {key: None if each is None else each.lease for key, each in since.items()})
+
+
+def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
+    """The owner and the heir of a lease; nobody where there is none."""
+    return () if sighting is None else (sighting.lease.owner, sighting.lease.heir)
 
 
 def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:

@@ -137,9 +137,9 @@ class Holdings:
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
         """The leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
-            held = frozenset(self._held)
-        mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
+            mine = [lease for lease in ours if lease.key not in self._held]
         return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
 
     @property
@@ -383,10 +383,10 @@ def renew_pause(watch: Watch, config: Config) -> float:
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
-def news(held: Iterable[Holding], me: str, look: Look) -> list[tuple[Holding, Renew]]:
+def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
     """The row with the bulletin, to be written at once: the lookout's news should not wait for the next heartbeat."""
     by_key = {holding.key: holding for holding in held}
-    row = bulletin_row([holding.lease for holding in by_key.values()], me) if look.notes else None
+    row = bulletin_row([holding.lease for holding in by_key.values()], me)
     return [] if row is None else [(by_key[row.key], Renew(row, "C4"))]
 
 

@@ -601,16 +601,18 @@ class Worker:
         first = asked is None and not self.discovery.answered
         shards = self.discovery.shards(now, listing, me, leases) if first else None
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
-        fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
+        seen = self.watch.sightings
+        fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
         late = () if self.discovery.refusing else tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
         there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
-        asked_of = tuple(held.key for held in self.holdings if asked is None or held.key in asked)
+        asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
         missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
         doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
         list(each(self._holdings.reconfirm, doubted))
-        self._slow_peers.observe(me, self.config)
+        if asked is None:
+            self._slow_peers.observe(me, self.config)
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.parted, None if listing.malformed else shards)
@@ -641,7 +643,7 @@ class Worker:
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
         self._turns += 1
-        told = news(self.holdings, self.me, self._look)
+        told = news(self.holdings, self.me) if self._look.notes else []
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
 
     def _leave_all(self) -> None:
