@@ -1,4 +1,4 @@
-"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C16).
+"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C17).
 
 If every worker listed the table, reading would cost workers x leases. Here each worker ranks the workers of its own
 last listing by a digest of their ids. All that read alike rank alike, so the first in rank, the lookout, needs no
@@ -96,6 +96,9 @@ FREE_SECONDS = 30.0
 
 START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
 """Workers that start together look first within half a second (C15); after claims the next look is 0.7 s away (C10)."""
+
+OUTAGE_SECONDS = 2.0
+"""A store that answers no reading for longer has an outage: the owners could not renew either (C17)."""
 
 LISTED = 12
 """A listing reads so many rows for the price of one row asked for by its key."""

@@ -8,6 +8,11 @@ Example: a reading from 0 s to 1 s shows version 7 for the first time, and a rea
 The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read: it stood still for 8 s for
 certain, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
 
+Rule 3 (C17): an outage of the store counts against nobody. While nothing was answered no owner could renew, and the
+first reader that comes through must not take what others had no chance yet to renew. So what stood still meanwhile
+counts from the end of the first reading that was answered again. An outage is longer than `silence_seconds`: a single
+late answer counts as ever.
+
 Workers of a KCL 3.x leader live by what they report of themselves, beside the leases (M14). They take nothing: their
 leader gives them what is free, and until there is something to give, no lease shows them.
 """
@@ -177,6 +182,10 @@ class Watch:
     bulletins   hears bulletins; None where none are written (C14)
     roll        of the workers that report beside the leases
     whole       the last reading of the whole table, as `look` answered it
+    silence_seconds
+                a store that answers nothing for longer has an outage (C17)
+    silent_at   when the first reading began of those that were not answered lately
+    back_at     end of the first reading that was answered after an outage
     """
 
     history: History = field(factory=History)
@@ -187,6 +196,13 @@ class Watch:
     bulletins: BulletinTracker | None = None
     roll: WorkerReports = field(factory=WorkerReports)
     whole: Whole = field(factory=lambda: Whole(()), eq=False, repr=False)
+    silence_seconds: float = math.inf
+    silent_at: float | None = None
+    back_at: float = -math.inf
+
+    def unanswered(self, began: float) -> "Watch":
+        """The same after a reading that began then and got no answer."""
+        return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
         self,
@@ -212,6 +228,9 @@ class Watch:
         long it had been at it is unknown, and no reason to spare it. With no owner, `held` says the same
         of the time without one.
         """
+        if self.silent_at is not None:
+            back_at = ended if began - self.silent_at > self.silence_seconds else self.back_at
+            return evolve(self, silent_at=None, back_at=back_at).look(listing, began, ended, asked, reports)
         if asked is None:
             earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
             fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
@@ -229,25 +248,30 @@ class Watch:
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
-        before = self.history
-        if asked is None:  # only a reading of the whole table tells these
-            before = evolve(
-                before,
-                holes=holes_after(leases, before.holes),
-                gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
-                paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
-            )
+        history = self._history(sightings, leases, whole=asked is None)
         history = evolve(
-            before,
+            history,
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
-            full_apart=self.history.full_apart if asked is not None else max(0.0, began - self.full_at),
+            full_apart=history.full_apart if asked is not None else max(0.0, began - self.full_at),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
             gone=self._gone(sightings, lost),
         )
-        return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll, whole), leases
+        seen = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll, whole)
+        return evolve(seen, silence_seconds=self.silence_seconds, back_at=self.back_at), leases
+
+    def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, whole: bool) -> History:
+        """The history, with what only a reading of the whole table tells."""
+        if not whole:
+            return self.history
+        return evolve(
+            self.history,
+            holes=holes_after(leases, self.history.holes),
+            gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
+            paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
+        )
 
     def last_seen(self, key: str) -> Lease | None:
         """The lease as the last reading that showed it did, also where it has no row any more."""
@@ -283,15 +307,17 @@ class Watch:
         kept = before.lease.owner == lease.owner
         # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
         still = kept and before.lease.version == lease.version
-        version_at = before.version_at if still else ended
+        version_at = max(before.version_at, self.back_at) if still else ended
         owner_at = before.owner_at if kept else ended
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended
         watched = max(0.0, began - version_at)
+        # The store's own age of a row counts an outage, too (C17).
+        age = min(lease.idle, max(0.0, began - self.back_at))
         # Do not count the gap before a new owner's first renewal: it says nothing of how often that owner renews.
         stood = before.watched if before.version_at > before.owner_at else 0.0
         return Sighting(
             lease=lease.watched(
-                idle=max(lease.idle, watched),
+                idle=max(age, watched),
                 held=max(0.0, began - owner_at),
                 heir_idle=max(0.0, began - heir_at) if lease.heir is not None else 0.0,
             ),

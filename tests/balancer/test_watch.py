@@ -408,3 +408,16 @@ def test_what_is_folded_from_a_few_rows_is_what_all_leases_tell(
             actions = plan(leases, None, me, config)
             assert actions == plan(everything, None, me, config)
             assert look_again(actions, leases, me, config) == look_again(actions, everything, me, config)
+
+
+def test_an_outage_of_the_store_counts_against_nobody() -> None:
+    """Whoever came through first would find all leases expired, its own fleet's too (C17)."""
+    old = evolve(ROW, idle=70.0)  # where the store knows a row's age, that counts the outage, too
+    watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
+    watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)
+    assert lease.idle == 0
+    watch, (lease,) = watch.look([old], began=70, ended=71)
+    assert lease.idle == 8
+    watch, (lease,) = watch.unanswered(73).look([old], began=75, ended=76)
+    assert lease.idle == 13, "a single late answer is no outage"
+    assert watch.silent_at is None
