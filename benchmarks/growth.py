@@ -25,6 +25,7 @@ from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.steering.explaining import plans
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import ripe
+from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.watch import Watch
@@ -88,6 +89,19 @@ def works(workers: int) -> dict[str, Work]:
     items = [to_item(each) for each in leases]
     few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
+    signed = tuple(evolve(each, notes=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
+    hearing, _ = Watch(bulletins=BulletinTracker()).look(signed, 0.0, 0.5)
+    hearing, known = hearing.look(signed[:1], 1.0, 1.1, [signed[0].key])
+    row = lookout_ranks(known, CONFIG).row or signed[0]
+    lookout_ranks(known, CONFIG), plan(known, None, ME, CONFIG)  # indexed now, once for each reading of the whole table
+
+    def reader() -> object:
+        now = float(next(clock))
+        renewed = evolve(row, version=Version(f"{now}"))
+        after, known = hearing.look([renewed], now, now + 0.01, [row.key])
+        me = Me(next(name for name in ("w-0", "w-1") if name != row.owner), turn=1, history=after.history)
+        return look_again(plan(known, None, me, CONFIG), known, me, CONFIG)
+
     def look(of: tuple[Lease, ...], asked: tuple[str, ...] | None) -> object:
         now = float(next(clock))
         renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in of)
@@ -100,7 +114,7 @@ def works(workers: int) -> dict[str, Work]:
         "when to look again": lambda: look_again((), leases, ME, CONFIG),
         "nothing is due for renewal": lambda: renewals(leases[:: max(1, workers)], ME, CONFIG),
         "a reading of the whole table": lambda: look(leases, None),
-        "a reading of one row": lambda: look(leases[:1], (leases[0].key,)),
+        "a reader's look at one row": reader,
         "rows of DynamoDB read": lambda: [to_lease(item) for item in items],
         "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),

@@ -15,8 +15,10 @@ leader, by its reports.
 from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
+from typing import cast
 
-from leasehold.balancer.census import Census
+from leasehold.balancer.census import Census, Known
+from leasehold.balancer.census import odd as odd_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 
@@ -29,19 +31,17 @@ A fleet set to six times our seconds renews every two of ours, and is spared for
 
 def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     """Count one reading; `leases` have distinct keys."""
-    reading = tuple(leases)
+    reading = leases if isinstance(leases, Known) else tuple(leases)
     limit = expires_above(config)
     # Few leases are anything but held and alive: this one pass finds them, the rest only looks at them.
-    odd = [
-        lease for lease in reading if lease.idle > limit or lease.owner is None or lease.ended or lease.heir is not None
-    ]
-    waiting = _waiting(reading, odd) if config.rules.children_later else frozenset()
-    if waiting:
-        reading = tuple(lease for lease in reading if lease.key not in waiting)
-        odd = [lease for lease in odd if lease.key not in waiting]
-    if not config.rules.counts_ended and any(lease.ended for lease in odd):
-        reading = tuple(lease for lease in reading if not lease.ended)
-        odd = [lease for lease in odd if not lease.ended]
+    odd = reading.odd(limit) if isinstance(reading, Known) else odd_of(reading, limit)
+    out = set(_waiting(reading, odd)) if config.rules.children_later else set[str]()
+    if not config.rules.counts_ended:
+        out |= {lease.key for lease in odd if lease.ended}
+    if out:
+        within = reading.without(out) if isinstance(reading, Known) else None
+        reading = tuple(lease for lease in reading if lease.key not in out) if within is None else within
+        odd = [lease for lease in odd if lease.key not in out]
     patience = {owner: patience_with(gap, config) for owner, gap in slow_owners(me, config)}
     led_by = {worker for worker, _ in me.history.led}
     expired = [
@@ -53,23 +53,27 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         # M14: a new owner of a KCL 3.x leader renews at its next poll; KCL's come every lease_seconds.
         and not (lease.owner in led_by and lease.held <= lease.idle <= 2 * limit)
     ]
-    counts = Counter(map(attrgetter("owner"), reading))
+    by_owner = reading.counts() if isinstance(reading, Known) else Counter(map(attrgetter("owner"), reading))
+    by_owner.pop(None, None)
     # Counting all and taking off the expired is faster than asking of each lease whether it expired.
-    counts.subtract(Counter(map(attrgetter("owner"), expired)))
-    counts.pop(None, None)
+    for lease in expired:
+        by_owner[lease.owner] -= 1
+    counts = cast("dict[str, int]", by_owner)
     led = _led(expired, me, config)
     for worker in (me.worker, *led):
-        counts[worker] += 0
-    held = {owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led}
+        counts.setdefault(worker, 0)
+    if not all(counts.values()):
+        counts = {owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led}
     dead = {lease.key for lease in expired}
+    mine = reading.owned_by(me.worker) if isinstance(reading, Known) else reading
     return Census(
         worker=me.worker,
         leases=reading,
         free=tuple(lease for lease in odd if lease.owner is None),
         expired=tuple(expired),
-        mine=tuple([lease for lease in reading if lease.owner == me.worker and lease.key not in dead]),
+        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in dead]),
         moving=tuple(lease for lease in odd if lease.heir is not None),
-        counts=held,
+        counts=counts,
         led=led,
     )
 
@@ -81,7 +85,8 @@ def _waiting(reading: Collection[Lease], odd: Collection[Lease]) -> frozenset[st
     """
     young = [lease for lease in odd if lease.owner is None and lease.parents]
     names = {name for lease in young for name in lease.parents}
-    unread = {lease.key for lease in reading if lease.key in names and not lease.ended} if names else set()
+    found = map(reading.get, names) if isinstance(reading, Known) else reading if names else ()
+    unread = {lease.key for lease in found if lease is not None and lease.key in names and not lease.ended}
     return frozenset(lease.key for lease in young if not unread.isdisjoint(lease.parents))
 
 

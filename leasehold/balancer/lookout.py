@@ -1,4 +1,4 @@
-"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C16).
+"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C17).
 
 If every worker listed the table, reading would cost workers x leases. Here each worker ranks the workers of its own
 last listing by a digest of their ids. All that read alike rank alike, so the first in rank, the lookout, needs no
@@ -51,7 +51,7 @@ from heapq import nsmallest
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.census import Census, signers
+from leasehold.balancer.census import Census, Known, signers
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
@@ -97,6 +97,9 @@ FREE_SECONDS = 30.0
 START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
 """Workers that start together look first within half a second (C15); after claims the next look is 0.7 s away (C10)."""
 
+OUTAGE_SECONDS = 2.0
+"""A store that answers no reading for longer has an outage: the owners could not renew either (C17)."""
+
 LISTED = 12
 """A listing reads so many rows for the price of one row asked for by its key."""
 
@@ -120,24 +123,32 @@ class LookoutRanks:
         """Whether this worker keeps the lookout: by rank, or because the bulletin of the lookout has stopped (C8)."""
         if self.row is None or self.ranks[0] == me.worker:
             return True
-        rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         silent = max(
             self.row.idle - scaled(SILENT_SECONDS, config),
             hearing.looks_still - scaled(LOOKS_SILENT_SECONDS, config),
         )
+        if silent <= 0:
+            return False
+        rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         return silent > (rank - 1) * scaled(STAND_IN_SECONDS, config)
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config) -> LookoutRanks:
     """The first in rank is the lookout; the others stand in for it in this order (C3, C8)."""
     limit = expires_above(config)
-    ours = signers(lease for lease in leases if lease.idle <= limit)
-    ranks = tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
+    ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
+
+
+@lru_cache(maxsize=100)  # most looks find the workers that the look before found
+def _ranked(ours: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     """The lookout's last row in shed order carries the bulletin, for every newcomer takes from the first (C4)."""
+    if isinstance(leases, Known):
+        return leases.last_of(lookout, donation_order)
     held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
     return max(held, key=donation_order, default=None)
 
@@ -250,7 +261,8 @@ def next_look(
     ours, partial = lookout_ranks(leases, config), me.history.full_still > 0
     duty = ours.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
-    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(leases, me, hearing)
+    mine = leases.owned_by(me.worker) if isinstance(leases, Known) else leases
+    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(mine, me, hearing)
     settle = settle_seconds(actions, config)
     if settle is None and awaits_joiners(census.mine, me, config):
         settle = until_gathered(me.history, config)

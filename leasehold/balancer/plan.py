@@ -6,12 +6,12 @@ carries the lease as it was read, and a store carries it out only where that is 
 can therefore be refused, but it can do no harm (S1).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal, Taking
-from leasehold.balancer.census import Census
+from leasehold.balancer.census import Census, Known
 from leasehold.balancer.config import Config
-from leasehold.balancer.counting import take_census
+from leasehold.balancer.counting import expires_above, take_census
 from leasehold.balancer.handoff import handoffs
 from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
 from leasehold.balancer.lookout import free_expired, next_look, settle_seconds, until_late_judged
@@ -35,7 +35,7 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     No action names a key that another names, alternates included. Where two would, the first of these stands: a
     deletion, a taking, a planned move, a release of what has expired, a renewal.
     """
-    reading = tuple(leases)
+    reading = leases if isinstance(leases, Known) else tuple(leases)
     census = take_census(reading, me, config)
     lifecycle_actions = lifecycle(reading, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
@@ -69,8 +69,10 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     Leases asked for are looked at alone, until they are handed over; but the whole table is read every
     `cycle_seconds` meanwhile. `me.history` tells whether `leases` come from a reading of all or of a few.
     """
-    did, reading, history, rules = tuple(actions), tuple(leases), me.history, config.rules
-    asked = {lease.key for lease in reading if lease.heir == me.worker and lease.owner not in {None, me.worker}}
+    did, history, rules = tuple(actions), me.history, config.rules
+    reading = leases if isinstance(leases, Known) else tuple(leases)
+    moving = reading.odd(expires_above(config)) if isinstance(reading, Known) else reading
+    asked = {lease.key for lease in moving if lease.heir == me.worker and lease.owner not in {None, me.worker}}
     asked |= _keys([action for action in did if isinstance(action, RequestHandoff)])
     if asked:
         # C10: a newcomer waits for its first lease and for other joiners at the same time.
@@ -119,7 +121,7 @@ def _without_twins(actions: list[Create | Delete], leases: Iterable[Lease]) -> t
 
 
 def _freed(
-    census: Census, leases: tuple[Lease, ...], me: Me, config: Config, claimed_keys: Collection[str]
+    census: Census, leases: Sequence[Lease], me: Me, config: Config, claimed_keys: Collection[str]
 ) -> tuple[Action, ...]:
     """C6: the releases of expired leases, without those that another action names."""
     return tuple(

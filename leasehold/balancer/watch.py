@@ -8,16 +8,22 @@ Example: a reading from 0 s to 1 s shows version 7 for the first time, and a rea
 The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read: it stood still for 8 s for
 certain, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
 
+Rule 3 (C17): an outage of the store counts against nobody. While nothing was answered no owner could renew, and the
+first reader that comes through must not take what others had no chance yet to renew. So what stood still meanwhile
+counts from the end of the first reading that was answered again. An outage is longer than `silence_seconds`: a single
+late answer counts as ever.
+
 Workers of a KCL 3.x leader live by what they report of themselves, beside the leases (M14). They take nothing: their
 leader gives them what is free, and until there is something to give, no lease shows them.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
+from leasehold.balancer.census import Known, Whole
 from leasehold.balancer.lineage import holes_after
 from leasehold.balancer.lookout import BulletinTracker
 from leasehold.balancer.model import History, Lease, Shard
@@ -142,6 +148,30 @@ class Sighting:
 
 
 @frozen
+class Sightings(Mapping[str, Sighting]):
+    """The sightings of the last reading of the whole table, with those of the rows read since; None: it is gone."""
+
+    whole: Mapping[str, Sighting]
+    since: Mapping[str, Sighting | None]
+
+    def __getitem__(self, key: str) -> Sighting:
+        found = self.since[key] if key in self.since else self.whole[key]
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.flat())
+
+    def __len__(self) -> int:
+        return len(self.flat())
+
+    def flat(self) -> dict[str, Sighting]:
+        """All of them, in the order of the reading."""
+        return {key: found for key, found in {**self.whole, **self.since}.items() if found is not None}
+
+
+@frozen
 class Watch:
     """The watch holds everything that earlier readings taught; give `history` to `Me`.
 
@@ -151,6 +181,11 @@ class Watch:
     full_at     end of the last reading of the whole table
     bulletins   hears bulletins; None where none are written (C14)
     roll        of the workers that report beside the leases
+    whole       the last reading of the whole table, as `look` answered it
+    silence_seconds
+                a store that answers nothing for longer has an outage (C17)
+    silent_at   when the first reading began of those that were not answered lately
+    back_at     end of the first reading that was answered after an outage
     """
 
     history: History = field(factory=History)
@@ -160,6 +195,14 @@ class Watch:
     full_at: float = -math.inf
     bulletins: BulletinTracker | None = None
     roll: WorkerReports = field(factory=WorkerReports)
+    whole: Whole = field(factory=lambda: Whole(()), eq=False, repr=False)
+    silence_seconds: float = math.inf
+    silent_at: float | None = None
+    back_at: float = -math.inf
+
+    def unanswered(self, began: float) -> "Watch":
+        """The same after a reading that began then and got no answer."""
+        return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
         self,
@@ -168,8 +211,10 @@ class Watch:
         ended: float,
         asked: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
-    ) -> tuple["Watch", tuple[Lease, ...]]:
+    ) -> tuple["Watch", Sequence[Lease]]:
         """Fold this reading in, and answer every known lease, with its `idle`, `held` and `heir_idle`.
+
+        A reading of few rows costs what those rows cost, however many leases are known (`Known`).
 
         listing  the leases as read; `idle` is the store's own age of the row, 0 where it has none.
                  A listing that failed on any page must not be given.
@@ -183,37 +228,50 @@ class Watch:
         long it had been at it is unknown, and no reason to spare it. With no owner, `held` says the same
         of the time without one.
         """
-        fresh = {lease.key: self._sight(lease, began, ended) for lease in listing}
+        if self.silent_at is not None:
+            back_at = ended if began - self.silent_at > self.silence_seconds else self.back_at
+            return evolve(self, silent_at=None, back_at=back_at).look(listing, began, ended, asked, reports)
         if asked is None:
-            sightings = fresh
+            earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
+            fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
+            sightings: Mapping[str, Sighting] = fresh
+            leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
+            whole, lost = Whole(tuple(leases)), earlier.keys() - fresh.keys()
+            owners_at, fleet_at = self._changes(earlier, fresh, ended)
         else:
-            gone = set(asked) - fresh.keys()
-            sightings = {**{key: old for key, old in self.sightings.items() if key not in gone}, **fresh}
-        leases = tuple(sighting.lease for sighting in sightings.values())
-        owners_at, fleet_at = self._changes(sightings, fresh, ended)
+            fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
+            sightings = self._with(fresh, set(asked) - fresh.keys())
+            lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
+            leases = _known(whole, sightings)
+            owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
-        before = self.history
-        if asked is None:  # only a reading of the whole table tells these
-            before = evolve(
-                before,
-                holes=holes_after(leases, before.holes),
-                gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
-                paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
-            )
+        history = self._history(sightings, leases, whole=asked is None)
         history = evolve(
-            before,
+            history,
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
-            full_apart=self.history.full_apart if asked is not None else max(0.0, began - self.full_at),
+            full_apart=history.full_apart if asked is not None else max(0.0, began - self.full_at),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
-            gone=self._gone(sightings),
+            gone=self._gone(sightings, lost),
         )
-        return Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll), leases
+        seen = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll, whole)
+        return evolve(seen, silence_seconds=self.silence_seconds, back_at=self.back_at), leases
+
+    def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, whole: bool) -> History:
+        """The history, with what only a reading of the whole table tells."""
+        if not whole:
+            return self.history
+        return evolve(
+            self.history,
+            holes=holes_after(leases, self.history.holes),
+            gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
+            paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
+        )
 
     def last_seen(self, key: str) -> Lease | None:
         """The lease as the last reading that showed it did, also where it has no row any more."""
@@ -230,31 +288,36 @@ class Watch:
         kept = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
         return evolve(self, history=evolve(self.history, gone=kept))
 
-    def _gone(self, now: Mapping[str, Sighting]) -> tuple[Lease, ...]:
+    def _gone(self, now: Mapping[str, Sighting], lost: Collection[str]) -> tuple[Lease, ...]:
         """The leases that were known and have no row any more: nobody else may know how far they were."""
-        if not self.history.gone and self.sightings.keys() <= now.keys():
+        if not (self.history.gone or lost):
             return ()
-        known = {lease.key: lease for lease in self.history.gone}
-        known |= {key: sighting.lease for key, sighting in self.sightings.items()}
-        return tuple(known[key] for key in sorted(known.keys() - now.keys()))
+        known = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
+        return tuple(known[key] for key in sorted(known) if key not in now)
 
-    def _sight(self, lease: Lease, began: float, ended: float) -> Sighting:
+    def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
+        """What is known of all leases once these rows are read, and those are gone."""
+        before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
+        return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
+
+    def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
-        before = self.sightings.get(lease.key)
         if before is None:
             return self._first_sight(lease, ended)
         kept = before.lease.owner == lease.owner
         # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
         still = kept and before.lease.version == lease.version
-        version_at = before.version_at if still else ended
+        version_at = max(before.version_at, self.back_at) if still else ended
         owner_at = before.owner_at if kept else ended
         heir_at = before.heir_at if before.lease.heir == lease.heir else ended
         watched = max(0.0, began - version_at)
+        # The store's own age of a row counts an outage, too (C17).
+        age = min(lease.idle, max(0.0, began - self.back_at))
         # Do not count the gap before a new owner's first renewal: it says nothing of how often that owner renews.
         stood = before.watched if before.version_at > before.owner_at else 0.0
         return Sighting(
             lease=lease.watched(
-                idle=max(lease.idle, watched),
+                idle=max(age, watched),
                 held=max(0.0, began - owner_at),
                 heir_idle=max(0.0, began - heir_at) if lease.heir is not None else 0.0,
             ),
@@ -279,24 +342,39 @@ class Watch:
         return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
 
     def _changes(
-        self, sightings: Mapping[str, Sighting], read: Mapping[str, Sighting], ended: float
+        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float
     ) -> tuple[float, float]:
         """The ends of the first readings that showed the present owners, and the present fleet."""
-        # Readings of few rows are frequent: only those rows can have changed, unless a lease is gone.
-        same = len(sightings) == len(self.sightings) and all(
-            key in self.sightings and _parties(self.sightings[key]) == _parties(now) for key, now in read.items()
-        )
-        if self.owners_at is not None and self.fleet_at is not None and same:
+        owners_at = self.owners_at if _owners(before) == _owners(now) else None
+        fleet_at = self.fleet_at if _fleet(before) == _fleet(now) else None
+        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+
+    def _changes_in(
+        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
+    ) -> tuple[float, float]:
+        """The same by a reading of few rows: they alone can have changed, and whom they name."""
+        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
+        changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
+        if not changed and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
-        old, new = _owners(self.sightings), _owners(sightings)
-        owners_at = self.owners_at if old == new else None
-        fleet_at = self.fleet_at if _fleet(self.sightings) == _fleet(sightings) else None
+        before = _known(self.whole, self.sightings)
+        named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
+        fleet_same = all(before.names(name) == now.names(name) for name in named)
+        owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
+        owners_at = self.owners_at if owners_same else None
+        fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
-def _parties(sighting: Sighting) -> tuple[str | None, str | None]:
-    """The owner and the heir of a lease."""
-    return sighting.lease.owner, sighting.lease.heir
+def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:
+    """Every lease of these sightings."""
+    since = sightings.since if isinstance(sightings, Sightings) else {}
+    return Known(whole, {key: None if each is None else each.lease for key, each in since.items()})
+
+
+def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
+    """The owner and the heir of a lease; nobody where there is none."""
+    return () if sighting is None else (sighting.lease.owner, sighting.lease.heir)
 
 
 def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:

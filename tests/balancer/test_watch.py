@@ -1,11 +1,34 @@
 """How long leases stand still, as readings tell it."""
 
 import math
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from attrs import evolve, fields
+from hypothesis import given
+from hypothesis import strategies as st
 
-from leasehold.balancer.model import HASH_KEYS, SHARD_END, History, Hole, Lease, Shard, Version
+from leasehold.balancer.census import Census
+from leasehold.balancer.config import Config
+from leasehold.balancer.counting import take_census
+from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
+from leasehold.balancer.model import (
+    HASH_KEYS,
+    SHARD_END,
+    TRIM_HORIZON,
+    History,
+    Hole,
+    Lease,
+    Me,
+    Position,
+    Shard,
+    Version,
+)
+from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.watch import Reports, Watch
 
 ROW = Lease("s-1", owner="a", version=Version("1"))
@@ -288,3 +311,113 @@ def test_a_lease_without_a_row_is_remembered_until_it_has_one_again_or_no_shard(
     assert [(lease.key, lease.epoch) for lease in watch.history.gone] == [("0", 9), ("1", 3)]
     watch = watch.recalling({}, [Shard("1")])
     assert [lease.key for lease in watch.history.gone] == ["1"]
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+@st.composite
+def rows(draw: st.DrawFn, key: str) -> Lease | None:
+    """A row of this key as some reading may show it, or None where there is none."""
+    owner = draw(st.none() | NAMES)
+    signed = owner is not None and draw(st.booleans())
+    bulletin = f"{draw(st.integers(0, 3))} {draw(st.integers(0, 2))} 0"
+    row = Lease(
+        key,
+        parents=draw(st.sampled_from([(), ("s-0",), ("s-1", "s-2")])),
+        owner=owner,
+        version=Version(str(draw(st.integers(1, 3)))),
+        checkpoint=draw(st.sampled_from([TRIM_HORIZON, Position("7"), SHARD_END])),
+        weight=draw(st.sampled_from([None, None, 50_000])),
+        heir=draw(st.sampled_from([None, None, "a", "b"])),
+        yields=draw(st.booleans()),
+        epoch=draw(st.integers(0, 3)),
+        notes=(("bulletin", bulletin), ("process", f"p/{owner}")) if signed else (),
+    )
+    return draw(st.sampled_from([row, row, row, None]))
+
+
+KEYS = [f"s-{place}" for place in range(6)]
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float, float]]:
+    """Readings of the whole table and of few rows, in any order: the keys asked for, the rows, beginning and end."""
+    found, now = [], 0.0
+    for _ in range(draw(st.integers(2, 7))):
+        asked = draw(st.none() | st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
+        answer = [draw(rows(key)) for key in (KEYS if asked is None else asked)]
+        began = now + draw(st.sampled_from([0.5, 3.0, 12.0, 30.0]))
+        now = began + draw(st.sampled_from([0.1, 2.0]))
+        found.append((asked, [row for row in answer if row is not None], began, now))
+    return found
+
+
+def anew(before: Watch, after: Watch, ended: float) -> History:
+    """What a reading teaches of owners, fleet and lost rows, told from all leases before and after it."""
+
+    def seen(watch: Watch) -> dict[str, Lease]:
+        return {key: watch.sightings[key].lease for key in watch.sightings}
+
+    old, new = seen(before), seen(after)
+    gone = {lease.key: lease for lease in before.history.gone} | old
+    named = [{name for lease in each.values() for name in (lease.owner, lease.heir)} - {None} for each in (old, new)]
+    owners = [{key: lease.owner for key, lease in each.items()} for each in (old, new)]
+    owners_at = before.owners_at if owners[0] == owners[1] and before.owners_at is not None else ended
+    fleet_at = before.fleet_at if named[0] == named[1] and before.fleet_at is not None else ended
+    assert (after.owners_at, after.fleet_at) == (owners_at, fleet_at)
+    return evolve(after.history, gone=tuple(gone[key] for key in sorted(gone.keys() - new.keys())))
+
+
+def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
+    """A census with its leases in order of key, and not of the reading."""
+    census = take_census(leases, me, config)
+
+    def ordered(found: Sequence[Lease]) -> tuple[Lease, ...]:
+        return tuple(sorted(found, key=attrgetter("key")))
+
+    return evolve(
+        census,
+        leases=ordered(census.leases),
+        free=ordered(census.free),
+        expired=ordered(census.expired),
+        mine=ordered(census.mine),
+        moving=ordered(census.moving),
+    )
+
+
+@given(readings(), st.booleans(), st.sampled_from([Minimal(), Minimal(grace_seconds=5.0), Kcl()]))
+def test_what_is_folded_from_a_few_rows_is_what_all_leases_tell(
+    told: list[tuple[list[str] | None, list[Lease], float, float]], hears: bool, rules: RuleSet
+) -> None:
+    """A count that the fold forgets to correct would have a reader act on a fleet that is no more."""
+    watch, config = Watch(bulletins=BulletinTracker() if hears else None), Config(rules=rules)
+    for turn, (asked, listing, began, ended) in enumerate(told):
+        before = watch
+        watch, leases = watch.look(listing, began, ended, asked)
+        assert watch.history == anew(before, watch, ended)
+        everything = tuple(leases)
+        assert len(leases) == len(everything) == len(watch.sightings)
+        assert {lease.key: lease for lease in everything} == {
+            key: watch.sightings[key].lease for key in watch.sightings
+        }
+        for worker in ("a", "b", "d"):
+            me = Me(worker, turn, watch.history)
+            assert ordered_census(leases, me, config) == ordered_census(everything, me, config)
+            assert lookout_ranks(leases, config) == lookout_ranks(everything, config)
+            actions = plan(leases, None, me, config)
+            assert actions == plan(everything, None, me, config)
+            assert look_again(actions, leases, me, config) == look_again(actions, everything, me, config)
+
+
+def test_an_outage_of_the_store_counts_against_nobody() -> None:
+    """Whoever came through first would find all leases expired, its own fleet's too (C17)."""
+    old = evolve(ROW, idle=70.0)  # where the store knows a row's age, that counts the outage, too
+    watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
+    watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)
+    assert lease.idle == 0
+    watch, (lease,) = watch.look([old], began=70, ended=71)
+    assert lease.idle == 8
+    watch, (lease,) = watch.unanswered(73).look([old], began=75, ended=76)
+    assert lease.idle == 13, "a single late answer is no outage"
+    assert watch.silent_at is None

@@ -11,9 +11,9 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.history.rights import unowned
+from leasehold.adapters.history.rights import changes, owners_at, unowned
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Scenario, balanced, group_of
+from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
 from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer import lookout as cadence
 from leasehold.balancer import lookout as ranks
@@ -126,3 +126,20 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
     bill = sound(name).scanned  # before the fault is planted: it may be the first to ask
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
     assert lived(STORIES[name]).scanned > 3 * bill
+
+
+@pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> None:
+    """Those who came back first would free, and take, what the others had no chance yet to renew."""
+    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = [Member(name, CONFIG, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, 20.0)) for name in WORKERS]
+    away, end = Nap(CRASH, seconds), CRASH + seconds + 60.0
+    network = Network(stall=0.0, unanswered=0.0, outages=(away,))
+    history = run(
+        Scenario(seed, balanced(48, WORKERS, draw), tuple(members), end, calm=end, network=network, full=True)
+    )
+    before = owners_at(history, CRASH)
+    left = [change for change in changes(history.writes) if change.t >= CRASH and change.after != before[change.key]]
+    assert left == []
+    assert owners_at(history, end) == before

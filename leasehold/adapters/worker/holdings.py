@@ -21,6 +21,8 @@ Rule 1: at most one renewal of a lease is under way, and the next is begun a sec
 that no write confirmed for `lease_seconds` is dropped, because others may own it by then; while a renewal
 is under way it is dropped a third later, since nearly all of those end well.
 
+Logs which other workers renew too slowly for our `lease_seconds`: they are set to other seconds than we are.
+
 The leases that this worker leaves to others for a while, because it could not read them.
 
 The part of a worker in bulletins (C4): whether it reads them, and which of its leases carries its own.
@@ -36,8 +38,16 @@ from typing import Protocol, TypeVar
 from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.balancer.actions import Action, Claim, Look, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
+from leasehold.balancer.counting import patience_with, slow_owners
 from leasehold.balancer.handoff import asked_again
-from leasehold.balancer.lookout import BulletinTracker, bulletin_row, heartbeat, heartbeat_seconds
+from leasehold.balancer.lookout import (
+    OUTAGE_SECONDS,
+    BulletinTracker,
+    bulletin_row,
+    heartbeat,
+    heartbeat_seconds,
+    scaled,
+)
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import renewals
 from leasehold.balancer.shards.contradictions import INCARNATION
@@ -137,9 +147,9 @@ class Holdings:
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
         """The leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
-            held = frozenset(self._held)
-        mine = (lease for lease in leases if lease.owner == self._identity.worker and lease.key not in held)
+            mine = [lease for lease in ours if lease.key not in self._held]
         return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
 
     @property
@@ -353,7 +363,7 @@ class Bench:
 def first_watch(config: Config, promises: Promises) -> Watch:
     """Start the watch; where a note moves the version, without bulletins: each would look like a renewal (C14)."""
     hears = config.rules.keeps_lookout and promises.free_notes
-    return Watch(bulletins=BulletinTracker() if hears else None)
+    return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
 
 def due_renewals(
@@ -383,16 +393,38 @@ def renew_pause(watch: Watch, config: Config) -> float:
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
-def news(held: Iterable[Holding], me: str, look: Look) -> list[tuple[Holding, Renew]]:
+def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
     """The row with the bulletin, to be written at once: the lookout's news should not wait for the next heartbeat."""
     by_key = {holding.key: holding for holding in held}
-    row = bulletin_row([holding.lease for holding in by_key.values()], me) if look.notes else None
+    row = bulletin_row([holding.lease for holding in by_key.values()], me)
     return [] if row is None else [(by_key[row.key], Renew(row, "C4"))]
 
 
 renewals_log = escaped(logging.getLogger("leasehold.renewing"))
 
 RETRY_SECONDS = 1.0
+
+
+class SlowPeers:
+    """Logs each slow worker once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def observe(self, me: Me, config: Config) -> None:
+        """Log the workers whose measured gaps are too long; `plan` waits longer for them by the same figures."""
+        for owner, gap in slow_owners(me, config):
+            if owner not in self._said:
+                self._said.add(owner)
+                renewals_log.warning(
+                    "worker %s let %.1f s pass between two renewals, too long for our lease_seconds of %g; it counts "
+                    "as dead after %.1f s only. Give all workers of the group the same: --lease-seconds here, "
+                    "failoverTimeMillis in the KCL, partition_ownership_expiration_interval in azure-eventhub",
+                    owner,
+                    gap,
+                    config.lease_seconds,
+                    patience_with(gap, config),
+                )
 
 
 class BackgroundMap(Protocol):

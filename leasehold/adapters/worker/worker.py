@@ -7,8 +7,6 @@ Rule 3: a failed write never ends a worker; the next turn reads the table anew a
 The decision when to list a stream's shards: seldom, because all workers share the service's rate limit.
 
 What the listing and the table contradict each other in is found here too, and leases of a former stream begin anew.
-
-Logs which other workers renew too slowly for our `lease_seconds`: they are set to other seconds than we are.
 """
 
 import logging
@@ -35,6 +33,7 @@ from leasehold.adapters.worker.holdings import (
     Holdings,
     ParallelMap,
     Renewing,
+    SlowPeers,
     first_watch,
     news,
     renew_pause,
@@ -45,7 +44,6 @@ from leasehold.adapters.worker.tracing.configured import spans_of
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.counting import patience_with, slow_owners
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Problem, Shard
@@ -373,28 +371,6 @@ def _told(problem: Problem) -> str:
     return f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
 
 
-class SlowPeers:
-    """Logs each slow worker once."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def observe(self, me: Me, config: Config) -> None:
-        """Log the workers whose measured gaps are too long; `plan` waits longer for them by the same figures."""
-        for owner, gap in slow_owners(me, config):
-            if owner not in self._said:
-                self._said.add(owner)
-                worker_log.warning(
-                    "worker %s let %.1f s pass between two renewals, too long for our lease_seconds of %g; it counts "
-                    "as dead after %.1f s only. Give all workers of the group the same: --lease-seconds here, "
-                    "failoverTimeMillis in the KCL, partition_ownership_expiration_interval in azure-eventhub",
-                    owner,
-                    gap,
-                    config.lease_seconds,
-                    patience_with(gap, config),
-                )
-
-
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
 """Rows that one line of the log names."""
@@ -446,6 +422,7 @@ class Worker:
         self.clock, self.uniform = clock, uniform
         self._hurried = hurried or (outbox.hurry if consumer is None else _nobody)
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
+        self._part = outbox.part if consumer is None else _nobody
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation)
         self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
         self._holdings = Holdings(
@@ -455,7 +432,7 @@ class Worker:
             lease_seconds=self.config.lease_seconds,
             began=self._began,
             gave=self._gave,
-            gone=outbox.part if consumer is None else _nobody,
+            gone=self._gone,
             remade=self._remade,
             lock=self.scheduler.lock,
         )
@@ -471,11 +448,13 @@ class Worker:
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
         self._hurry, self._turns, self._closing = Event(), 0, False
+        self._dropped = Event()
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
         self._latest: dict[str, Position] = {}
         self._bench = Bench()
-        self._backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
+        # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
+        self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -510,6 +489,8 @@ class Worker:
         if self._hurry.is_set() or now >= self._look_due:
             whole = self._hurry.is_set()
             self._hurry.clear()
+            # Rows of what was dropped still name this worker, and only a whole reading shows them (C17).
+            whole |= self._dropped.is_set()
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
@@ -592,8 +573,7 @@ class Worker:
                 return not (self._turns and self.discovery.answered)
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
-        began = self.clock()
-        found = self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
+        began, found = self.clock(), self._found(asked)
         listing = self.discovery.concerning(found)
         self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
         me = self._asking()
@@ -601,16 +581,16 @@ class Worker:
         first = asked is None and not self.discovery.answered
         shards = self.discovery.shards(now, listing, me, leases) if first else None
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
-        fresh = leases if asked is None else tuple(lease for lease in leases if lease.key in asked)
+        seen = self.watch.sightings
+        fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
         late = () if self.discovery.refusing else tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
         there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
-        asked_of = tuple(held.key for held in self.holdings if asked is None or held.key in asked)
+        asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
         missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
         doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
         list(each(self._holdings.reconfirm, doubted))
-        self._slow_peers.observe(me, self.config)
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.parted, None if listing.malformed else shards)
@@ -640,9 +620,24 @@ class Worker:
         judged = asked is None and (shards is not None or self.discovery.contradictions)
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
+        if asked is None:
+            self._slow_peers.observe(me, self.config)
         self._turns += 1
-        told = news(self.holdings, self.me, self._look)
+        told = news(self.holdings, self.me) if self._look.notes else []
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
+
+    def _found(self, asked: tuple[str, ...] | None) -> Listing:
+        """The rows asked for; a reading without an answer is kept in mind, and so is what only a whole one shows."""
+        began, dropped = self.clock(), asked is None and self._dropped.is_set()
+        if dropped:
+            self._dropped.clear()
+        try:
+            return self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
+        except StoreError:
+            self.watch = self.watch.unanswered(began)
+            if dropped:
+                self._dropped.set()
+            raise
 
     def _leave_all(self) -> None:
         """Finish the running batches and release everything: the records are not those that the leases count (L14)."""
@@ -757,6 +752,11 @@ class Worker:
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)
         self.consumer.begin(holding)
+
+    def _gone(self, holding: Holding) -> None:
+        if holding.expired:
+            self._dropped.set()
+        self._part(holding)
 
     def _remade(self, what: str) -> None:
         self.rows_remade += 1
