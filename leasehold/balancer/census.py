@@ -148,8 +148,7 @@ class Known(Sequence[Lease]):
         """Whether the other holds the same leases in the same order, as a tuple does."""
         return tuple(self) == tuple(other) if isinstance(other, tuple | Known) else NotImplemented
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+    __hash__ = None  # type: ignore[assignment]  # nothing keeps one by its content
 
     @overload
     def __getitem__(self, place: int) -> Lease: ...

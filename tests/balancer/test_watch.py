@@ -115,6 +115,8 @@ def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
     watch, _ = Watch().look(rows, began=0, ended=1)
     watch, _ = watch.look(rows, began=6, ended=7)
     watch, leases = watch.look([rows[0]], began=11, ended=12, asked=["s-1", "s-2"])
+    assert leases == tuple(leases)
+    assert tuple(leases) == leases
     assert [(lease.key, lease.idle) for lease in leases] == [("s-1", 10), ("s-3", 5)]
     _, leases = watch.look([rows[2]], began=13, ended=14)
     assert [(lease.key, lease.idle) for lease in leases] == [("s-3", 12)]
