@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_reading import Bench, data
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
-from leasehold.adapters.reading.attempts import Attempts, Bury, TryAgain
-from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.attempts import Attempts, Bury, Hopeless, TryAgain
+from leasehold.adapters.reading.handling import Delivery, Handling, NotAwaited
 from leasehold.adapters.reading.reading import Room
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -263,3 +263,10 @@ def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_e
     assert numbers_of(attempts.piece(short)) == ([5], 3)
     attempts.passed(Position("5"))
     assert numbers_of(attempts.piece(whole)) == ([6, 7, 8], 3)
+
+
+def test_a_batch_that_nobody_could_await_is_searched_for_no_record() -> None:
+    """All its records would be buried, though no handler had seen one of them."""
+    attempts, batch = tried(1), batch_of(1, 2)
+    assert attempts.failed(attempts.piece(batch), NotAwaited("no loop")) == Hopeless("no loop")
+    assert numbers_of(attempts.piece(batch))[0] == [1, 2]

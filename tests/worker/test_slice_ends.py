@@ -101,6 +101,18 @@ def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
     assert looked.wait(WAIT)
 
 
+def test_a_look_that_fails_ends_the_run_with_its_reason() -> None:
+    """A worker whose slice nobody watches any more would go on for ever."""
+    run = Run(until_stopped)
+
+    def over() -> bool:
+        raise ValueError("a row of another form")
+
+    with pytest.raises(ValueError, match="a row of another form"):
+        ran(run, over)
+    assert run.stops == 1
+
+
 def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
     """Whoever is told to end as the last shard ends would be started once more for nothing."""
     looking = threading.Event()
