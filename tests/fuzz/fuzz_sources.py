@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from datetime import UTC
 from functools import cache
 from struct import pack
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +19,7 @@ from botocore.parsers import ResponseParserError
 from fuzzing import FuzzTarget, in_json, unsaid
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
+from leasehold.adapters.sources.changes import change_of
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
 from leasehold.adapters.sources.event_hubs.poller import starting
 from leasehold.adapters.sources.event_hubs.records import record
@@ -45,6 +47,12 @@ SECRET = "hush0hush1"  # noqa: S105  nobody's
 
 def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
     return bytes(MAGIC + body + hashlib.md5(body, usedforsecurity=False).digest())
+
+
+def _change(data: bytes) -> None:
+    found = change_of(data)
+    assert found.created is None or found.created.tzinfo is UTC
+    assert isinstance(found.keys, dict)
 
 
 def _aggregate(data: bytes) -> None:
@@ -240,6 +248,14 @@ SOURCES = (
         _subscription,
         (ResponseParserError, EventStreamError, ParserError),
         pack=_streamed,
+    ),
+    FuzzTarget(
+        "changes",
+        ("adapters/sources/changes.py",),
+        _change,
+        (ValueError,),
+        "this record's data is no change of an item of DynamoDB",
+        pack=in_json,
     ),
     FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out.py",), _sent, (SourceError,)),
     FuzzTarget(

@@ -28,7 +28,15 @@ from leasehold.adapters.steering.doctor.attempts import (
     well,
 )
 from leasehold.adapters.steering.doctor.embedded import memory_trial, sqlite_trial
-from leasehold.adapters.steering.doctor.examination import LIST_PRICES, Fleet, cost_of, gap_of, gap_seconds, loads
+from leasehold.adapters.steering.doctor.examination import (
+    LIST_PRICES,
+    Fleet,
+    cost_of,
+    gap_of,
+    gap_seconds,
+    loads,
+    size_of,
+)
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Shard
 from leasehold.balancer.rules.kcl import Kcl
@@ -350,3 +358,29 @@ def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, asked).stdout.splitlines()
     assert shown[0].startswith("WRONG    kinesis:DescribeStreamSummary")
     assert shown[-1] == "7 findings: 1 wrong, 2 unknown"
+
+
+@pytest.mark.parametrize(
+    ("leases", "workers", "state", "todo"),
+    [
+        (0, 1, "ok", ""),
+        (1_000, 100, "ok", ""),
+        (1_320, 1, "ok", ""),
+        (1_330, 1, "unknown", "more workers"),
+        (2_660, 1, "wrong", "more workers"),
+        (10_000, 110, "unknown", "fewer workers"),
+        (10_000, 201, "wrong", "fewer workers"),
+    ],
+)
+def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, state: str, todo: str) -> None:
+    """Leases would be renewed late, and taken from living workers, before anybody heard of a limit."""
+    found = size_of(leases, workers, Config())
+    assert (found.what, found.state, found.todo.split(", or")[0]) == ("size", state, todo)
+
+
+def test_the_size_says_its_figures() -> None:
+    """A warning without them could not be weighed."""
+    assert size_of(2_000, 4, Config()).says == (
+        "500 leases a worker are renewed in time while the store answers within 106 ms; "
+        "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
+    )

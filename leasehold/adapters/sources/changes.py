@@ -53,7 +53,7 @@ def change_of(data: bytes) -> Change:
             created=None if created is None else datetime.fromtimestamp(_seconds(created), UTC),
             by=who.get("PrincipalId") or who.get("principalId") or "",
         )
-    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as odd:
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("this record's data is no change of an item of DynamoDB") from odd
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import Factory, define, frozen
 
+from leasehold.adapters.reading.runner import RENEWERS
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
@@ -127,6 +128,32 @@ def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
     return Finding("cost", "ok", f"{where}: {'; '.join(said)}{tail}")
 
 
+ANSWER_SECONDS = 0.02
+"""Within this a store of the same region answers nearly always; one on another continent takes 0.1 s and more."""
+CELLS_MOST = 2_000_000
+"""Leases times workers: beyond, each worker's reading of the table after a change takes a table of DynamoDB longer than
+a lease lasts."""
+
+
+def size_of(leases: int, workers: int, config: Config) -> Finding:
+    """Whether a fleet of this size is served in time, and what gives way first; said from half of a limit on.
+
+    Source: docs/limits.md.
+    """
+    each, cells = math.ceil(leases / workers), leases * workers
+    answer = RENEWERS * config.renew_seconds / max(1, each)
+    room = min(answer / ANSWER_SECONDS, CELLS_MOST / max(1, cells))
+    said = f"{each} leases a worker are renewed in time while the store answers within {answer * 1000:,.0f} ms"
+    said += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MOST:,}"
+    if room > 2:  # noqa: PLR2004  half of a limit
+        return Finding("size", "ok", said)
+    few = answer / ANSWER_SECONDS < CELLS_MOST / max(1, cells)
+    todo = (
+        "more workers, or a longer --lease-seconds" if few else "fewer workers, or a table for each part of the shards"
+    )
+    return Finding("size", "unknown" if room >= 1 else "wrong", said, todo)
+
+
 _HERE = "leasehold.adapters.steering.doctor."
 _SOURCES = {
     "kinesis": Scheme(f"{_HERE}kinesis", extra="aws"),
@@ -204,12 +231,15 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
     # The gap is known in any case; the costs, once the shards are, where a store bills its requests.
     findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": round(gap_seconds(fleet.config), 3)}
-    if seen.shards is None or store_scheme not in BILLED:
+    if seen.shards is None:
         return Examination(tuple(findings), expected)
     rows = () if seen.listing is None else seen.listing.leases
     owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
     shards = sum(shard.open for shard in seen.shards)
     workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
+    findings.append(size_of(shards, workers, fleet.config))
+    if store_scheme not in BILLED:
+        return Examination(tuple(findings), expected)
     asked = Fleet(store_scheme, shards, workers, pause, seen.promises.free_notes, parts)
     costs = {
         name: {
