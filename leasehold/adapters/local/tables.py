@@ -67,7 +67,7 @@ class TableStreams:
     retention         seconds after which an ended shard is gone
     stale_seconds     for so long after a shard ended listings show it open, beside its child
     iterator_seconds  after which one expires
-    empty_every       each so-manieth answer is empty; 0: none
+    empty_every       one answer in so many is empty; 0: none
     status            of the stream; "" where there never was one
     refuse            errors with which the next requests are answered
     denied            operations that are not allowed
