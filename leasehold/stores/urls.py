@@ -8,6 +8,8 @@ azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' 
                                                `start=` says where a partition without a checkpoint begins, and
                                                `endpoint=` names another service than the account's
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
+…?layout=sessions                              any of them, for fleets of ours alone: one write a worker renews and
+                                               checkpoints all of its leases (`leasehold.stores.sessions`)
 
 Addresses of stores and sources, `scheme://place?option=value`, and the modules that open them.
 
@@ -95,13 +97,15 @@ class _Provable(Protocol):
 _PROVED = frozenset({"dynamodb", "azblob", "s3"})
 
 _SCHEMES = {
-    "memory": Scheme("leasehold.stores.embedded.memory"),
-    "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint"}), "aws"),
+    "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
+    "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint", "layout"}), "aws"),
     "azblob": Scheme(
-        "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
+        "leasehold.stores.objects.blob",
+        frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
+        "azure",
     ),
-    "s3": Scheme("leasehold.stores.objects.s3", frozenset({"region", "endpoint"}), "aws"),
+    "s3": Scheme("leasehold.stores.objects.s3", frozenset({"region", "endpoint", "layout"}), "aws"),
 }
 
 

@@ -25,10 +25,9 @@ from botocore.exceptions import (
 )
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
-from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.objects.which import store_of
+from leasehold.stores.protocol import OutcomeUnknown, Patience, Store, StoreError
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ _UNTORN = Retrying(retry=retry_if_exception_type(FlexibleChecksumError), stop=st
 """Some services let a reading overlap a write: a body that does not fit its checksum is read again."""
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> Store:
     """The store at `bucket/prefix`. Raises ValueError, StoreError."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
@@ -56,7 +55,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     patience, endpoint = PATIENCE.within(request_seconds), endpoint_of(options.get("endpoint"))
     objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience)
     objects.ensure(create=create)
-    return EtagStore(objects, ObjectLayout(prefix))
+    return store_of(objects, prefix, f"bucket {bucket!r}", options.get("layout"))
 
 
 class S3Objects:
