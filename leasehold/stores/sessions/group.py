@@ -231,6 +231,8 @@ class Page:
             if not self.settled and not self.ended:
                 self._read()
             if self.ended:
+                for ticket in tickets:
+                    ticket.change = None  # what an earlier try, which was refused, would have written
                 return
             if self.session.touched:
                 self._touched(self.session.touched)
