@@ -206,7 +206,7 @@ def _session(stored: Stored) -> Session:
 def _entry(told: Any) -> Entry:  # noqa: ANN401  whatever somebody wrote
     match told:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
-            sub, token, frozen_as = (*rest, *(0, "", "")[len(rest) :])
+            sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
             at = position("leases", sequence, whole("leases", sub), text("leases", token))
             return Entry(epoch, at, text("leases", frozen_as))
         case _:

@@ -210,7 +210,7 @@ class SessionStore:
         """
         row, key = joint.row, joint.row.lease.key
         page = self._pages.get(row.session)
-        if page is not None and not page.settled:
+        if page is not None and not (page.settled or page.ended):
             page.settle()
             return False
         if self._unsettled.get(key) == row.stored.etag:

@@ -15,6 +15,7 @@ with each owner, and nothing sticks.
 """
 
 import json
+import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -48,6 +49,9 @@ from leasehold.stores.writes import (
 Rows = tuple[tuple[str, str], ...]
 """The table: names and contents, sorted."""
 
+RECORDS = 2
+"""Of each lease."""
+
 LOST, APPLIED, LATE = "lost", "applied", "late"
 """What becomes of a write that is not answered."""
 
@@ -61,7 +65,7 @@ class Request(NamedTuple):
     version: str = ""
 
 
-class Waiting(BaseException):  # noqa: N818  no fault
+class Waiting(BaseException):
     """The action cannot go on before this request is answered."""
 
     def __init__(self, request: Request) -> None:
@@ -115,7 +119,9 @@ class CheckedCells:
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Those that are there."""
-        return {name: _row(name, content) for name, content in self._ask(Request("read", tuple(names)))} if names else {}
+        return (
+            {name: _row(name, content) for name, content in self._ask(Request("read", tuple(names)))} if names else {}
+        )
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Where there is none."""
@@ -215,13 +221,13 @@ class Worker:
     given: dict[str, Lease] = Factory(dict)
     lost: dict[str, Held] = Factory(dict)
 
-    def options(self, tick: int, abilities: Collection[str]) -> Iterator[tuple[str, str]]:
+    def options(self, tick: int) -> Iterator[tuple[str, str]]:
         """What it may do next."""
         if self.moves <= 0:
             return
         yield "look", ""
         for key, held in self.held.items():
-            if held.tick == tick and held.handled < 2:
+            if held.tick == tick and held.handled < RECORDS:
                 yield "handle", key
             yield "commit", key
             yield "release", key
@@ -270,13 +276,15 @@ class Worker:
         store, held = self.store, self.held.get(key)
         if held is not None:
             lease, at = held.lease, Position(str(held.handled))
-            write: Write = {
-                "commit": CheckpointLease(lease, at) if held.handled > numbered(lease) else RenewLease(lease),
-                "release": CheckpointLease(lease, at),
-                "give": GiveLease(lease, at),
-            }[verb]
-            if verb == "release" and held.handled <= numbered(lease):
-                write = ReleaseLease(lease, self.name)
+            moved = held.handled > numbered(lease)
+            write: Write
+            match verb:
+                case "give":
+                    write = GiveLease(lease, at)
+                case "release" if not moved:
+                    write = ReleaseLease(lease, self.name)
+                case _:
+                    write = CheckpointLease(lease, at) if moved else RenewLease(lease)
             outcome = store.write(write)
             if not isinstance(outcome, Done):
                 self.lost[key] = self.held.pop(key)
@@ -290,15 +298,15 @@ class Worker:
                 self.given[key] = outcome.lease
             return [("stops", key), *([("done", key, lease.epoch, held.handled)] if held.handled else [])]
         lease = self.given.pop(key) if verb == "take back" else self.seen[key][0]
-        write = {
+        takes: Mapping[str, Write] = {
             "claim": ClaimLease(lease, self.name),
             "steal": StealLease(lease, self.name),
             "take back": TakeBackLease(lease, self.name),
             "request": RequestLease(lease, self.name),
             "reset": ResetLease(lease, TRIM_HORIZON),
-        }[verb]
+        }
         self.seen.pop(key, None)
-        outcome = store.write(write)
+        outcome = store.write(takes[verb])
         if not isinstance(outcome, Done) or verb == "request":
             return []
         if verb == "reset":
@@ -324,7 +332,7 @@ def numbered(lease: Lease) -> int:
 
 
 class At(NamedTuple):
-    """A worker in a state: its snapshot and what it tells, its action with the answers so far, and the tick it began."""
+    """A worker in a state: its snapshot and what that tells, its action, the answers so far, and when it began."""
 
     snapshot: bytes
     told: str
@@ -386,7 +394,8 @@ class SessionModel:
     leases     how many
     faults     how often each may come: tick, crash, restart, applied, late
     abilities  verbs that workers may use
-    begins     actions done before the search begins: the worker's number, the verb, the lease
+    begins     actions done before the search begins: the worker's number, the verb, the lease; and of an action that
+               is only begun, how many of its requests are answered; "tick" lets time pass
     make       the store
     """
 
@@ -394,7 +403,7 @@ class SessionModel:
     leases: int = 1
     faults: Mapping[str, int] = field(factory=dict)
     abilities: frozenset[str] = frozenset({"look", "handle", "commit", "release", "claim", "steal"})
-    begins: tuple[tuple[int, str, str], ...] = ()
+    begins: tuple[Any, ...] = ()
     make: Callable[..., SessionStore] = SessionStore
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
@@ -406,12 +415,13 @@ class SessionModel:
         while waiting and len(parents) < limit and len(found) < findings:
             state = waiting.popleft()
             for what, after, broken in self.steps(state):
-                if after.key not in parents:
+                seen = after.key in parents
+                if not seen:
                     parents[after.key] = (state.key, what)
                     waiting.append(after)
-                    broken = broken or self.stuck(after)
-                if broken:
-                    found.append(Finding(broken, (*_trace(parents, state.key), what)))
+                wrong = broken or ("" if seen else self.stuck(after))
+                if wrong:
+                    found.append(Finding(wrong, (*_trace(parents, state.key), what)))
                     break
         return Explored(len(parents), not waiting, tuple(found))
 
@@ -422,18 +432,23 @@ class SessionModel:
         keys = [f"s{n}" for n in range(self.leases)]
         creator = self._worker("c", 0)
         for key in keys:
-            rows, _ = self._alone(rows, creator, lambda store, key=key: store.write(CreateLease(Lease(key))))
+            lease = Lease(key)
+            rows, _ = self._alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
         state = State(rows, workers, tuple((key, Ghost()) for key in keys), left=tuple(sorted(self.faults.items())))
-        for number, verb, key in self.begins:
-            state = self._begun(state, number, verb, key)
+        for number, verb, key, *most in self.begins:
+            past = state._replace(tick=state.tick + 1)
+            state = past if verb == "tick" else self._begun(state, number, verb, key, *most)
         return state
 
-    def _begun(self, state: State, number: int, verb: str, key: str) -> State:
-        goes = self._choose(state, number, (verb, key))
-        while goes.workers[number].action != ("", ""):
+    def _begun(self, state: State, number: int, verb: str, key: str, most: float = math.inf) -> State:
+        goes, answered = self._choose(state, number, (verb, key)), 0
+        while goes.workers[number].action != ("", "") and answered < most:
             _, goes, broken = next(iter(self._answered(goes, number)))
+            answered += 1
             if broken:
                 raise AssertionError(broken)
+        if goes.workers[number].action != ("", ""):
+            return goes
         at = goes.workers[number]
         worker: Worker = pickle.loads(at.snapshot)  # noqa: S301  our own
         worker.moves += 1
@@ -451,7 +466,7 @@ class SessionModel:
                 continue
             if at.action == ("", ""):
                 worker: Worker = pickle.loads(at.snapshot)  # noqa: S301  our own
-                for option in worker.options(state.tick, self.abilities):
+                for option in worker.options(state.tick):
                     if option[0] in self.abilities:
                         yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
             else:
@@ -531,7 +546,7 @@ class SessionModel:
                 return state, broken
         return state, ""
 
-    def _judged(self, state: State, number: int, began: int, event: Event) -> tuple[State, str]:  # noqa: C901, PLR0911
+    def _judged(self, state: State, number: int, began: int, event: Event) -> tuple[State, str]:
         verb, key, *more = event
         ghosts, readers = dict(state.ghosts), {(one[0], one[1]): one for one in state.readers}
         ghost, mine = ghosts[key], (key, number)
@@ -677,7 +692,7 @@ def _at(worker: Worker) -> At:
 
 
 def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
-    return workers[:number] + (at,) + workers[number + 1 :]
+    return (*workers[:number], at, *workers[number + 1 :])
 
 
 def _less(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
