@@ -381,8 +381,8 @@ def due_renewals(
         due += [*heartbeat(mine, me, config), *(Renew(holding.lease, "C4") for holding in unsaid)]
     if due and any(holding.grouped for holding in by_key.values()):
         # One write renews all of them, and they come due together from then on.
-        due += [Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()]
-    wanted = {action.lease.key: action for action in reversed(due)}
+        due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
+    wanted = {action.lease.key: action for action in due}
     return [(by_key[key], action) for key, action in wanted.items()]
 
 

@@ -22,6 +22,7 @@ from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceErr
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Listing, Outcome
+from leasehold.stores.sessions.cells import MemoryCells
 from leasehold.stores.writes import DeleteLease, Write
 
 
@@ -226,7 +227,7 @@ def records(count: int, start: int = 0) -> list[Record]:
 
 @frozen
 class World:
-    """The surroundings of a process; `join` starts one more."""
+    """The surroundings of a process; `join` starts one more. In layout `sessions` the table is `cells`."""
 
     scenario: Scenario
     tasks: Tasks
@@ -234,6 +235,7 @@ class World:
     source: ListSource
     history: SimulatedHistory
     join: Callable[[Member], None]
+    cells: MemoryCells = field(factory=MemoryCells)
 
 
 class Caller(Protocol):
