@@ -575,7 +575,8 @@ class SessionModel:
                 if epoch < ghost.epoch or (epoch == ghost.epoch and ghost.starter != number):
                     return state, f"epoch {epoch} after {ghost.epoch}"
                 for other in [one for one in state.readers if one[0] == key and one[1] != number]:
-                    if how == "steal":
+                    # Whoever takes what a thief has frozen goes on with that theft (G4).
+                    if how == "steal" or _frozen(state.rows, other[1], key):
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
@@ -689,6 +690,12 @@ def main(
 
 def _at(worker: Worker) -> At:
     return At(pickle.dumps(worker), worker.told())
+
+
+def _frozen(rows: Rows, number: int, key: str) -> bool:
+    """Whether a session of this worker has this lease frozen."""
+    theirs = [json.loads(content) for name, content in rows if name.startswith(f"session/w{number}")]
+    return any(json.loads(row["leases"]).get(key, [])[4:] for row in theirs)
 
 
 def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:

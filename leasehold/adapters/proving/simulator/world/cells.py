@@ -18,7 +18,6 @@ from leasehold.stores.sessions.group import Pace
 from leasehold.stores.sessions.rows import lease_name
 from leasehold.stores.sessions.store import SessionStore
 
-
 T = TypeVar("T")
 
 
