@@ -13,10 +13,11 @@ from leasehold.balancer.model import Lease, Notes
 class Create:
     """Make this lease, which nobody owns yet, unless its key exists.
 
-    >>> from leasehold import Config, Me, Shard, TRIM_HORIZON, plan
-    >>> config = Config(initial_position=TRIM_HORIZON)
-    >>> [(type(action).__name__, action.lease.key) for action in plan([], [Shard("shard-0")], Me("worker-a"), config)]
-    [('Create', 'shard-0')]
+    Examples:
+        >>> from leasehold import Config, Me, Shard, TRIM_HORIZON, plan
+        >>> config = Config(initial_position=TRIM_HORIZON)
+        >>> [(type(do).__name__, do.lease.key) for do in plan([], [Shard("shard-0")], Me("worker-a"), config)]
+        [('Create', 'shard-0')]
     """
 
     lease: Lease
@@ -27,10 +28,11 @@ class Create:
 class Renew:
     """Say that the lease's owner is alive; `notes` travel in the same write.
 
-    >>> from leasehold import Config, Lease, Me, plan
-    >>> mine = Lease("shard-0", owner="worker-a", idle=6.0)
-    >>> [(type(action).__name__, action.lease.key) for action in plan([mine], None, Me("worker-a"), Config())]
-    [('Renew', 'shard-0')]
+    Examples:
+        >>> from leasehold import Config, Lease, Me, plan
+        >>> mine = Lease("shard-0", owner="worker-a", idle=6.0)
+        >>> [(type(do).__name__, do.lease.key) for do in plan([mine], None, Me("worker-a"), Config())]
+        [('Renew', 'shard-0')]
     """
 
     lease: Lease
@@ -44,10 +46,11 @@ class Claim:
 
     If the write is refused, the alternates are tried in turn until one succeeds.
 
-    >>> from leasehold import Config, Lease, Me, plan
-    >>> free = Lease("shard-0")
-    >>> [(type(action).__name__, action.lease.key) for action in plan([free], None, Me("worker-a"), Config())]
-    [('Claim', 'shard-0')]
+    Examples:
+        >>> from leasehold import Config, Lease, Me, plan
+        >>> free = Lease("shard-0")
+        >>> [(type(do).__name__, do.lease.key) for do in plan([free], None, Me("worker-a"), Config())]
+        [('Claim', 'shard-0')]
     """
 
     lease: Lease
@@ -59,10 +62,11 @@ class Claim:
 class Steal:
     """Take a lease from its living owner, under the owner as seen.
 
-    >>> from leasehold import Config, Kcl, Lease, Me, plan
-    >>> theirs = [Lease(f"shard-{n}", owner="worker-b", idle=1.0) for n in range(4)]
-    >>> [(type(action).__name__, action.victim) for action in plan(theirs, None, Me("worker-a"), Config(rules=Kcl()))]
-    [('Steal', 'worker-b')]
+    Examples:
+        >>> from leasehold import Config, Kcl, Lease, Me, plan
+        >>> theirs = [Lease(f"shard-{n}", owner="worker-b", idle=1.0) for n in range(4)]
+        >>> [(type(do).__name__, do.victim) for do in plan(theirs, None, Me("worker-a"), Config(rules=Kcl()))]
+        [('Steal', 'worker-b')]
     """
 
     lease: Lease
@@ -77,9 +81,11 @@ class RequestHandoff:
 
     If somebody else was faster, the alternates are asked for in turn.
 
-    >>> from leasehold import Lease, RequestHandoff
-    >>> RequestHandoff(Lease("shard-0", owner="worker-b", yields=True), victim="worker-b", rule="M6").stale_heir is None
-    True
+    Examples:
+        >>> from leasehold import Lease, RequestHandoff
+        >>> theirs = Lease("shard-0", owner="worker-b", yields=True)
+        >>> RequestHandoff(theirs, victim="worker-b", rule="M6").stale_heir is None
+        True
     """
 
     lease: Lease
@@ -95,9 +101,10 @@ class Release:
 
     An heir that the lease itself does not name asked for nothing: it finds the lease by its own reading (M14).
 
-    >>> from leasehold import Lease, Release
-    >>> Release(Lease("shard-0", owner="worker-a", heir="worker-b"), rule="H2", heir="worker-b").heir
-    'worker-b'
+    Examples:
+        >>> from leasehold import Lease, Release
+        >>> Release(Lease("shard-0", owner="worker-a", heir="worker-b"), rule="H2", heir="worker-b").heir
+        'worker-b'
     """
 
     lease: Lease
@@ -109,9 +116,10 @@ class Release:
 class Delete:
     """Remove a lease that nothing depends on any more: its shard is done, or gone from the source (L8, L10).
 
-    >>> from leasehold import SHARD_END, Delete, Lease
-    >>> Delete(Lease("shard-0", checkpoint=SHARD_END), rule="L8").lease.ended
-    True
+    Examples:
+        >>> from leasehold import SHARD_END, Delete, Lease
+        >>> Delete(Lease("shard-0", checkpoint=SHARD_END), rule="L8").lease.ended
+        True
     """
 
     lease: Lease
@@ -130,9 +138,10 @@ class Look:
 
     stale_ok  whether those leases may be read as they were a moment ago
 
-    >>> from leasehold import Config, Lease, Me, look_again
-    >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config()).keys is None  # all of them
-    True
+    Examples:
+        >>> from leasehold import Config, Lease, Me, look_again
+        >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config()).keys is None  # all of them
+        True
     """
 
     seconds: float

@@ -61,9 +61,10 @@ class Config:
     initial_position  where a shard starts that no lease says anything about
     Raises ValueError or TypeError, naming the field, for a value out of its limits.
 
-    >>> from leasehold import Config, Kcl
-    >>> Config(rules=Kcl(max_steals=2), lease_seconds=30).cycle_seconds
-    60.05
+    Examples:
+        >>> from leasehold import Config, Kcl
+        >>> Config(rules=Kcl(max_steals=2), lease_seconds=30).cycle_seconds
+        60.05
     """
 
     rules: RuleSet = field(factory=Minimal, validator=_A_RULE_SET)

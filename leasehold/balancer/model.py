@@ -43,9 +43,10 @@ class Position:
     1970, as kcl-rust stores it); `token` keeps an opaque offset (Event Hubs).
     Raises ValueError, naming the field, for any other sequence.
 
-    >>> from leasehold import Position
-    >>> Position("1000").order > Position("999").order  # numbers, not text
-    True
+    Examples:
+        >>> from leasehold import Position
+        >>> Position("1000").order > Position("999").order  # numbers, not text
+        True
     """
 
     sequence: str = field(validator=_a_sentinel_or_number)
@@ -81,9 +82,10 @@ SHARD_END = Position("SHARD_END")
 def at_timestamp(milliseconds: int) -> Position:
     """Start at the first record that arrived at or after this time (ms since 1970).
 
-    >>> from leasehold import at_timestamp
-    >>> at_timestamp(1_700_000_000_000).sequence
-    'AT_TIMESTAMP'
+    Examples:
+        >>> from leasehold import at_timestamp
+        >>> at_timestamp(1_700_000_000_000).sequence
+        'AT_TIMESTAMP'
     """
     return Position("AT_TIMESTAMP", milliseconds)
 
@@ -130,9 +132,10 @@ class Lease:
     notes      our own attributes on the row
     Raises ValueError, naming the field, for a weight out of its limits and an owner without a name.
 
-    >>> from leasehold import Lease
-    >>> Lease("shard-0", owner="worker-a", idle=2.5).ended
-    False
+    Examples:
+        >>> from leasehold import Lease
+        >>> Lease("shard-0", owner="worker-a", idle=2.5).ended
+        False
     """
 
     key: str
@@ -196,9 +199,10 @@ class Shard:
     `id` and `parents` share one name space with lease keys; where a table serves several
     streams the source qualifies them.
 
-    >>> from leasehold import Shard
-    >>> Shard("shard-2", parents=("shard-0",), hash_range=(0, 99)).open
-    True
+    Examples:
+        >>> from leasehold import Shard
+        >>> Shard("shard-2", parents=("shard-0",), hash_range=(0, 99)).open
+        True
     """
 
     id: str
@@ -212,9 +216,10 @@ class Shard:
 class Hole:
     """A hash range of a stream that no unended lease covers, and how often in a row it was seen.
 
-    >>> from leasehold import Hole
-    >>> Hole("", 100, 199, times=2).last
-    199
+    Examples:
+        >>> from leasehold import Hole
+        >>> Hole("", 100, 199, times=2).last
+        199
     """
 
     stream: str
@@ -275,9 +280,10 @@ class History:
     led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
                   no lease more (M14)
 
-    >>> from leasehold import History
-    >>> History(owners_still=30.0).fleet_still
-    0.0
+    Examples:
+        >>> from leasehold import History
+        >>> History(owners_still=30.0).fleet_still
+        0.0
     """
 
     owners_still: float = 0.0
@@ -298,9 +304,10 @@ class Me:
 
     `turn` counts this worker's plans; with the worker's name it is all the chance there is.
 
-    >>> from leasehold import Me
-    >>> Me("worker-a", turn=4).worker
-    'worker-a'
+    Examples:
+        >>> from leasehold import Me
+        >>> Me("worker-a", turn=4).worker
+        'worker-a'
     """
 
     worker: str
@@ -312,9 +319,10 @@ class Me:
 class Problem:
     """A problem is something wrong in a listing of shards: it is reported, never raised.
 
-    >>> from leasehold import Shard, problems
-    >>> [problem.shard for problem in problems([Shard("shard-0"), Shard("shard-1", parents=("shard-0",))])]
-    ['shard-0']
+    Examples:
+        >>> from leasehold import Shard, problems
+        >>> [problem.shard for problem in problems([Shard("shard-0"), Shard("shard-1", parents=("shard-0",))])]
+        ['shard-0']
     """
 
     stream: str

@@ -64,9 +64,10 @@ class RuleSet:
     children_later   whether a free child is counted only once its parents' leases have ended (M1)
     starts_at_time   whether children start AT_TIMESTAMP where the stream does
 
-    >>> from leasehold import Kcl, Minimal, RuleSet
-    >>> [rules.name for rules in RuleSet.__subclasses__() if rules in {Kcl, Minimal}]
-    ['kcl', 'minimal']
+    Examples:
+        >>> from leasehold import Kcl, Minimal, RuleSet
+        >>> [rules.name for rules in RuleSet.__subclasses__() if rules in {Kcl, Minimal}]
+        ['kcl', 'minimal']
     """
 
     name: ClassVar[str]

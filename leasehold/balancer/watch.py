@@ -187,12 +187,13 @@ class Watch:
     silent_at   when the first reading began of those that were not answered lately
     back_at     end of the first reading that was answered after an outage
 
-    >>> from leasehold import Lease, Version, Watch
-    >>> row = Lease("shard-0", owner="worker-b", version=Version("7"))
-    >>> watch, _ = Watch().look([row], began=0.0, ended=1.0)
-    >>> watch, (lease,) = watch.look([row], began=9.0, ended=12.0)
-    >>> lease.idle  # from the end of the first reading to the start of the last
-    8.0
+    Examples:
+        >>> from leasehold import Lease, Version, Watch
+        >>> row = Lease("shard-0", owner="worker-b", version=Version("7"))
+        >>> watch, _ = Watch().look([row], began=0.0, ended=1.0)
+        >>> watch, (lease,) = watch.look([row], began=9.0, ended=12.0)
+        >>> lease.idle  # from the end of the first reading to the start of the last
+        8.0
     """
 
     history: History = field(factory=History)

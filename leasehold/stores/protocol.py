@@ -24,10 +24,11 @@ from leasehold.stores.writes import Write
 class Done:
     """The write was applied; the lease as stored after it, with its new version.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import CreateLease, open_store
-    >>> open_store("memory://example-done").write(CreateLease(Lease("shard-0"))).lease.key
-    'shard-0'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, open_store
+        >>> open_store("memory://example-done").write(CreateLease(Lease("shard-0"))).lease.key
+        'shard-0'
     """
 
     lease: Lease
@@ -37,10 +38,11 @@ class Done:
 class Lost:
     """The write was refused; the lease as stored now, by a consistent reading, or None if gone.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import DeleteLease, RenewLease, open_store
-    >>> open_store("memory://example-lost").write(RenewLease(Lease("shard-0", owner="worker-a")))
-    Lost(key='shard-0', lease=None)
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import DeleteLease, RenewLease, open_store
+        >>> open_store("memory://example-lost").write(RenewLease(Lease("shard-0", owner="worker-a")))
+        Lost(key='shard-0', lease=None)
     """
 
     key: str
@@ -53,21 +55,23 @@ Outcome = Done | Lost
 class StoreError(Exception):
     """The store cannot be used as asked: missing table, wrong credentials, refused request.
 
-    >>> from leasehold.stores import StoreError, open_store
-    >>> try:
-    ...     open_store("sqlite:///no/such/folder/leases.db").list()
-    ... except StoreError:
-    ...     print("refused")
-    refused
+    Examples:
+        >>> from leasehold.stores import StoreError, open_store
+        >>> try:
+        ...     open_store("sqlite:///no/such/folder/leases.db").list()
+        ... except StoreError:
+        ...     print("refused")
+        refused
     """
 
 
 class OutcomeUnknown(StoreError):
     """The store could not be reached, or did not answer: the write may or may not have happened.
 
-    >>> from leasehold.stores import OutcomeUnknown, StoreError
-    >>> issubclass(OutcomeUnknown, StoreError)  # the next consistent reading is the truth
-    True
+    Examples:
+        >>> from leasehold.stores import OutcomeUnknown, StoreError
+        >>> issubclass(OutcomeUnknown, StoreError)  # the next consistent reading is the truth
+        True
     """
 
 
@@ -90,9 +94,10 @@ class Listing:
     its shard has a lease.
     `reports` are those of KCL 3.5, where the table keeps them.
 
-    >>> from leasehold.stores import open_store
-    >>> open_store("memory://example-listing").list().leases
-    ()
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> open_store("memory://example-listing").list().leases
+        ()
     """
 
     leases: tuple[Lease, ...]
@@ -108,9 +113,10 @@ class Promises:
     free_notes                `AnnotateLease` leaves the version alone
     counts_owners             `epoch` is a fencing number: it grows with each owner and never falls, not by a reset
 
-    >>> from leasehold.stores import open_store
-    >>> open_store("memory://example-promises").promises.owner_checked_checkpoint
-    True
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> open_store("memory://example-promises").promises.owner_checked_checkpoint
+        True
     """
 
     owner_checked_checkpoint: bool = True
@@ -121,13 +127,14 @@ class Promises:
 class Store(Protocol):
     """A table of leases with compare-and-swap: what a store of your own has to implement.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import CreateLease, open_store
-    >>> store = open_store("memory://example-store")
-    >>> store.write(CreateLease(Lease("shard-0"))).lease.owner is None
-    True
-    >>> [lease.key for lease in store.get(["shard-0", "shard-1"])]
-    ['shard-0']
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, open_store
+        >>> store = open_store("memory://example-store")
+        >>> store.write(CreateLease(Lease("shard-0"))).lease.owner is None
+        True
+        >>> [lease.key for lease in store.get(["shard-0", "shard-1"])]
+        ['shard-0']
     """
 
     @property

@@ -21,12 +21,13 @@ class CreateLease:
 
     The counter goes on from the lease's own epoch, so that a lease copied from another store keeps growing.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import CreateLease, open_store
-    >>> store = open_store("memory://example-createlease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> type(store.write(CreateLease(Lease("shard-0")))).__name__  # the key exists
-    'Lost'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, open_store
+        >>> store = open_store("memory://example-createlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> type(store.write(CreateLease(Lease("shard-0")))).__name__  # the key exists
+        'Lost'
     """
 
     lease: Lease
@@ -39,12 +40,13 @@ class ClaimLease:
     So an owner who woke up keeps its lease. To an heir the claim is also the acceptance of a gift: were
     a reading enough, giver and heir could both believe they own the lease.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, open_store
-    >>> store = open_store("memory://example-claimlease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> store.write(ClaimLease(row, "worker-a")).lease.owner
-    'worker-a'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, open_store
+        >>> store = open_store("memory://example-claimlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> store.write(ClaimLease(row, "worker-a")).lease.owner
+        'worker-a'
     """
 
     lease: Lease
@@ -59,13 +61,14 @@ class StealLease:
     Condition: the owner as seen. Where the lease as seen names me as its heir, it must still do so. The version does
     not matter, so that the victim's renewals in between do not defeat the thief.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, StealLease, open_store
-    >>> store = open_store("memory://example-steallease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> store.write(StealLease(mine, "worker-b")).lease.owner
-    'worker-b'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, StealLease, open_store
+        >>> store = open_store("memory://example-steallease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(StealLease(mine, "worker-b")).lease.owner
+        'worker-b'
     """
 
     lease: Lease
@@ -80,13 +83,14 @@ class RenewLease:
     Condition: version and owner as seen, and the lease has not ended since it was seen, for then its
     reader must stop. `lease.weight` is stored where there is one: the owner measures it.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, RenewLease, open_store
-    >>> store = open_store("memory://example-renewlease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> store.write(RenewLease(mine)).lease.epoch - mine.epoch
-    1
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, RenewLease, open_store
+        >>> store = open_store("memory://example-renewlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(RenewLease(mine)).lease.epoch - mine.epoch
+        1
     """
 
     lease: Lease
@@ -101,14 +105,15 @@ class CheckpointLease:
     SHARD_END stores the `children` where the layout has a place for them. SHARD_END drops owner, heir
     and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import CheckpointLease, ClaimLease, CreateLease, open_store
-    >>> store = open_store("memory://example-checkpointlease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> from leasehold import Position
-    >>> store.write(CheckpointLease(mine, Position("42"))).lease.checkpoint.sequence
-    '42'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CheckpointLease, ClaimLease, CreateLease, open_store
+        >>> store = open_store("memory://example-checkpointlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> store.write(CheckpointLease(mine, Position("42"))).lease.checkpoint.sequence
+        '42'
     """
 
     lease: Lease
@@ -123,15 +128,16 @@ class CheckpointLate:
 
     Condition: the stored checkpoint is before `position` and not SHARD_END.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import CheckpointLate, ClaimLease, CreateLease, StealLease, open_store
-    >>> store = open_store("memory://example-checkpointlate")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> from leasehold import Position
-    >>> theirs = store.write(StealLease(mine, "worker-b")).lease
-    >>> store.write(CheckpointLate(mine, Position("42"))).lease.owner
-    'worker-b'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CheckpointLate, ClaimLease, CreateLease, StealLease, open_store
+        >>> store = open_store("memory://example-checkpointlate")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> theirs = store.write(StealLease(mine, "worker-b")).lease
+        >>> store.write(CheckpointLate(mine, Position("42"))).lease.owner
+        'worker-b'
     """
 
     lease: Lease
@@ -144,13 +150,14 @@ class ReleaseLease:
 
     Condition: the owner is me; of a foreign expired lease, the version as seen, in case its owner woke up.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, ReleaseLease, open_store
-    >>> store = open_store("memory://example-releaselease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> store.write(ReleaseLease(mine, "worker-a")).lease.owner is None
-    True
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, ReleaseLease, open_store
+        >>> store = open_store("memory://example-releaselease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(ReleaseLease(mine, "worker-a")).lease.owner is None
+        True
     """
 
     lease: Lease
@@ -165,13 +172,14 @@ class RequestLease:
     Condition: the owner as seen still owns it and answers requests, the lease is not ended, no KCL 3.x
     hand-off runs, and no other heir is named than the (stale) one as seen.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, RequestLease, open_store
-    >>> store = open_store("memory://example-requestlease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> store.write(RequestLease(mine, "worker-b")).lease.heir
-    'worker-b'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, RequestLease, open_store
+        >>> store = open_store("memory://example-requestlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(RequestLease(mine, "worker-b")).lease.heir
+        'worker-b'
     """
 
     lease: Lease
@@ -184,14 +192,15 @@ class WithdrawRequest:
 
     A worker that leaves writes it, or an owner would give the lease to a worker that has ended.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, RequestLease, WithdrawRequest, open_store
-    >>> store = open_store("memory://example-withdrawrequest")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> asked = store.write(RequestLease(mine, "worker-b")).lease
-    >>> store.write(WithdrawRequest(asked, "worker-b")).lease.heir is None
-    True
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, RequestLease, WithdrawRequest, open_store
+        >>> store = open_store("memory://example-withdrawrequest")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> asked = store.write(RequestLease(mine, "worker-b")).lease
+        >>> store.write(WithdrawRequest(asked, "worker-b")).lease.heir is None
+        True
     """
 
     lease: Lease
@@ -205,15 +214,16 @@ class GiveLease:
     Condition: version, owner, heir and hand-off as seen, the stored checkpoint not past `position`, and
     not SHARD_END. After a KCL 3.x hand-off the heir may be a worker that answers no requests.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, open_store
-    >>> store = open_store("memory://example-givelease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> from leasehold import Position
-    >>> asked = store.write(RequestLease(mine, "worker-b")).lease
-    >>> store.write(GiveLease(asked, Position("42"))).lease.owner
-    'worker-b'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, open_store
+        >>> store = open_store("memory://example-givelease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> asked = store.write(RequestLease(mine, "worker-b")).lease
+        >>> store.write(GiveLease(asked, Position("42"))).lease.owner
+        'worker-b'
     """
 
     lease: Lease
@@ -226,16 +236,17 @@ class TakeBackLease:
 
     Refused as soon as the heir has accepted, for that moved the version.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, TakeBackLease, open_store
-    >>> store = open_store("memory://example-takebacklease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> from leasehold import Position
-    >>> asked = store.write(RequestLease(mine, "worker-b")).lease
-    >>> given = store.write(GiveLease(asked, Position("42"))).lease
-    >>> store.write(TakeBackLease(given, "worker-a")).lease.owner
-    'worker-a'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, TakeBackLease, open_store
+        >>> store = open_store("memory://example-takebacklease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> asked = store.write(RequestLease(mine, "worker-b")).lease
+        >>> given = store.write(GiveLease(asked, Position("42"))).lease
+        >>> store.write(TakeBackLease(given, "worker-a")).lease.owner
+        'worker-a'
     """
 
     lease: Lease
@@ -246,13 +257,14 @@ class TakeBackLease:
 class AnnotateLease:
     """Set one of our attributes; version untouched where `promises.free_notes`. Condition: the owner as seen.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import AnnotateLease, ClaimLease, CreateLease, open_store
-    >>> store = open_store("memory://example-annotatelease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-    >>> store.write(AnnotateLease(mine, "team", "orders")).lease.note("team")
-    'orders'
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import AnnotateLease, ClaimLease, CreateLease, open_store
+        >>> store = open_store("memory://example-annotatelease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(AnnotateLease(mine, "team", "orders")).lease.note("team")
+        'orders'
     """
 
     lease: Lease
@@ -282,12 +294,13 @@ class DeleteLease:
 
     Done carries the lease as it was seen; a lease that is gone already is Done.
 
-    >>> from leasehold import Lease
-    >>> from leasehold.stores import CreateLease, DeleteLease, open_store
-    >>> store = open_store("memory://example-deletelease")
-    >>> row = store.write(CreateLease(Lease("shard-0"))).lease
-    >>> store.write(DeleteLease(row)).lease.key, store.list().leases
-    ('shard-0', ())
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, DeleteLease, open_store
+        >>> store = open_store("memory://example-deletelease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> store.write(DeleteLease(row)).lease.key, store.list().leases
+        ('shard-0', ())
     """
 
     lease: Lease

@@ -180,10 +180,11 @@ class Delivery:
     attempts        how often these records have been handed over here, this time included
     in_parts        of these, how often in a part of their batch, while it is searched for the record that fails
 
-    >>> from leasehold import Delivery
-    >>> def handle(batch: Delivery) -> None:
-    ...     for record in batch.records:
-    ...         print(batch.shard, record.partition_key, record.data)
+    Examples:
+        >>> from leasehold import Delivery
+        >>> def handle(batch: Delivery) -> None:
+        ...     for record in batch.records:
+        ...         print(batch.shard, record.partition_key, record.data)
     """
 
     records: Sequence[Record]
@@ -327,9 +328,10 @@ class Handling:
                         its shard: what it returns from is not done by that. After a fault reading begins again at the
                         checkpoint. It goes without a dead letter
 
-    >>> from leasehold.adapters import Handling
-    >>> Handling(print, attempts=2).attempts
-    2
+    Examples:
+        >>> from leasehold.adapters import Handling
+        >>> Handling(print, attempts=2).attempts
+        2
     """
 
     handler: Handler = field(validator=takes("batch"))

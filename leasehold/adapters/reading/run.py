@@ -33,9 +33,10 @@ def run(
 
     In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
 
-    >>> from leasehold.adapters import run
-    >>> def consume(worker) -> None:
-    ...     run(worker, print)  # until a signal ends it
+    Examples:
+        >>> from leasehold.adapters import run
+        >>> def consume(worker) -> None:
+        ...     run(worker, print)  # until a signal ends it
     """
     runner = Runner(
         worker,

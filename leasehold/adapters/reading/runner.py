@@ -240,11 +240,12 @@ class Runner:
     crew           where handlers are called: in threads of their own, as many as readers, if left out
     wall           seconds since 1970, for what rows tell of lag; None: they tell nothing of it
 
-    >>> from leasehold.adapters import Handling, Runner
-    >>> def until(worker, stop) -> None:
-    ...     runner = Runner(worker, Handling(print))
-    ...     stop.on(runner.stop)
-    ...     runner.run()
+    Examples:
+        >>> from leasehold.adapters import Handling, Runner
+        >>> def until(worker, stop) -> None:
+        ...     runner = Runner(worker, Handling(print))
+        ...     stop.on(runner.stop)
+        ...     runner.run()
     """
 
     def __init__(

@@ -28,9 +28,10 @@ DIALECTS: tuple[Dialect, ...] = ("gist", "dotnet", "java", "python")
 class EventHubs(RuleSet):
     """The Azure SDKs' P/N rules (rules E1 to E7), in one of their dialects.
 
-    >>> from leasehold import EventHubs
-    >>> EventHubs("java").mode
-    'balanced'
+    Examples:
+        >>> from leasehold import EventHubs
+        >>> EventHubs("java").mode
+        'balanced'
     """
 
     name = "event-hubs"

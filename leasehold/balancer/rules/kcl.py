@@ -26,9 +26,10 @@ class Kcl(RuleSet):
     max_steals           most leases stolen in one turn
     very_old_multiplier  leases idle for more lease_seconds than this are taken first; 0: off
 
-    >>> from leasehold import Kcl
-    >>> Kcl(max_leases=100).most_leases
-    100
+    Examples:
+        >>> from leasehold import Kcl
+        >>> Kcl(max_leases=100).most_leases
+        100
     """
 
     name = "kcl"
@@ -107,9 +108,10 @@ class KclRust(RuleSet):
     leases_to_acquire  most free leases claimed in one turn
     max_leases         most leases one worker may hold; None: no limit
 
-    >>> from leasehold import Config, KclRust
-    >>> Config(rules=KclRust()).lease_seconds
-    20.0
+    Examples:
+        >>> from leasehold import Config, KclRust
+        >>> Config(rules=KclRust()).lease_seconds
+        20.0
     """
 
     name = "kcl-rust"

@@ -81,9 +81,10 @@ class Minimal(RuleSet):
     grace_seconds     how long gracefully released leases wait for a joiner (M12); 0: off
     release           whether an overloaded worker gives a lease up for peers that never steal (M11)
 
-    >>> from leasehold import Minimal
-    >>> Minimal(groups="prefix", max_leases=50).name
-    'minimal'
+    Examples:
+        >>> from leasehold import Minimal
+        >>> Minimal(groups="prefix", max_leases=50).name
+        'minimal'
     """
 
     name = "minimal"
