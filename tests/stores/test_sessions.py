@@ -104,6 +104,11 @@ STEPS: dict[str, tuple[bool, Step, tuple[str, ...]]] = {
 }
 
 
+def sessions(objects: ObjectMemory) -> tuple[str, ...]:
+    """The sessions that have a row."""
+    return tuple(name for name in objects.stored if name.startswith("session/"))
+
+
 def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
     """The writes that were asked for, each with the kind of its row."""
     verbs = [line.split() for line in objects.log]
@@ -245,15 +250,14 @@ def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
     """Every start of a process would leave a row for ever; or a lease lose the only row that tells where it is."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
-    sessions = lambda: sorted(name for name in objects.stored if name.startswith("session/"))  # noqa: E731
     ann.close()
     for _ in range(3):
         bob.list()
-    assert len(sessions()) == 2  # a lease names it
+    assert len(sessions(objects)) == 2  # a lease names it
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
     for _ in range(3):
         bob.list()
-    assert len(sessions()) == 1
+    assert len(sessions(objects)) == 1
 
 
 def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +269,7 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
         bob.list()
-    assert len([name for name in objects.stored if name.startswith("session/")]) == 1
+    assert len(sessions(objects)) == 1
     lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
 
