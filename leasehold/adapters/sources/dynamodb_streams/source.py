@@ -17,6 +17,7 @@ from datetime import datetime
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from boto3 import Session
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
 
 from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
@@ -33,6 +34,7 @@ from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
@@ -328,14 +330,15 @@ def region_of(name: str, options: Mapping[str, str]) -> str | None:
     return options.get("region") or parts[3]
 
 
-def open_url(name: str, options: Mapping[str, str]) -> TableStream:
+def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> TableStream:
     """The stream of this table, or of this ARN. Raises SourceError if no region is known, ValueError otherwise."""
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit))
-    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit))
+    found = session_of(options, "source URL", session)
+    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit, found))
+    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit, found))
     with said_plainly(name, STREAMS):
         clients.within(clients.limits[0])  # says at once where no region is known
     return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll)
