@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 COMMAND = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
+CHILD = Path(__file__).with_name("child.py")
 WAIT = 60.0
+
+
+def processor(how: str, at: str = "none") -> str:
+    """The command of a child that does so, at this action."""
+    return f"{sys.executable} {CHILD} {how} {at}"
 
 
 class Daemon:
@@ -106,11 +112,15 @@ class Ground:
     @contextmanager
     def daemon(self, program: str, *arguments: str, **properties: str) -> Iterator[Daemon]:
         """The command over this stream, which is ended if the test has not ended it."""
-        file = self.folder / "app.properties"
+        with self.started(str(self.file("app", program, **properties)), *arguments) as daemon:
+            yield daemon
+
+    def file(self, name: str, program: str, **properties: str) -> Path:
+        """The `.properties` of a daemon by this name."""
+        file = self.folder / f"{name}.properties"
         told = self.properties | {"executableName": program} | properties
         file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
-        with self.started(str(file), *arguments) as daemon:
-            yield daemon
+        return file
 
     @contextmanager
     def started(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:

@@ -1,4 +1,4 @@
-"""The libraries that processors are written with, unchanged, as their registries have them."""
+"""What processors are written with and run by, as their registries have it: libraries, and the real daemon."""
 
 import hashlib
 import os
@@ -52,3 +52,26 @@ def node_processor() -> str:
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
     return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
+
+
+def java_daemon() -> tuple[str, ...]:
+    """The command of the MultiLangDaemon of KCL, but for its file. Raises ServiceError."""
+    if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
+        raise ServiceError(f"no {', no '.join(missing)} on the PATH")
+    pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
+
+    def fill(folder: Path) -> None:
+        fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}/jars")
+        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServiceError(f"the MultiLangDaemon cannot be fetched: {done.stdout[-300:]}")
+
+    folder = filled(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
+    options = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    return (
+        str(shutil.which("java")),
+        *options,
+        "-cp",
+        f"{folder}/jars/*",
+        "software.amazon.kinesis.multilang.MultiLangDaemon",
+    )

@@ -3,19 +3,12 @@
 import base64
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from ground import Ground
-
-CHILD = Path(__file__).with_name("child.py")
+from ground import Ground, processor
 
 pytestmark = pytest.mark.services
-
-
-def _child(how: str, at: str = "none") -> str:
-    return f"{sys.executable} {CHILD} {how} {at}"
 
 
 def _shard(line: str) -> str:
@@ -27,7 +20,7 @@ def _shard(line: str) -> str:
 def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> None:
     """The end of a shard would be stored without its child's word, or the last records without a checkpoint."""
     ground.put("a", "b", "c")
-    with ground.daemon(_child("faithful")) as daemon:
+    with ground.daemon(processor("faithful")) as daemon:
         daemon.await_line(lambda line: "got initialize" in line)
         daemon.await_line(lambda line: "got processRecords" in line)
         ground.kinesis.split_shard(
@@ -51,7 +44,7 @@ def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tm
     ground.put("a", "b", "poison", "c")
     letters = tmp_path / "letters"
     arguments = ("--dead-letter", f"file://{letters}", "--attempts", "2")
-    with ground.daemon(_child("poison"), *arguments) as daemon:
+    with ground.daemon(processor("poison"), *arguments) as daemon:
         daemon.await_line(lambda line: "went to the dead letter" in line)
         daemon.await_line(lambda line: "got processRecords" in line)
         (last,) = ground.put("d")
@@ -64,7 +57,7 @@ def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tm
 
 def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) -> None:
     """A child that flushes by the clock would keep its last records for ever."""
-    with ground.daemon(_child("well"), callProcessRecordsEvenForEmptyRecordList="true") as daemon:
+    with ground.daemon(processor("well"), callProcessRecordsEvenForEmptyRecordList="true") as daemon:
         for _ in range(2):
             daemon.await_line(lambda line: "got processRecords 0" in line)
         ground.put("a")
@@ -76,7 +69,7 @@ def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) ->
 def test_with_strict_the_status_is_javas(how: str, ground: Ground) -> None:
     """Whoever restarts a daemon by its status would leave it down, or think that it has failed."""
     ground.put("a")
-    with ground.daemon(_child(how, "processRecords"), "--strict") as daemon:
+    with ground.daemon(processor(how, "processRecords"), "--strict") as daemon:
         daemon.await_line(lambda line: "got processRecords 1" in line)
         if how == "crash":
             assert daemon.await_end() == 1

@@ -131,9 +131,6 @@ def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:
 def test_the_sample_of_amazon_kclpy_runs_on_polled_shards(ground: Ground) -> None:
     """Most users set a polling key, and read without fan-out."""
     environment = had(kclpy_environment)
-    file = ground.folder / "app.properties"
-    file.write_text("".join(f"{key} = {value}\n" for key, value in ground.properties.items()))
-    with ground.started(
-        "-p", str(file), "--set=executableName=sample_kclpy_app.py", "-l", "logback.xml", environment=environment
-    ) as daemon:
+    file = str(ground.file("app", "sample_kclpy_app.py"))
+    with ground.started("-p", file, "-l", "logback.xml", environment=environment) as daemon:
         read_through_a_split(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")
