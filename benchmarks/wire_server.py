@@ -159,10 +159,11 @@ def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
     told: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
     Handler.answers = forms_of({**told, "NextShardIterator": NEXT, "ChildShards": None})
     Handler.events = forms_of({**told, "ContinuationSequenceNumber": told["Records"][-1]["SequenceNumber"]})
-    _answer(Handler, ports)
+    served_as(Handler, ports)
 
 
-def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
+def served_as(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
+    """Answer by this handler until ended."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     ports.put(server.server_port)
@@ -171,11 +172,12 @@ def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa:
 
 def served(load: Load) -> AbstractContextManager[str]:
     """The address of a stream, until the block ends."""
-    return _served(serve, load)
+    return served_by_process(serve, load)
 
 
 @contextmanager
-def _served(work: Callable[..., None], told: object) -> Iterator[str]:
+def served_by_process(work: Callable[..., None], told: object) -> Iterator[str]:
+    """The address of what this work answers in a process of its own."""
     spawn = get_context("spawn")
     ports = spawn.Queue()
     process = spawn.Process(target=work, args=(told, ports), daemon=True)
@@ -211,9 +213,9 @@ class TableHandler(BaseHTTPRequestHandler):
 def serve_table(answers: dict[str, bytes], ports: Any) -> None:  # noqa: ANN401  a queue
     """Answer until ended; in a process of its own."""
     TableHandler.answers = answers
-    _answer(TableHandler, ports)
+    served_as(TableHandler, ports)
 
 
 def served_by(answers: dict[str, bytes]) -> AbstractContextManager[str]:
     """The address of a table, until the block ends."""
-    return _served(serve_table, answers)
+    return served_by_process(serve_table, answers)

@@ -99,6 +99,7 @@ class Ground:
             "retrievalMode": "POLLING",
             "idleTimeBetweenReadsInMillis": "250",
             "failoverTimeMillis": "3000",
+            "metricsLevel": "NONE",
         }
         self.store = f"dynamodb://{self.stream}-app?region={region}&endpoint={dynamodb_url}"
 
