@@ -2,8 +2,8 @@
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/multilang.py [--records N] [--shards 500]
 
-A stream in another process answers at once; leases are in DynamoDB Local, each daemon's in a table of its own, and both
-read the same `.properties` file but for that. The children are the same Python program, which decodes each record and
+The stream is kinesis-local's; leases are in DynamoDB Local, each daemon's in a table of its own, and both read the same
+`.properties` file but for that. The children are the same Python program, which decodes each record and
 checkpoints each message. What is printed is of the daemon's process alone, as Linux counts it: its processor time from
 its start to its first record, its processor time for each record after that, and its memory at the first and the last
 one. Seconds are not printed: they depend on what else runs here.
@@ -13,7 +13,6 @@ first record. With `--shards`, ours alone holds so many, each with a child. It e
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -24,22 +23,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "multilang"))
 
-import cbor2
+import boto3
 from attrs import frozen
 from libraries import java_daemon
 from standins.dynamodb_local import dynamodb_local
-from wire_server import ARN, CBOR, JSON, Handler, Load, forms_of, rows_of, served_as, served_by_process
 
 from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.services import kinesis_local
 from leasehold.balancer.model import HASH_KEYS
 
-SHARDS, AN_ANSWER, SIZE = 4, 250, 1000
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+SHARDS, SIZE, PUT = 4, 1000, 500
 WAIT_SECONDS = 900
 TICK = os.sysconf("SC_CLK_TCK")
 MIB = 2**20
@@ -65,57 +67,20 @@ for line in sys.stdin:
 """
 
 
-class ShardHandler(Handler):
-    """One connection to a stream whose shards have so many records each, told by the iterators."""
-
-    shards: int
-    most: int
-    rows: Sequence[dict[str, Any]]
-
-    def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
-        width = HASH_KEYS[1] // self.shards
-        if wanted == "ListShards":
-            ends = [number * width for number in range(self.shards)]
-            return {
-                "Shards": [
-                    {
-                        "ShardId": f"shardId-{number:012d}",
-                        "HashKeyRange": {"StartingHashKey": str(start), "EndingHashKey": str(start + width - 1)},
-                        "SequenceNumberRange": {"StartingSequenceNumber": "1"},
-                    }
-                    for number, start in enumerate(ends)
-                ]
-            }
-        if wanted == "GetShardIterator":
-            return {"ShardIterator": str(int(asked.get("StartingSequenceNumber", 0)))}
-        if wanted == "DescribeStreamSummary":
-            summary = {
-                "StreamName": "canned", "StreamARN": ARN, "StreamStatus": "ACTIVE", "RetentionPeriodHours": 24,
-                "StreamCreationTimestamp": 1_700_000_000, "EnhancedMonitoring": [], "OpenShardCount": self.shards,
-            }  # fmt: skip
-            return {"StreamDescriptionSummary": summary}
-        return super()._told(wanted, asked)
-
-    def do_POST(self) -> None:  # noqa: N802  its name is given
-        """One question: records are those behind the iterator, which is the number of the last one."""
-        if not self.headers["X-Amz-Target"].endswith("GetRecords"):
-            super().do_POST()
-            return
-        form = CBOR if "cbor" in self.headers["Content-Type"] else JSON
-        asked = (cbor2.loads if form == CBOR else json.loads)(self.rfile.read(int(self.headers["Content-Length"])))
-        last = int(asked["ShardIterator"])
-        count = min(len(self.rows), asked.get("Limit", AN_ANSWER), self.most - last)
-        told = [{**self.rows[each], "SequenceNumber": str(last + each + 1)} for each in range(max(0, count))]
-        behind = 60_000 if last + count < self.most else 0
-        answer = {"Records": told, "NextShardIterator": str(last + len(told)), "MillisBehindLatest": behind}
-        self._say(form, forms_of(answer)[form])
-
-
-def stream_of(told: tuple[int, int], ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
-    ShardHandler.shards, ShardHandler.most = told
-    ShardHandler.rows = rows_of(Load("", AN_ANSWER, SIZE))
-    served_as(ShardHandler, ports)
+def filled(client: "KinesisClient", shards: int, records: int) -> str:
+    """A stream of so many shards with so many records in each."""
+    name, width = f"multilang-{uuid4().hex[:8]}", HASH_KEYS[1] // shards
+    client.create_stream(StreamName=name, ShardCount=shards)
+    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
+    for shard in range(shards):
+        key = str(shard * width + width // 2)
+        for start in range(0, records, PUT):
+            rows: list[Any] = [
+                {"Data": os.urandom(SIZE), "PartitionKey": f"k-{number}", "ExplicitHashKey": key}
+                for number in range(start, min(start + PUT, records))
+            ]
+            assert client.put_records(StreamName=name, Records=rows)["FailedRecordCount"] == 0
+    return name
 
 
 @frozen
@@ -154,7 +119,7 @@ def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> 
     file, told = folder / "app.properties", folder / "counts"
     told.mkdir(parents=True)
     file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
-    there = {**os.environ, **ENVIRONMENT, "COUNTS": str(told)}
+    there = {**os.environ, "COUNTS": str(told)}
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen((*command, str(file)), stdout=log, stderr=log, env=there) as run,  # noqa: S603  as above
@@ -185,22 +150,24 @@ def measured(
 def main() -> None:
     """Print a table; end with 1 where a bar is not met."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--records", type=int, default=40_000, help="of each of four shards")
+    parser.add_argument("--records", type=int, default=10_000, help="of each of four shards")
     parser.add_argument("--shards", type=int, help="hold so many by one of ours, and nothing else")
     chosen = parser.parse_args()
     ours = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
     work = Path(tempfile.mkdtemp(prefix="leasehold-multilang-"))
     (work / "child.py").write_text(CHILD)
-    shards, records = chosen.shards or SHARDS, AN_ANSWER if chosen.shards else chosen.records
+    shards, records = chosen.shards or SHARDS, 1 if chosen.shards else chosen.records
     try:
-        with served_by_process(stream_of, (shards, records)) as stream, dynamodb_local() as table:
+        with kinesis_local() as stream, dynamodb_local() as table:
+            os.environ |= ENVIRONMENT
+            client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=stream.url)
             properties = {
                 "executableName": f"{sys.executable} {work / 'child.py'}",
-                "streamName": "canned",
+                "streamName": filled(client, shards, records),
                 "AwsCredentialsProvider": "DefaultCredentialsProvider",
                 "initialPositionInStream": "TRIM_HORIZON",
                 "regionName": "eu-west-1",
-                "kinesisEndpoint": stream,
+                "kinesisEndpoint": stream.url,
                 "dynamoDBEndpoint": table.url,
                 "retrievalMode": "POLLING",
                 "idleTimeBetweenReadsInMillis": "250",

@@ -159,11 +159,10 @@ def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
     told: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
     Handler.answers = forms_of({**told, "NextShardIterator": NEXT, "ChildShards": None})
     Handler.events = forms_of({**told, "ContinuationSequenceNumber": told["Records"][-1]["SequenceNumber"]})
-    served_as(Handler, ports)
+    _answer(Handler, ports)
 
 
-def served_as(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer by this handler until ended."""
+def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     ports.put(server.server_port)
@@ -172,12 +171,11 @@ def served_as(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noq
 
 def served(load: Load) -> AbstractContextManager[str]:
     """The address of a stream, until the block ends."""
-    return served_by_process(serve, load)
+    return _served(serve, load)
 
 
 @contextmanager
-def served_by_process(work: Callable[..., None], told: object) -> Iterator[str]:
-    """The address of what this work answers in a process of its own."""
+def _served(work: Callable[..., None], told: object) -> Iterator[str]:
     spawn = get_context("spawn")
     ports = spawn.Queue()
     process = spawn.Process(target=work, args=(told, ports), daemon=True)
@@ -213,9 +211,9 @@ class TableHandler(BaseHTTPRequestHandler):
 def serve_table(answers: dict[str, bytes], ports: Any) -> None:  # noqa: ANN401  a queue
     """Answer until ended; in a process of its own."""
     TableHandler.answers = answers
-    served_as(TableHandler, ports)
+    _answer(TableHandler, ports)
 
 
 def served_by(answers: dict[str, bytes]) -> AbstractContextManager[str]:
     """The address of a table, until the block ends."""
-    return served_by_process(serve_table, answers)
+    return _served(serve_table, answers)

@@ -170,14 +170,15 @@ def record_of(row: Mapping[str, Any]) -> Record:
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has {number!r} for a sequence number")
     return Record(
-        _text(row).encode(),
+        text_of(row).encode(),
         number,
-        partition_key=_text(told["Keys"]),
+        partition_key=text_of(told["Keys"]),
         arrived=None if created is None else created.timestamp(),
     )
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """JSON, one text for equal values."""
     return json.dumps(value, default=_written, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
