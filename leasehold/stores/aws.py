@@ -63,7 +63,7 @@ def core_of(session: boto3.Session | None) -> botocore.session.Session:
         return botocore.session.get_session()
     # boto3 answers `default` where no profile is chosen, and botocore refuses one that is not configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
-    core = with_providers([_Given(session.get_credentials())], profile)
+    core = with_providers([_StandingCredentials(session.get_credentials())], profile)
     core.set_config_variable("region", session.region_name)
     return core
 
@@ -97,10 +97,10 @@ def assumed_role(
         found: Mapping[str, Any] = AssumeRoleCredentialFetcher(sts, source, role, extra_args=more).fetch_credentials()
         return found
 
-    return _Given(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
+    return _StandingCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
 
 
-class _Given(CredentialProvider):
+class _StandingCredentials(CredentialProvider):
     """Credentials that stand already, perhaps none; where they expire they refresh themselves."""
 
     METHOD = "given"
