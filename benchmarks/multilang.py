@@ -150,7 +150,7 @@ def measured(
 def main() -> None:
     """Print a table; end with 1 where a bar is not met."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--records", type=int, default=10_000, help="of each of four shards")
+    parser.add_argument("--records", type=int, default=1_500, help="of each of four shards")
     parser.add_argument("--shards", type=int, help="hold so many by one of ours, and nothing else")
     chosen = parser.parse_args()
     ours = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")

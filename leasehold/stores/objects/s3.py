@@ -249,7 +249,9 @@ class S3Objects:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
 
 
-def _client(region: str | None, endpoint: str | None, patience: Patience, session: boto3.Session | None) -> "S3Client":
+def _client(
+    region: str | None, endpoint: str | None, patience: Patience, session: boto3.Session | None = None
+) -> "S3Client":
     config = Config(
         connect_timeout=patience.connect_seconds,
         read_timeout=patience.read_seconds,
