@@ -67,20 +67,35 @@ for line in sys.stdin:
 """
 
 
-def filled(client: "KinesisClient", shards: int, records: int) -> str:
-    """A stream of so many shards with so many records in each."""
-    name, width = f"multilang-{uuid4().hex[:8]}", HASH_KEYS[1] // shards
-    client.create_stream(StreamName=name, ShardCount=shards)
-    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
-    for shard in range(shards):
-        key = str(shard * width + width // 2)
-        for start in range(0, records, PUT):
-            rows: list[Any] = [
-                {"Data": os.urandom(SIZE), "PartitionKey": f"k-{number}", "ExplicitHashKey": key}
-                for number in range(start, min(start + PUT, records))
-            ]
-            assert client.put_records(StreamName=name, Records=rows)["FailedRecordCount"] == 0
-    return name
+@frozen
+class Filled:
+    """A stream, into each shard of which the same number of records is put."""
+
+    client: "KinesisClient"
+    name: str
+    shards: int
+
+    @classmethod
+    def made(cls, client: "KinesisClient", shards: int) -> "Filled":
+        """With one record in each shard."""
+        made = cls(client, f"multilang-{uuid4().hex[:8]}", shards)
+        client.create_stream(StreamName=made.name, ShardCount=shards)
+        client.get_waiter("stream_exists").wait(StreamName=made.name, WaiterConfig={"Delay": 1})
+        made.put(1)
+        return made
+
+    def put(self, records: int) -> None:
+        """So many more in each shard."""
+        width = HASH_KEYS[1] // self.shards
+        keys = [str(shard * width + width // 2) for shard in range(self.shards)]
+        rows: list[Any] = [
+            {"Data": os.urandom(SIZE), "PartitionKey": "k", "ExplicitHashKey": key}
+            for _ in range(records)
+            for key in keys
+        ]
+        for start in range(0, len(rows), PUT):
+            answer = self.client.put_records(StreamName=self.name, Records=rows[start : start + PUT])
+            assert answer["FailedRecordCount"] == 0
 
 
 @frozen
@@ -133,18 +148,16 @@ def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> 
 
 
 def measured(
-    command: Sequence[str], folder: Path, properties: dict[str, str], shards: int, records: int
+    command: Sequence[str], folder: Path, properties: dict[str, str], stream: Filled, records: int
 ) -> list[Taken]:
     """What was taken at the first record of each shard, and at the last."""
-    found: list[Taken] = []
-    with daemon(command, folder, properties) as process:
-        for holds in (
-            lambda: len(counts(folder / "counts")) == shards,
-            lambda: sum(counts(folder / "counts")) == shards * records,
-        ):
-            awaited(process, folder / "log", holds)
-            found.append(taken(process.pid))
-    return found
+    told = folder / "counts"
+    with daemon(command, folder, properties | {"streamName": stream.name, "applicationName": stream.name}) as process:
+        awaited(process, folder / "log", lambda: len(counts(told)) == stream.shards)
+        first = taken(process.pid)
+        stream.put(records)
+        awaited(process, folder / "log", lambda: sum(counts(told)) == stream.shards * (records + 1))
+        return [first, taken(process.pid)]
 
 
 def main() -> None:
@@ -163,7 +176,6 @@ def main() -> None:
             client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=stream.url)
             properties = {
                 "executableName": f"{sys.executable} {work / 'child.py'}",
-                "streamName": filled(client, shards, records),
                 "AwsCredentialsProvider": "DefaultCredentialsProvider",
                 "initialPositionInStream": "TRIM_HORIZON",
                 "regionName": "eu-west-1",
@@ -173,11 +185,10 @@ def main() -> None:
                 "idleTimeBetweenReadsInMillis": "250",
                 "metricsLevel": "NONE",
             }
+            commands = {"ours": ours} if chosen.shards else {"ours": ours, "Java": java_daemon()}
             found = {
-                name: measured(
-                    command, work / name, properties | {"applicationName": f"app-{uuid4().hex[:8]}"}, shards, records
-                )
-                for name, command in (("ours", ours),) + (() if chosen.shards else (("Java", java_daemon()),))
+                name: measured(command, work / name, properties, Filled.made(client, shards), records)
+                for name, command in commands.items()
             }
     finally:
         shutil.rmtree(work)
