@@ -66,6 +66,20 @@ for line in sys.stdin:
     print(json.dumps({"action": "status", "responseFor": action}), flush=True)
 """
 
+SMALL_CHILD = """
+while read -r line; do
+  case $line in
+    *'"action":"checkpoint"'*) continue ;;
+    '{"action":"initialize"'*) action=initialize ;;
+    '{"action":"processRecords"'*) action=processRecords; echo 1 > "$COUNTS/$$"; echo '{"action":"checkpoint"}' ;;
+    '{"action":"shutdownRequested"'*) action=shutdownRequested ;;
+    *) action=leaseLost ;;
+  esac
+  echo "{\\"action\\":\\"status\\",\\"responseFor\\":\\"$action\\"}"
+done
+"""
+"""A shell of a MiB: hundreds of Pythons would measure the machine."""
+
 
 @frozen
 class Filled:
@@ -169,13 +183,15 @@ def main() -> None:
     ours = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
     work = Path(tempfile.mkdtemp(prefix="leasehold-multilang-"))
     (work / "child.py").write_text(CHILD)
-    shards, records = chosen.shards or SHARDS, 1 if chosen.shards else chosen.records
+    (work / "child.sh").write_text(SMALL_CHILD)
+    child = f"/bin/sh {work / 'child.sh'}" if chosen.shards else f"{sys.executable} {work / 'child.py'}"
+    shards, records = chosen.shards or SHARDS, 0 if chosen.shards else chosen.records
     try:
         with kinesis_local() as stream, dynamodb_local() as table:
             os.environ |= ENVIRONMENT
             client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=stream.url)
             properties = {
-                "executableName": f"{sys.executable} {work / 'child.py'}",
+                "executableName": child,
                 "AwsCredentialsProvider": "DefaultCredentialsProvider",
                 "initialPositionInStream": "TRIM_HORIZON",
                 "regionName": "eu-west-1",
@@ -206,7 +222,7 @@ def report(found: dict[str, list[Taken]], shards: int, records: int) -> bool:
         ("MiB at the last record", lambda told: told[1].memory_bytes / MIB, 1 / 2),
         (
             "processor microseconds a record",
-            lambda told: 1e6 * (told[1].processor_seconds - told[0].processor_seconds) / (shards * records),
+            lambda told: 1e6 * (told[1].processor_seconds - told[0].processor_seconds) / (shards * max(records, 1)),
             1.0,
         ),
     ]

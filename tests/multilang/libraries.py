@@ -55,7 +55,7 @@ def node_processor() -> str:
 
 
 def java_daemon(*options: str) -> tuple[str, ...]:
-    """The command of the MultiLangDaemon of KCL with these options of the JVM, but for its file. Raises ServiceError."""
+    """The command of KCL's MultiLangDaemon, without its file; options are the JVM's. Raises ServiceError."""
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         raise ServiceError(f"no {', no '.join(missing)} on the PATH")
     pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
