@@ -137,6 +137,11 @@ def open_store(
     long as suits a tool. A `session` of boto3's has the credentials for a URL of AWS; None: the URL's, or the
     environment's. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
     secret); StoreError if the store cannot be used as asked; OutcomeUnknown if it cannot be reached.
+
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> store = open_store("memory://example-open")
+        >>> store.close()
     """
     scheme, place, options = store_address(url)
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
