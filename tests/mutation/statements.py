@@ -20,6 +20,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -185,7 +186,10 @@ def main() -> int:
     parser.add_argument("room", nargs="?", choices=[*rooms()])
     parser.add_argument("--each", type=int, default=1, help="every so-manieth fault")
     asked = parser.parse_args()
-    importlib.import_module("boto3")  # once, and shared with every fork
+    os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
+    for shared in ("boto3", "hypothesis", "pyarrow", "aiohttp", "rich", "typer", "pydantic"):
+        with suppress(ImportError):
+            importlib.import_module(shared)  # once, and shared with every fork
     shares = [planted(name, room, asked.each) for name, room in rooms().items() if asked.room in {None, name}]
     return int(min(shares) < 0.9)
 
