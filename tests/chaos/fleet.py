@@ -235,6 +235,8 @@ class Fleet(Stage):
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
             case "no more descriptors":
+                # A program that is being loaded needs some, and ends without them as any other does.
+                self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
                 self._short[worker] = NoMoreDescriptors(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, STEPS[step])
