@@ -160,7 +160,7 @@ def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_hav
     second = [evolve(each, place=(each.place[0] - 2, 0)) for each in records(40, "b", 3, 4)]
     events = [begins(0, "a"), *records(10, "a", 1, 2), ends(20, "a"), begins(30, "b"), *second, ends(50, "b")]
     found = verdict(sent(1, 2, 3, 4), events, rows=[stored(12, 2)])
-    assert (said(found), found.owner_changes[0].duplicates) == ((), 0)
+    assert (said(found), found.duplicates, found.owner_changes[0].duplicates) == ((), 0, 0)
 
 
 @pytest.mark.parametrize("verb", ["reset", "annotate"])
