@@ -16,7 +16,7 @@ from test_aggregation import KEYS, packed
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
 from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking, columns_of
-from leasehold.adapters.sources.kinesis.records import KinesisRecords
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, KinesisRecords, Mark, marked, unmarked
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
@@ -201,3 +201,10 @@ def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it
     with pytest.raises(TypeError, match=says):
         columns_of(rows)
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), marked(b"", Mark(1, 2))[:-1]])
+def test_a_record_without_a_mark_is_given_as_it_is(data: bytes) -> None:
+    """The first bytes of another producer's records would be cut off, or a short one end its shard."""
+    assert unmarked(data) == (None, data)
+    assert unmarked(marked(data, Mark(7, 9))) == (Mark(7, 9), data)
