@@ -183,6 +183,8 @@ class Scenario:
     acknowledges
               when handlers are done with a record
     capacity  what the table serves
+    ranged    whether shards have hash ranges; as in the stream of a table, they have none, each rolls where it would
+              split and is followed by one, and splits where it would merge, since none has two parents
     """
 
     seed: int
@@ -211,6 +213,7 @@ class Scenario:
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
     acknowledges: Acknowledging = "return"
     capacity: Capacity = field(factory=Capacity)
+    ranged: bool = True
 
     @property
     def keys(self) -> tuple[str, ...]:
