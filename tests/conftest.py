@@ -21,6 +21,7 @@ from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.demo import pytest_plugin
 from leasehold.adapters.local.node import Service, ServiceError
+from leasehold.adapters.local.postgres import postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ SHARED = {
     "azurite_service": "azurite",
     "leasehold_azurite": "azurite",
     "moto_url": "moto",
+    "postgres_service": "postgres",
 }
 """What takes seconds of a processor to start or to build, by the group of the tests that use it."""
 LONGEST = ("java", "spark", "fleets", "docs")
@@ -186,6 +188,16 @@ def moto_url() -> Iterator[str]:
     """Many services, none of which may judge a race."""
     with moto() as service:
         yield service.url
+
+
+@pytest.fixture(scope="session")
+def postgres_service() -> Iterator[Service]:
+    """A PostgreSQL, which judges races."""
+    try:
+        with postgres() as service:
+            yield service
+    except ServiceError as missing:
+        pytest.skip(f"POSTGRESQL IS NOT TESTED: {missing}")
 
 
 @pytest.fixture(scope="session")

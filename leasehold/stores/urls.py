@@ -8,6 +8,8 @@ azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' 
                                                `start=` says where a partition without a checkpoint begins, and
                                                `endpoint=` names another service than the account's
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
+postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
+                                               and encryption too, unless `user=` and `sslmode=` say them
 
 Addresses of stores and sources, `scheme://place?option=value`, and the modules that open them.
 
@@ -92,7 +94,7 @@ class _Provable(Protocol):
         """Raises StoreError if it does not."""
 
 
-_PROVED = frozenset({"dynamodb", "azblob", "s3"})
+_PROVED = frozenset({"dynamodb", "azblob", "s3", "postgres"})
 
 _SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory"),
@@ -102,6 +104,7 @@ _SCHEMES = {
         "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
     ),
     "s3": Scheme("leasehold.stores.objects.s3", frozenset({"region", "endpoint"}), "aws"),
+    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode"}), "postgres"),
 }
 
 

@@ -18,7 +18,7 @@ from leasehold.stores.writes import CreateLease
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgres://h/db", r"unknown scheme 'postgres'; choose one of .*dynamodb, memory"),
+        ("postgresql://h/db", r"unknown scheme 'postgresql'; choose one of .*dynamodb, .*; did you mean 'postgres'\?"),
         ("leases.db", r"unknown scheme ''"),
         ("http://[", r"it cannot be read as a URL"),
         ("memory://x?size=3", r"unknown option 'size'; this store has none"),
