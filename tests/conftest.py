@@ -13,6 +13,7 @@ import boto3
 import pytest
 from hypothesis import HealthCheck, settings
 from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from standins.fake_gcs import fake_gcs
 from standins.ferrokinesis import ferrokinesis
 from standins.spark import SOON, spark_session
 from standins.versitygw import versitygw
@@ -163,6 +164,16 @@ def versitygw_url() -> Iterator[str]:
             yield service.url
     except ServiceError as missing:
         pytest.skip(f"S3 IS NOT TESTED IN RACES: {missing}")
+
+
+@pytest.fixture(scope="session")
+def gcs_url() -> Iterator[str]:
+    """Buckets of Google Cloud Storage whose conditional writes may judge a race, for tests marked `more`."""
+    try:
+        with fake_gcs() as service:
+            yield service.url
+    except ServiceError as missing:
+        pytest.skip(f"GOOGLE CLOUD STORAGE IS NOT TESTED WITH A SERVICE: {missing}")
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
                                                `start=` says where a partition without a checkpoint begins, and
                                                `endpoint=` names another service than the account's
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
+gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
 postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
                                                and encryption too, unless `user=` and `sslmode=` say them
 
@@ -94,16 +96,17 @@ class _Provable(Protocol):
         """Raises StoreError if it does not."""
 
 
-_PROVED = frozenset({"dynamodb", "azblob", "s3", "postgres"})
+_PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
 _SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory"),
     "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint"}), "aws"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint", "prefix"}), "aws"),
     "azblob": Scheme(
         "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
     ),
     "s3": Scheme("leasehold.stores.objects.s3", frozenset({"region", "endpoint"}), "aws"),
+    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint"}), "gcs"),
     "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode"}), "postgres"),
 }
 
