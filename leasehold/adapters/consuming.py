@@ -295,7 +295,7 @@ def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses wh
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
-_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 
 
 def dead_letter_of(

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, LiteralString
+from typing import Any, Literal, LiteralString
 from uuid import uuid4
 
 from attrs import frozen
@@ -289,6 +289,21 @@ class PostgresStore:
                 f"{self._place.name}: synchronous_commit is {durable['said']} for this user, so that a checkpoint "
                 "that was answered could be lost; ALTER ROLE … SET synchronous_commit = on"
             )
+
+    def probe(self, right: Literal["INSERT", "UPDATE", "DELETE"]) -> None:
+        """Use this right on a row that is not there, in a transaction that is undone. Raises StoreError."""
+        row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
+        statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
+        with self._connection() as connection, connection.transaction(force_rollback=True):
+            connection.execute(statement, _over(row, row))
+
+    def standbys(self) -> tuple[int, str]:
+        """How many servers follow this one, and the names of those that its commits wait for."""
+        asked = (
+            b"SELECT count(*) AS many, current_setting('synchronous_standby_names') AS waited FROM pg_stat_replication"
+        )
+        (row,) = self._rows(asked)
+        return row["many"], row["waited"]
 
     def close(self) -> None:
         """Close all connections."""

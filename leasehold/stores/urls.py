@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 from typing import Any, Protocol, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from attrs import frozen
 
@@ -135,6 +135,20 @@ def open_store(url: str, *, create: bool = True, write: bool = True, request_sec
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     """The scheme, the place and the options of a store's URL. Raises ValueError, never repeating the URL."""
     return read_url(url, "store", _SCHEMES)
+
+
+_TELLING = ("prefix", "eventhub", "group", "table")
+"""Options that tell two lease tables at one place apart; none of them is a secret."""
+
+
+def name_of(url: str) -> str:
+    """The name of a store for people: its URL with no more options than tell it from its neighbours.
+
+    Raises ValueError, never repeating the URL.
+    """
+    scheme, place, options = store_address(url)
+    told = urlencode({name: options[name] for name in _TELLING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{told}" if told else "")
 
 
 def endpoint_of(url: str | None, where: str = "store URL") -> str | None:

@@ -19,6 +19,8 @@ from google.auth.transport.requests import AuthorizedSession
 from object_stores import try_conditions
 from process_race import assert_one_winner_each
 
+from leasehold.adapters.steering.doctor.attempts import attempted
+from leasehold.adapters.steering.doctor.objects import GCS, gcs_trial
 from leasehold.balancer.model import Lease
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import done, placed
@@ -240,3 +242,16 @@ def test_a_strangers_object_is_malformed_and_left_alone(objects: GcsObjects) -> 
     listing = store.list()
     assert [each.key for each in listing.leases] == [row.key]
     assert [(bad.key, bad.field) for bad in listing.malformed] == [("s-1", "sequence")]
+
+
+def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
+    """Who runs on Google Cloud would learn of a missing right when a worker lacks it."""
+    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.state) for each in found] == [(right, "ok") for right in GCS]
+    assert bucket.objects == {}
+    bucket.faults = {"POST": [403]}
+    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.todo) for each in found if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
+    bucket.name = None
+    (absent,) = attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
+    assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)
