@@ -14,7 +14,7 @@ The row of a lease is SQLite's, column by column (`stores/embedded/sqlite.py`).
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, LiteralString
 from uuid import uuid4
 
@@ -377,20 +377,24 @@ class PostgresStore:
             finally:
                 self._pool.putconn(connection)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turns psycopg's errors into ours; no password is in any of them."""
-        where = self._place.name
-        try:
-            yield
-        except PoolTimeout as error:
-            raise OutcomeUnknown(f"{where}: no connection within {self._patience.connect_seconds:g} s") from error
-        except _NO_ANSWER as error:
-            if not error.sqlstate and _OUR_FAULT.search(str(error)):
-                raise StoreError(f"{where}: {printable(str(error).strip())}") from error
-            raise OutcomeUnknown(f"{where}: {printable(str(error).strip())}") from error
-        except Error as error:
-            raise StoreError(f"{where}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self._place, self._patience)
+
+
+@contextmanager
+def translated(place: Place, patience: Patience) -> Iterator[None]:
+    """Turns psycopg's errors into ours; no password is in any of them."""
+    where = place.name
+    try:
+        yield
+    except PoolTimeout as error:
+        raise OutcomeUnknown(f"{where}: no connection within {patience.connect_seconds:g} s") from error
+    except _NO_ANSWER as error:
+        if not error.sqlstate and _OUR_FAULT.search(str(error)):
+            raise StoreError(f"{where}: {printable(str(error).strip())}") from error
+        raise OutcomeUnknown(f"{where}: {printable(str(error).strip())}") from error
+    except Error as error:
+        raise StoreError(f"{where}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
 
 
 def _values(lease: Lease) -> dict[str, Any]:
@@ -422,3 +426,22 @@ def place_of(place: str, options: Mapping[str, str]) -> Place:
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
         raise ValueError("store URL: option 'table' wants a table's name, or schema.table: letters, digits and _")
     return Place(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))
+
+
+def tables_of(place: Place, *, all_of_them: bool) -> Iterator[tuple[str, float | None]]:
+    """Lease tables of a database that this user may see, and when each was last written; or the named one alone.
+
+    Raises StoreError, OutcomeUnknown.
+    """
+    with translated(place, PATIENCE), connect(place.conninfo(PATIENCE), autocommit=True) as connection:
+        named = connection.execute(
+            "SELECT table_schema, table_name, table_schema = ANY(current_schemas(false)) "
+            "FROM information_schema.columns WHERE column_name = ANY(%s) AND table_schema !~ '^pg_' "
+            "GROUP BY table_schema, table_name HAVING count(*) = %s",
+            [[*COLUMNS, "written"], len(COLUMNS) + 1],
+        ).fetchall()
+        for schema, table, near in named:
+            if all_of_them or (schema, table) == place.table or (near and (table,) == place.table):
+                last = SQL("SELECT extract(epoch FROM max(written))::float8 FROM {}").format(Identifier(schema, table))
+                (written,) = connection.execute(last).fetchall()[0]
+                yield (table if near else f"{schema}.{table}"), written

@@ -2,7 +2,9 @@
 
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
+file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; no fleet works on it
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+dynamodb://table?protect=on                    where it is made: with deletion protection and point-in-time recovery
 dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
@@ -101,7 +103,10 @@ _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 _SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory"),
     "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint", "prefix"}), "aws"),
+    "file": Scheme("leasehold.stores.embedded.file"),
+    "dynamodb": Scheme(
+        "leasehold.stores.dynamodb.store", frozenset({"region", "endpoint", "prefix", "protect"}), "aws"
+    ),
     "azblob": Scheme(
         "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
     ),

@@ -85,6 +85,8 @@ def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
     assert states(found, "kinesis:").keys() == {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"}
     assert "2 leases of this stream, and 2 owners" in found["table"]["says"]
     assert "2 open shards, 2 workers" in found["cost"]["says"]
+    kept = "deletion protection: not told, point-in-time recovery: not told"  # as far as dynalite tells
+    assert kept in found["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
 
@@ -95,7 +97,7 @@ def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
     with careless_line(dynalite_url) as line:
         status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
     assert status == 0
-    assert set(line.asked) == {"DescribeTable", "Scan", "BatchGetItem"}
+    assert set(line.asked) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
     assert found["conditional writes"]["state"] == "unknown"
 
 

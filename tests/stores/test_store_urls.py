@@ -22,7 +22,7 @@ from leasehold.stores.writes import CreateLease
         ("leases.db", r"unknown scheme ''"),
         ("http://[", r"it cannot be read as a URL"),
         ("memory://x?size=3", r"unknown option 'size'; this store has none"),
-        ("dynamodb://t?regoin=x", r"unknown option 'regoin'; choose among endpoint, prefix, region"),
+        ("dynamodb://t?regoin=x", r"unknown option 'regoin'; choose among endpoint, prefix, protect, region"),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
         ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
         ("azblob://a/c?eventhub=n/h&group=", r"option 'group' wants one value; in a shell, \$Default .* single quotes"),
@@ -30,6 +30,8 @@ from leasehold.stores.writes import CreateLease
         ("dynamodb://a/b", r"'a/b' is no table's name"),
         (f"dynamodb://leases?prefix={'x' * 256}", r"option 'prefix' wants at most 255 characters"),
         ("dynamodb://leases?prefix=a%00", r"option 'prefix' wants at most 255 characters"),
+        ("dynamodb://leases?protect=off", r"option 'protect' wants on"),
+        ("file://", r"file:// wants the path of a file"),
         ("sqlite://", r"sqlite:// wants the path of a file"),
     ],
 )

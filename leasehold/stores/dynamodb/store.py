@@ -213,11 +213,15 @@ def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
     return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
 
 
-def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "") -> None:
+def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
     """Make sure the table is there, has our key, and can be used.
+
+    With `protect`, one that is made is kept from deletion, and each of its moments of 35 days can be had back.
 
     Raises StoreError where it is missing and may not be made, or is some other program's.
     """
+    made = False
+    kept: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
     with translated(table):
         if _describe(client, table) is None:
             if not create:
@@ -236,7 +240,9 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
                     ],
                     AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in names],
                     BillingMode="PAY_PER_REQUEST",
+                    **kept,
                 )
+                made = True
             except ClientError as error:
                 # Another worker starting at the same moment was first, which is as good.
                 if code_of(error) != "ResourceInUseException":
@@ -250,6 +256,10 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
             check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)), prefix)
         except RetryError as error:
             raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
+        if made and protect:
+            client.update_continuous_backups(
+                TableName=table, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
+            )
 
 
 def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
@@ -340,11 +350,12 @@ class DynamoStore:
         session: Session | None = None,
         request_seconds: float | None = None,
         prefix: str = "",
+        protect: bool = False,
     ) -> None:
         """Find the table, or make it; credentials come from the session, or as boto3 finds them."""
-        self._table, self._create, self._prefix = table, create, prefix
+        self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
         self._clients = connect(session or Session(), region, endpoint, PATIENCE.within(request_seconds))
-        prepare(self._clients.reads, table, create=create, prefix=prefix)
+        prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
     def promises(self) -> Promises:
@@ -359,7 +370,7 @@ class DynamoStore:
             if not (self._create and is_missing(fault)):
                 raise
         log.error("table %s was deleted under this process, which makes it anew", self._table)
-        prepare(self._clients.reads, self._table, create=True, prefix=self._prefix)
+        prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
         return self.scan()
 
     def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
@@ -488,6 +499,8 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
         raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
+    if options.get("protect", "on") != "on":
+        raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
     return DynamoStore(
         place,
         region=options.get("region"),
@@ -495,6 +508,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
         create=create,
         request_seconds=request_seconds,
         prefix=prefix_of(options),
+        protect="protect" in options,
     )
 
 

@@ -29,6 +29,7 @@ from leasehold.stores.dynamodb.store import (
     prove,
     translated,
 )
+from leasehold.stores.dynamodb.tables import recoverable
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import endpoint_of
 
@@ -89,4 +90,6 @@ def _described(clients: Clients, table: str, prefix: str) -> str:
         check_key(table, found, prefix)
     except StoreError as error:
         raise NotOurs(str(error)) from error
-    return f"it answers, and is {found['TableStatus']}"
+    words = {True: "on", False: "off", None: "not told"}
+    kept, back = (words[each] for each in (found.get("DeletionProtectionEnabled"), recoverable(clients.reads, table)))
+    return f"it answers, and is {found['TableStatus']}; deletion protection: {kept}, point-in-time recovery: {back}"

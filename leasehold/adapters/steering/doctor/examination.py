@@ -216,6 +216,8 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     """Examine both, each as far as it can be reached. Raises ValueError for a URL that cannot be used."""
     scheme, place, options = source_address(source)
     store_scheme, store_place, store_options = store_address(store)
+    if store_scheme not in _STORES:
+        raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
     price, seen = _price(store_scheme, fleet), _Gathered()
     with _told(seen, "source"):
         for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
