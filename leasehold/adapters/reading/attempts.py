@@ -153,6 +153,13 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
 
     Records without a key stay together, in order. Raises ValueError if `most` is below 1, and for a handler that is no
     `async def`.
+
+    Examples:
+        >>> from leasehold.adapters import by_key
+        >>> async def handle(record) -> None:
+        ...     print(record.partition_key)
+        >>> callable(by_key(handle, 4))
+        True
     """
     if most < 1:
         raise ValueError(f"concurrency: {most} keys at once are none")

@@ -32,6 +32,11 @@ def run(
     """Run a worker in this process until a signal ends it.
 
     In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
+
+    Examples:
+        >>> from leasehold.adapters import run
+        >>> def consume(worker) -> None:
+        ...     run(worker, print)  # until a signal ends it
     """
     runner = Runner(
         worker,
