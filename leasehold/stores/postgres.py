@@ -93,11 +93,11 @@ _ADVICE: Mapping[type[Error], str] = {
     errors.InvalidSchemaName: "there is no such schema; create it first",
 }
 
-Row = Mapping[str, Any]
+SqlRow = Mapping[str, Any]
 
 
 @frozen
-class Place:
+class PostgresPlace:
     """Where a lease table is: what libpq wants to know, and the table's name, its schema before it.
 
     What is not said comes from libpq's own environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
@@ -181,11 +181,11 @@ class _Bounded(Connection[DictRow]):
 class PostgresStore:
     """A table of leases; may be used by many threads. The counter is the version and the epoch."""
 
-    def __init__(self, place: Place, *, create: bool = True, patience: Patience = PATIENCE) -> None:
+    def __init__(self, place: PostgresPlace, *, create: bool = True, patience: Patience = PATIENCE) -> None:
         """Find the table, or make it if there is none and `create` allows."""
         self._place, self._create, self._patience = place, create, patience
         self._sql = Statements.of(place.table)
-        self._seen: dict[str, Row] = {}
+        self._seen: dict[str, SqlRow] = {}
         # The pool tells nobody why it has no connection, so the first one is made without it.
         with self._translated():
             connect(place.conninfo(patience)).close()
@@ -318,7 +318,7 @@ class PostgresStore:
                     connection.execute(self._sql.schema)
         self._rows(self._sql.some, {"keys": []})
 
-    def _rows(self, statement: bytes, told: Row | None = None) -> Sequence[DictRow]:
+    def _rows(self, statement: bytes, told: SqlRow | None = None) -> Sequence[DictRow]:
         """Read, again where no answer came."""
         again = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
@@ -333,7 +333,7 @@ class PostgresStore:
 
         return again(read)
 
-    def _read(self, key: str) -> Row | None:
+    def _read(self, key: str) -> SqlRow | None:
         row = next(iter(self._rows(self._sql.some, {"keys": [key]})), None)
         if row:
             self._seen[key] = row
@@ -341,9 +341,9 @@ class PostgresStore:
             self._seen.pop(key, None)
         return row
 
-    def _put(self, key: str, row: Row | None, after: Lease | None) -> bool:
+    def _put(self, key: str, row: SqlRow | None, after: Lease | None) -> bool:
         """Put this lease, or none, in the place of that row, or of none; False if another is there by now."""
-        told: Row = _values(after) if after else {}
+        told: SqlRow = _values(after) if after else {}
         statement, asked = self._sql.insert, told
         if row is None:
             if after is None:
@@ -382,7 +382,7 @@ class PostgresStore:
 
 
 @contextmanager
-def translated(place: Place, patience: Patience) -> Iterator[None]:
+def translated(place: PostgresPlace, patience: Patience) -> Iterator[None]:
     """Turns psycopg's errors into ours; no password is in any of them."""
     where = place.name
     try:
@@ -401,7 +401,7 @@ def _values(lease: Lease) -> dict[str, Any]:
     return {**to_row(lease), "yields": lease.yields}
 
 
-def _over(row: Row, told: Row) -> Row:
+def _over(row: SqlRow, told: SqlRow) -> SqlRow:
     """The arguments of a statement that puts these values in the place of that row."""
     return {**told, **{f"was_{name}": row[name] for name in COLUMNS}}
 
@@ -411,7 +411,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     return PostgresStore(place_of(place, options), create=create, patience=PATIENCE.within(request_seconds))
 
 
-def place_of(place: str, options: Mapping[str, str]) -> Place:
+def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
     """What `host:port/database` and the options name. Raises ValueError."""
     server, _, database = place.partition("/")
     if not database or "/" in database:
@@ -425,10 +425,10 @@ def place_of(place: str, options: Mapping[str, str]) -> Place:
     table = tuple(options.get("table", "leases").split("."))
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
         raise ValueError("store URL: option 'table' wants a table's name, or schema.table: letters, digits and _")
-    return Place(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))
+    return PostgresPlace(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))
 
 
-def tables_of(place: Place, *, all_of_them: bool) -> Iterator[tuple[str, float | None]]:
+def tables_of(place: PostgresPlace, *, all_of_them: bool) -> Iterator[tuple[str, float | None]]:
     """Lease tables of a database that this user may see, and when each was last written; or the named one alone.
 
     Raises StoreError, OutcomeUnknown.

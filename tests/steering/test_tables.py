@@ -11,7 +11,8 @@ import pytest
 from azure.storage.blob import ContainerClient
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli import copy_leases, tables
+from leasehold.adapters.cli import copy_leases
+from leasehold.adapters.cli.steer import tables
 from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import DATABASE, USER, store_url
 from leasehold.balancer.model import SHARD_END, Lease, Position

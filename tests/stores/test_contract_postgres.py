@@ -22,7 +22,7 @@ from leasehold.adapters.local.postgres import DATABASE, USER, conninfo_of, postg
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import KEY, done, facts, lost, owned, stored
-from leasehold.stores.postgres import CONNECTIONS, Place, PostgresStore, open_url, place_of
+from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, open_url, place_of
 from leasehold.stores.protocol import Listing, Lost, Malformed, OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
@@ -336,15 +336,15 @@ def test_a_refused_connection_says_why(postgres_service: Service, user: str, dat
 @pytest.mark.parametrize(
     ("place", "options", "named"),
     [
-        ("db.example:5433/app", {}, Place("db.example", "5433", "app")),
-        ("db.example/app", {"table": "ops.orders"}, Place("db.example", "", "app", ("ops", "orders"))),
-        ("/app", {"user": "ann", "sslmode": "require"}, Place("", "", "app", user="ann", sslmode="require")),
-        ("[::1]:5432/app", {}, Place("::1", "5432", "app")),
-        ("[::1]/app", {}, Place("::1", "", "app")),
-        ("a:1,b:2/app", {}, Place("a,b", "1,2", "app")),
+        ("db.example:5433/app", {}, PostgresPlace("db.example", "5433", "app")),
+        ("db.example/app", {"table": "ops.orders"}, PostgresPlace("db.example", "", "app", ("ops", "orders"))),
+        ("/app", {"user": "ann", "sslmode": "require"}, PostgresPlace("", "", "app", user="ann", sslmode="require")),
+        ("[::1]:5432/app", {}, PostgresPlace("::1", "5432", "app")),
+        ("[::1]/app", {}, PostgresPlace("::1", "", "app")),
+        ("a:1,b:2/app", {}, PostgresPlace("a,b", "1,2", "app")),
     ],
 )
-def test_a_url_names_a_place(place: str, options: dict[str, str], named: Place) -> None:
+def test_a_url_names_a_place(place: str, options: dict[str, str], named: PostgresPlace) -> None:
     """A worker would look for its leases elsewhere."""
     assert place_of(place, options) == named
 

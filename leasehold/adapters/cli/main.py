@@ -31,7 +31,7 @@ COMMANDS = {
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "simulate": ("simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
-    "tables": ("tables", "Show which lease tables there are, whose, how old, and in which layout."),
+    "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
     "what-if": ("steer.what_if", "Simulate what would move if workers came or went."),
 }
 """By name: the module of this folder whose `app` it is, and its line in the help. One line for each command."""

@@ -24,7 +24,7 @@ from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 
 
 @frozen
-class LeaseTable:
+class ListedTable:
     """A lease table, as far as it can be told.
 
     url        opens it
@@ -48,7 +48,7 @@ class LeaseTable:
     why: str = field(default="", kw_only=True)
 
 
-def tables_at(url: str) -> Iterator[LeaseTable]:
+def tables_at(url: str) -> Iterator[ListedTable]:
     """Every lease table at this place, sorted by URL. Raises ValueError, StoreError."""
     scheme, place, options = store_address(url)
     for found in sorted(_FINDERS[scheme](place, options), key=lambda each: each.url):
@@ -59,7 +59,7 @@ def tables_at(url: str) -> Iterator[LeaseTable]:
             yield evolve(found, why=str(fault))
 
 
-def _with(found: LeaseTable, listing: Listing, now: float) -> LeaseTable:
+def _with(found: ListedTable, listing: Listing, now: float) -> ListedTable:
     """The table with what its rows say; a store that keeps the age of each row says by it when one was written."""
     ages = [lease.idle for lease in listing.leases if lease.owner and lease.idle > 0]
     written = now - min(ages) if ages and found.written is None else found.written
@@ -79,28 +79,28 @@ def _url(scheme: str, place: str, options: Mapping[str, str]) -> str:
     return f"{scheme}://{quote(place, safe='/:[],$')}" + (f"?{told}" if told else "")
 
 
-def _file(scheme: str, layout: str) -> Callable[[str, Mapping[str, str]], Iterator[LeaseTable]]:
-    def find(place: str, options: Mapping[str, str]) -> Iterator[LeaseTable]:
+def _file(scheme: str, layout: str) -> Callable[[str, Mapping[str, str]], Iterator[ListedTable]]:
+    def find(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
         try:
             # The newest of the file and its log: SQLite writes there first.
             written = max(os.stat(f"{place}{end}").st_mtime for end in ("", "-wal") if os.path.exists(f"{place}{end}"))  # noqa: PTH116, PTH110
         except (OSError, ValueError):
             raise StoreError(f"there is no file {place}") from None
-        yield LeaseTable(_url(scheme, place, options), layout, written=written)
+        yield ListedTable(_url(scheme, place, options), layout, written=written)
 
     return find
 
 
-def _memory(place: str, options: Mapping[str, str]) -> Iterator[LeaseTable]:
-    yield LeaseTable(_url("memory", place, options), "memory of this process")
+def _memory(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
+    yield ListedTable(_url("memory", place, options), "memory of this process")
 
 
-def _dynamodb(place: str, options: Mapping[str, str]) -> Iterator[LeaseTable]:
+def _dynamodb(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
     tables = Scheme("leasehold.stores.dynamodb.tables", extra="aws").load("store", StoreError)
     endpoint = endpoint_of(options.get("endpoint"))
     for each in tables.found(place, options.get("region"), endpoint, options.get("prefix")):
         where = {name: options[name] for name in ("region", "endpoint") if name in options}
-        yield LeaseTable(
+        yield ListedTable(
             _url("dynamodb", each.table, {"prefix": each.prefix, **where}),
             "KCL's, many applications" if each.prefix else "KCL's",
             created=each.created,
@@ -109,14 +109,14 @@ def _dynamodb(place: str, options: Mapping[str, str]) -> Iterator[LeaseTable]:
         )
 
 
-def _postgres(place: str, options: Mapping[str, str]) -> Iterator[LeaseTable]:
+def _postgres(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
     module = Scheme("leasehold.stores.postgres", extra="postgres").load("store", StoreError)
     for table, written in module.tables_of(module.place_of(place, options), all_of_them="table" not in options):
-        yield LeaseTable(_url("postgres", place, {**options, "table": table}), "columns", written=written)
+        yield ListedTable(_url("postgres", place, {**options, "table": table}), "columns", written=written)
 
 
 def _objects(scheme: str, client: Callable[[str, Mapping[str, str]], tuple[Any, str, str]]) -> Callable[..., Any]:
-    def find(place: str, options: Mapping[str, str]) -> Iterator[LeaseTable]:
+    def find(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
         objects, root, above = client(place, options)
         with closing(objects):
             folders = _folders(objects, above)
@@ -125,11 +125,11 @@ def _objects(scheme: str, client: Callable[[str, Mapping[str, str]], tuple[Any, 
             hub = folder.split("/")
             if scheme == "azblob" and len(hub) == 3 and "." in hub[0]:  # noqa: PLR2004  namespace, hub, group
                 named = {"eventhub": f"{hub[0]}/{hub[1]}", "group": hub[2], **kept}
-                yield LeaseTable(_url(scheme, root, named), "the Azure SDKs'")
+                yield ListedTable(_url(scheme, root, named), "the Azure SDKs'")
             elif scheme == "azblob":
-                yield LeaseTable(_url(scheme, root, {"prefix": folder, **kept}), "objects")
+                yield ListedTable(_url(scheme, root, {"prefix": folder, **kept}), "objects")
             else:
-                yield LeaseTable(_url(scheme, f"{root}/{folder}".rstrip("/"), kept), "objects")
+                yield ListedTable(_url(scheme, f"{root}/{folder}".rstrip("/"), kept), "objects")
 
     return find
 
@@ -168,7 +168,7 @@ def _azblob(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:
     return module.BlobObjects(client), place, above.lower() if "eventhub" in options else above
 
 
-_FINDERS: Mapping[str, Callable[[str, Mapping[str, str]], Iterator[LeaseTable]]] = {
+_FINDERS: Mapping[str, Callable[[str, Mapping[str, str]], Iterator[ListedTable]]] = {
     "memory": _memory,
     "file": _file("file", "lines of JSON"),
     "sqlite": _file("sqlite", "columns"),

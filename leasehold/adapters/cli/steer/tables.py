@@ -2,7 +2,6 @@
 
 import json
 import time
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.steering.tables import LeaseTable, tables_at
+from leasehold.adapters.steering.tables import ListedTable, tables_at
 from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -63,7 +62,7 @@ _COLUMNS = (
 )
 
 
-def _cells(found: list[LeaseTable]) -> Cells:
+def _cells(found: list[ListedTable]) -> Cells:
     rows = tuple(
         (
             each.url,
@@ -89,4 +88,4 @@ def _said(fact: int | bool | None) -> str:
 
 
 def _day(moment: float | None) -> str:
-    return "" if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return "" if moment is None else time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(moment))
