@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 from urllib.parse import urlencode
 
 from attrs import evolve, frozen
@@ -34,6 +34,9 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store
 from leasehold.stores.urls import open_store, store_address
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.consume"))
 
@@ -96,6 +99,7 @@ class Consumption:
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
+    sessions        of boto3's, with the credentials of source and leases; None: as their URLs say
     The others are as in `Options`.
     """
 
@@ -111,6 +115,7 @@ class Consumption:
     metrics: str | Meter | None
     drain_seconds: float
     memory_bytes: int
+    sessions: "tuple[Session | None, Session | None]" = (None, None)
 
     @contextmanager
     def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
@@ -125,7 +130,7 @@ class Consumption:
                 store = self._store(store, stopping or Event())
                 opened.callback(store.close)
             if isinstance(source, str):
-                source = open_source(source)
+                source = open_source(source, session=self.sessions[0])
                 opened.callback(source.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
@@ -164,7 +169,8 @@ class Consumption:
         backoff = Backoff(*FAULT_WAITS)
         while True:
             try:
-                return open_store(url, create=self.create, request_seconds=self.config.lease_seconds / 3)
+                seconds = self.config.lease_seconds / 3
+                return open_store(url, create=self.create, request_seconds=seconds, session=self.sessions[1])
             except OutcomeUnknown as fault:
                 if not self.wait:
                     raise

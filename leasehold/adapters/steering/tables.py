@@ -97,9 +97,8 @@ def _memory(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
 
 def _dynamodb(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
     tables = Scheme("leasehold.stores.dynamodb.tables", extra="aws").load("store", StoreError)
-    endpoint = endpoint_of(options.get("endpoint"))
-    for each in tables.found(place, options.get("region"), endpoint, options.get("prefix")):
-        where = {name: options[name] for name in ("region", "endpoint") if name in options}
+    where = {name: value for name, value in options.items() if name not in {"prefix", "protect"}}
+    for each in tables.found(place, options):
         yield ListedTable(
             _url("dynamodb", each.table, {"prefix": each.prefix, **where}),
             "KCL's, many applications" if each.prefix else "KCL's",
@@ -150,8 +149,9 @@ def _s3(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:
     bucket, _, above = place.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// wants a bucket")
+    session = Scheme("leasehold.stores.aws", extra="aws").load("store", StoreError).session_of(options)
     at = endpoint_of(options.get("endpoint"))
-    return module.S3Objects(bucket, region=options.get("region"), endpoint=at), bucket, above
+    return module.S3Objects(bucket, region=options.get("region"), endpoint=at, session=session), bucket, above
 
 
 def _gcs(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:

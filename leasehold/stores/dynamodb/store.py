@@ -58,6 +58,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 
+from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
@@ -492,7 +493,14 @@ class DynamoStore:
         return Lost(key, next(iter(self.get([key])), None))
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> DynamoStore:
+def open_url(
+    place: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,
+    request_seconds: float | None,
+    session: Session | None = None,
+) -> DynamoStore:
     """The store of this table; raises ValueError where the name or an option cannot be one."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
@@ -506,6 +514,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
         region=options.get("region"),
         endpoint=endpoint,
         create=create,
+        session=session_of(options, session=session),
         request_seconds=request_seconds,
         prefix=prefix_of(options),
         protect="protect" in options,

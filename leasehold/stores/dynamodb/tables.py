@@ -1,15 +1,17 @@
 """The lease tables of an account and region of DynamoDB, told by their keys."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 from boto3 import Session
 
+from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import APPLICATION
 from leasehold.stores.dynamodb.store import check_key, connect, translated
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import endpoint_of
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -31,9 +33,13 @@ class FoundTable:
     recoverable: bool | None
 
 
-def found(table: str, region: str | None, endpoint: str | None, prefix: str | None) -> Iterator[FoundTable]:
-    """All of them, or those of one table; of a shared one each prefix, which takes a scan. Raises StoreError."""
-    with closing(connect(Session(), region, endpoint)) as clients:
+def found(table: str, options: Mapping[str, str]) -> Iterator[FoundTable]:
+    """All of them, or those of one table; of a shared one each prefix, which takes a scan.
+
+    Raises ValueError, StoreError.
+    """
+    prefix, endpoint = options.get("prefix"), endpoint_of(options.get("endpoint"))
+    with closing(connect(session_of(options) or Session(), options.get("region"), endpoint)) as clients:
         client = clients.reads
         with translated(table or "dynamodb"):
             pages = client.get_paginator("list_tables").paginate()

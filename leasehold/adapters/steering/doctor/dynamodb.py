@@ -16,6 +16,7 @@ from leasehold.adapters.steering.doctor.attempts import (
     RightsTrial,
     ServiceClock,
 )
+from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import APPLICATION, text
 from leasehold.stores.dynamodb.store import (
     PATIENCE,
@@ -37,7 +38,8 @@ from leasehold.stores.urls import endpoint_of
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     """The rights on this table. Raises ValueError, StoreError."""
     patience, prefix = PATIENCE.within(REQUEST_SECONDS), prefix_of(options)
-    clients = connect(Session(), options.get("region"), endpoint_of(options.get("endpoint")), patience)
+    session = session_of(options) or Session()
+    clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), patience)
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
         client.meta.events.register("after-call.dynamodb", clock.heard)
