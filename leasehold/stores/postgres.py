@@ -153,6 +153,9 @@ class Statements:
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
+        # By its key alone PostgreSQL finds the row by the index: IS NOT DISTINCT FROM reads the whole table.
+        same = SQL("key = {} AND {}").format(Placeholder("was_key"), same)
+
         def said(text: LiteralString) -> bytes:
             table = Identifier(*named)
             return SQL(text).format(table=table, every=every, new=new, sets=sets, same=same).as_bytes(None)

@@ -22,7 +22,8 @@ from leasehold.adapters.local.postgres import DATABASE, USER, conninfo_of, postg
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import KEY, done, facts, lost, owned, stored
-from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, open_url, place_of
+from leasehold.stores.embedded.sqlite import COLUMNS
+from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, Statements, open_url, place_of
 from leasehold.stores.protocol import Listing, Lost, Malformed, OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
@@ -98,6 +99,24 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store
         '{"team": "Äpfel"}',
     ]
     assert sql("SELECT now() - written < '1 minute' FROM TABLE_") == [(True,)], written
+
+
+def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
+    """Each renewal of a large fleet would read the whole table."""
+    seen = owned(store)
+    sql(
+        "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
+        "SELECT n::text, n::text, 0, 'TRIM_HORIZON' FROM generate_series(1, 5000) AS n"
+    )
+    sql("ANALYZE TABLE_")
+    asked = Statements.of((table,))
+    row = dict.fromkeys(COLUMNS) | {"key": seen.key}
+    with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
+        for statement in (asked.update, asked.delete, asked.some):
+            told = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
+            plan = str(connection.execute(b"EXPLAIN " + statement, told).fetchall())
+            assert "Index" in plan
+            assert "Seq Scan" not in plan
 
 
 def test_columns_of_others_survive(sql: Sql, store: PostgresStore) -> None:
