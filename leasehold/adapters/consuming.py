@@ -195,8 +195,8 @@ def consumption(
     """
     given: dict[str, Any] = _checked(options, named)
     for address, url in ((source_address, source), (store_address, leases)):
-        if isinstance(url, str):
-            address(url)
+        if isinstance(url, str) and address(url)[0] == "file":
+            raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
     handling = _handling(handler, given)
     beginning = _beginning(given, named)
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
@@ -301,7 +301,7 @@ def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses wh
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
-_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 
 
 def dead_letter_of(
