@@ -27,8 +27,7 @@ from attrs import evolve
 from leasehold.adapters.consuming import Consumption, Options, consumption
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.reading.handovers import HandlerExecutor, Work
-from leasehold.adapters.reading.run import endings
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.runner import Runner, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn

@@ -51,7 +51,6 @@ Nothing is delivered or read unless the lease is held; no order carries more tha
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from attrs import frozen
 
@@ -227,16 +226,18 @@ class Cursor:
             return StoreCheckpoint(unstored)
         if expired:
             return AwaitEvent()
-        if self.held and free:
+        read = self.read.order
+        if free and read > self.delivered.order:
             return DeliverRows()
-        if self.over or not room:
+        if not room or read >= self.until.order:
             return AwaitEvent()
         return ReadBatch() if self.reader_open else OpenReader(self.read)
 
     def _check(self) -> None:
-        marks = self.committed, self.acknowledged, self.delivered, self.read
-        if any(mark.order > later.order for mark, later in pairwise(marks)):
+        delivered = self.delivered.order
+        if not self.committed.order <= self.acknowledged.order <= delivered <= self.read.order:
             names = "committed, acknowledged, delivered, read"
+            marks = self.committed, self.acknowledged, self.delivered, self.read
             raise ValueError(f"cursor: {names} must not fall in this order: {', '.join(map(str, marks))}")
 
 
@@ -267,22 +268,20 @@ class ShardPull:
         give, and the next one is opened behind what is held.
         """
         try:
-            batch = self.open().read()
-            self._rising(batch)
+            batch = (self._reader or self.open()).read()
+            before, end = self.cursor.read, batch.end
+            # Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it.
+            if end is not None and end.order < before.order and end.numbered and before.numbered:
+                raise SourceError(  # noqa: TRY301  it closes the reader, as what the reader raises does
+                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
+                    "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one "
+                    "back"
+                )
             keep(batch)
         except BaseException:
             self.close()
             raise
         return batch
-
-    def _rising(self, batch: Batch) -> None:
-        """Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it."""
-        before, end = self.cursor.read, batch.end
-        if end is not None and end.numbered and before.numbered and end.order < before.order:
-            raise SourceError(
-                f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
-                "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
-            )
 
     def drop(self) -> None:
         """Read again what is behind `delivered`: its rows are not in memory any more."""

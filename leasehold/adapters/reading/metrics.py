@@ -42,19 +42,21 @@ class WorkerMetrics:
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        self._came: WeakSet[Holding] = WeakSet()
+        # Of each lease as long as it is held: batches come many times a second, and the names stay the same.
+        self._held: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
         self._instruments.workers.add(self)
 
     def read(self, holding: Holding, batch: Batch) -> None:
         """Count a batch that was read, perhaps an empty one."""
-        series = self._series(holding.lease)
+        series = self._held.get(holding)
+        if series is None:
+            series = self._held[holding] = self._series(holding.lease)
+            if holding.reach.moved:
+                self._instruments.owner_switches.add(1, series)
         self._instruments.bytes.add(batch.size, series)
         self._instruments.records.add(batch.count, series)
-        if holding.reach.moved and holding not in self._came:
-            self._came.add(holding)
-            self._instruments.owner_switches.add(1, series)
 
     def slow(self, holding: Holding) -> None:
         """Count a warning that the lease's handler is slow."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.kinesis.faults import (
     AwsService,
@@ -32,6 +32,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
+from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
