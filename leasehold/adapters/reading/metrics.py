@@ -201,12 +201,13 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
         )
         for gauge, unit, meaning in gauges:
-            meter.create_observable_gauge(gauge.__name__, [self._of_all(gauge)], unit, meaning)
 
-    def _of_all(
-        self, gauge: Callable[[WorkerMetrics], Iterable[Observation]]
-    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        return lambda _options: [told for worker in tuple(self.workers) for told in gauge(worker)]
+            def observe(
+                _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
+            ) -> Iterable[Observation]:
+                return [told for worker in tuple(self.workers) for told in gauge(worker)]
+
+            meter.create_observable_gauge(gauge.__name__, [observe], unit, meaning)
 
 
 _made: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()

@@ -424,20 +424,22 @@ class Readings:
         """Leave the lease in place of a step that cannot go on; at once where it is to be left anyhow (rule 3)."""
         if faults < FAULTS_MOST and not holding.parting and not holding.lost.is_set():
             return None
-        return partial(self._let_go, holding)
 
-    def _let_go(self, holding: Holding, _now: float) -> float:
-        if holding.lost.is_set():
-            return math.inf
-        self._worker.exclude(holding.key, EXCLUDED_SECONDS)
-        holding.ask_release()
-        try:
-            released = holding.part()
-        except StoreError as fault:
-            log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
-            return self._scheduler.clock() + RETRY_SECONDS
-        log.error("lease %s cannot be read here and is released", holding.key)
-        return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+        def let_go(_now: float) -> float:
+            if holding.lost.is_set():
+                return math.inf
+            # Before the release, or this worker might take it again at once and fail again.
+            self._worker.exclude(holding.key, EXCLUDED_SECONDS)
+            holding.ask_release()
+            try:
+                released = holding.part()
+            except StoreError as fault:
+                log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
+                return self._scheduler.clock() + RETRY_SECONDS
+            log.error("lease %s cannot be read here and is released", holding.key)
+            return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+
+        return let_go
 
 
 # The worker's tasks
