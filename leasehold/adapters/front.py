@@ -52,15 +52,17 @@ def run(
     Answers how much of the slice was read where `until` is given. Raises ValueError naming an option that is wrong,
     and WorkerError, StoreError or SourceError if the worker cannot go on.
 
-    >>> import leasehold
-    >>> def handle(batch: leasehold.Delivery) -> None:
-    ...     for record in batch.records:
-    ...         print(batch.shard, record.partition_key, record.data)
-    >>> leasehold.run("kinesis://orders", handle, leases="dynamodb://orders-app")  # doctest: +SKIP
-    >>> leasehold.run(orders, handle, leases="memory://a-slice", initial_position="TRIM_HORIZON", until="now").finished
-    shard-0 customer-7 b'a book'
-    shard-0 customer-7 b'a lamp'
-    True
+    Examples:
+        >>> import leasehold
+        >>> def handle(batch: leasehold.Delivery) -> None:
+        ...     for record in batch.records:
+        ...         print(batch.shard, record.partition_key, record.data)
+        >>> leasehold.run("kinesis://orders", handle, leases="dynamodb://orders-app")  # doctest: +SKIP
+        >>> slice = {"initial_position": "TRIM_HORIZON", "until": "now"}
+        >>> leasehold.run(orders, handle, leases="memory://a-slice", **slice).finished
+        shard-0 customer-7 b'a book'
+        shard-0 customer-7 b'a lamp'
+        True
     """
     described = consumption(source, leases, handler, options)
     with described.joined() as joined:
@@ -75,13 +77,15 @@ async def arun(
     What an `async def` handler does happens in this loop, with the connections that belong to it; a plain handler is
     called in a thread. A SIGTERM that the program does not heed by itself drains, too, and this returns.
 
-    >>> import asyncio, leasehold
-    >>> async def handle(batch: leasehold.Delivery) -> None:
-    ...     print(batch.shard, len(batch.records))
-    >>> async def main() -> None:
-    ...     await leasehold.arun(orders, handle, leases="memory://arun", initial_position="TRIM_HORIZON", until="now")
-    >>> asyncio.run(main())
-    shard-0 2
+    Examples:
+        >>> import asyncio, leasehold
+        >>> async def handle(batch: leasehold.Delivery) -> None:
+        ...     print(batch.shard, len(batch.records))
+        >>> async def main() -> None:
+        ...     slice = {"initial_position": "TRIM_HORIZON", "until": "now"}
+        ...     await leasehold.arun(orders, handle, leases="memory://arun", **slice)
+        >>> asyncio.run(main())
+        shard-0 2
     """
     loop = asyncio.get_running_loop()
     described = consumption(source, leases, handler, options)
@@ -114,15 +118,16 @@ def worker(
     The block is given the worker: `wait(seconds)` until it has ended by itself, `stop()` to end it sooner.
     Raises, at the end of the block, what ended the worker.
 
-    >>> import leasehold, threading
-    >>> came = threading.Event()
-    >>> def handle(batch: leasehold.Delivery) -> None:
-    ...     print(batch.shard, [record.data for record in batch.records])
-    ...     came.set()
-    >>> with leasehold.worker(orders, handle, leases="memory://notebook", initial_position="TRIM_HORIZON"):
-    ...     came.wait()
-    shard-0 [b'a book', b'a lamp']
-    True
+    Examples:
+        >>> import leasehold, threading
+        >>> came = threading.Event()
+        >>> def handle(batch: leasehold.Delivery) -> None:
+        ...     print(batch.shard, [record.data for record in batch.records])
+        ...     came.set()
+        >>> with leasehold.worker(orders, handle, leases="memory://notebook", initial_position="TRIM_HORIZON"):
+        ...     came.wait()
+        shard-0 [b'a book', b'a lamp']
+        True
     """
     background = WorkerThread(consumption(source, leases, handler, options))
     try:
@@ -141,15 +146,16 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     The next step acknowledges the batch before. `break`, or an exception, acknowledges nothing: the leases are
     released, and that batch comes again to whoever reads next. Shards are handed over in turn, one batch at a time.
 
-    >>> import leasehold
-    >>> for batch in leasehold.read(orders, leases="memory://loop", initial_position="TRIM_HORIZON"):
-    ...     print(batch.shard, [record.data for record in batch.records])
-    ...     break
-    shard-0 [b'a book', b'a lamp']
-    >>> with leasehold.read(orders, leases="memory://all", initial_position="TRIM_HORIZON", until="now") as batches:
-    ...     for batch in batches:
-    ...         print(batch.shard, len(batch.records))
-    shard-0 2
+    Examples:
+        >>> import leasehold
+        >>> for batch in leasehold.read(orders, leases="memory://loop", initial_position="TRIM_HORIZON"):
+        ...     print(batch.shard, [record.data for record in batch.records])
+        ...     break
+        shard-0 [b'a book', b'a lamp']
+        >>> with leasehold.read(orders, leases="memory://all", initial_position="TRIM_HORIZON", until="now") as batches:
+        ...     for batch in batches:
+        ...         print(batch.shard, len(batch.records))
+        shard-0 2
     """
     return Batches(source, leases, options)
 
@@ -161,11 +167,12 @@ def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
     options  those of `leasehold produce` that are not about lines; see `leasehold produce --help`
     Raises ValueError naming an option that is wrong, SourceUnavailable and SourceError.
 
-    >>> import leasehold
-    >>> with leasehold.produce("kinesis://bookshop", linger_ms=50) as producer:
-    ...     written = producer.put(b"a book", "customer-7")
-    >>> written.result().shard
-    'shardId-000000000000'
+    Examples:
+        >>> import leasehold
+        >>> with leasehold.produce("kinesis://bookshop", linger_ms=50) as producer:
+        ...     written = producer.put(b"a book", "customer-7")
+        >>> written.result().shard
+        'shardId-000000000000'
     """
     try:
         from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an extra

@@ -42,6 +42,11 @@ class Position:
     aggregated record from 0 (under AT_TIMESTAMP it holds the time, in milliseconds since
     1970, as kcl-rust stores it); `token` keeps an opaque offset (Event Hubs).
     Raises ValueError, naming the field, for any other sequence.
+
+    Examples:
+        >>> from leasehold import Position
+        >>> Position("1000").order > Position("999").order  # numbers, not text
+        True
     """
 
     sequence: str = field(validator=_a_sentinel_or_number)
@@ -75,7 +80,13 @@ SHARD_END = Position("SHARD_END")
 
 
 def at_timestamp(milliseconds: int) -> Position:
-    """Start at the first record that arrived at or after this time (ms since 1970)."""
+    """Start at the first record that arrived at or after this time (ms since 1970).
+
+    Examples:
+        >>> from leasehold import at_timestamp
+        >>> at_timestamp(1_700_000_000_000).sequence
+        'AT_TIMESTAMP'
+    """
     return Position("AT_TIMESTAMP", milliseconds)
 
 
@@ -120,6 +131,11 @@ class Lease:
                every write, by one with each renewal
     notes      our own attributes on the row
     Raises ValueError, naming the field, for a weight out of its limits and an owner without a name.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> Lease("shard-0", owner="worker-a", idle=2.5).ended
+        False
     """
 
     key: str
@@ -182,6 +198,11 @@ class Shard:
 
     `id` and `parents` share one name space with lease keys; where a table serves several
     streams the source qualifies them.
+
+    Examples:
+        >>> from leasehold import Shard
+        >>> Shard("shard-2", parents=("shard-0",), hash_range=(0, 99)).open
+        True
     """
 
     id: str
@@ -193,7 +214,13 @@ class Shard:
 
 @frozen
 class Hole:
-    """A hash range of a stream that no unended lease covers, and how often in a row it was seen."""
+    """A hash range of a stream that no unended lease covers, and how often in a row it was seen.
+
+    Examples:
+        >>> from leasehold import Hole
+        >>> Hole("", 100, 199, times=2).last
+        199
+    """
 
     stream: str
     first: int
@@ -252,6 +279,11 @@ class History:
     gone          leases that earlier readings showed and the last ones do not, as last read, in order of key
     led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
                   no lease more (M14)
+
+    Examples:
+        >>> from leasehold import History
+        >>> History(owners_still=30.0).fleet_still
+        0.0
     """
 
     owners_still: float = 0.0
@@ -271,6 +303,11 @@ class Me:
     """The worker that asks, and how often it has planned.
 
     `turn` counts this worker's plans; with the worker's name it is all the chance there is.
+
+    Examples:
+        >>> from leasehold import Me
+        >>> Me("worker-a", turn=4).worker
+        'worker-a'
     """
 
     worker: str
@@ -280,7 +317,13 @@ class Me:
 
 @frozen
 class Problem:
-    """A problem is something wrong in a listing of shards: it is reported, never raised."""
+    """A problem is something wrong in a listing of shards: it is reported, never raised.
+
+    Examples:
+        >>> from leasehold import Shard, problems
+        >>> [problem.shard for problem in problems([Shard("shard-0"), Shard("shard-1", parents=("shard-0",))])]
+        ['shard-0']
+    """
 
     stream: str
     shard: str

@@ -63,6 +63,11 @@ class RuleSet:
     counts_ended     whether ended leases are counted, claimed, renewed, and kept by their owners
     children_later   whether a free child is counted only once its parents' leases have ended (M1)
     starts_at_time   whether children start AT_TIMESTAMP where the stream does
+
+    Examples:
+        >>> from leasehold import Kcl, Minimal, RuleSet
+        >>> [rules.name for rules in RuleSet.__subclasses__() if rules in {Kcl, Minimal}]
+        ['kcl', 'minimal']
     """
 
     name: ClassVar[str]

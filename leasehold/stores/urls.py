@@ -113,6 +113,11 @@ def open_store(url: str, *, create: bool = True, write: bool = True, request_sec
     worker gives a third of its `lease_seconds`, so that a stalled request does not cost it the lease. None: as
     long as suits a tool. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
     secret); StoreError if the store cannot be used as asked; OutcomeUnknown if it cannot be reached.
+
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> store = open_store("memory://example-open")
+        >>> store.close()
     """
     scheme, place, options = store_address(url)
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)

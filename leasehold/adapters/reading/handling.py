@@ -179,6 +179,12 @@ class Delivery:
     behind_seconds  how far behind the tip of the shard, or None if unknown
     attempts        how often these records have been handed over here, this time included
     in_parts        of these, how often in a part of their batch, while it is searched for the record that fails
+
+    Examples:
+        >>> from leasehold import Delivery
+        >>> def handle(batch: Delivery) -> None:
+        ...     for record in batch.records:
+        ...         print(batch.shard, record.partition_key, record.data)
     """
 
     records: Sequence[Record]
@@ -321,6 +327,11 @@ class Handling:
     parting             the handler checkpoints by itself, and this is called before its lease goes and at the end of
                         its shard: what it returns from is not done by that. After a fault reading begins again at the
                         checkpoint. It goes without a dead letter
+
+    Examples:
+        >>> from leasehold.adapters import Handling
+        >>> Handling(print, attempts=2).attempts
+        2
     """
 
     handler: Handler = field(validator=takes("batch"))
@@ -550,6 +561,13 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
 
     Records without a key stay together, in order. Raises ValueError if `most` is below 1, and for a handler that is no
     `async def`.
+
+    Examples:
+        >>> from leasehold.adapters import by_key
+        >>> async def handle(record) -> None:
+        ...     print(record.partition_key)
+        >>> callable(by_key(handle, 4))
+        True
     """
     if most < 1:
         raise ValueError(f"concurrency: {most} keys at once are none")

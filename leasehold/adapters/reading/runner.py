@@ -468,6 +468,13 @@ class Runner:
     begin          makes the step for a lease that has become ours: its shard is read, if left out
     crew           where handlers are called: in threads of their own, as many as readers, if left out
     wall           seconds since 1970, for what rows tell of lag; None: they tell nothing of it
+
+    Examples:
+        >>> from leasehold.adapters import Handling, Runner
+        >>> def until(worker, stop) -> None:
+        ...     runner = Runner(worker, Handling(print))
+        ...     stop.on(runner.stop)
+        ...     runner.run()
     """
 
     def __init__(
@@ -655,6 +662,11 @@ def run(
     """Run a worker in this process until a signal ends it.
 
     In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
+
+    Examples:
+        >>> from leasehold.adapters import run
+        >>> def consume(worker) -> None:
+        ...     run(worker, print)  # until a signal ends it
     """
     runner = Runner(
         worker,

@@ -49,6 +49,10 @@ def open_source(url: str) -> Source:
 
     Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret), and
     SourceError if the source cannot be used as asked.
+
+    Examples:
+        >>> from leasehold.adapters import open_source
+        >>> open_source("kinesis://orders?region=eu-west-1").close()
     """
     scheme, place, options = source_address(url)
     module: _SourceModule = _SCHEMES[scheme].load("source", SourceError)

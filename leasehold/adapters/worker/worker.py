@@ -393,6 +393,14 @@ class Worker:
     if_recreated
               where the leases begin anew if the stream was deleted and made anew under its name; if left out, nothing
               is read then, and the log says what to do (L14)
+
+    Examples:
+        >>> from leasehold import Config
+        >>> from leasehold.adapters import Worker, open_source, run
+        >>> from leasehold.stores import open_store
+        >>> def consume(handler) -> None:
+        ...     leases, orders = open_store("sqlite:///srv/orders.db"), open_source("kinesis://orders")
+        ...     run(Worker("worker-a", leases, orders, Config()), handler)
     """
 
     def __init__(

@@ -80,6 +80,11 @@ class Minimal(RuleSet):
     patience          turns an unbalanced group may stand still before slots are ignored (M9)
     grace_seconds     how long gracefully released leases wait for a joiner (M12); 0: off
     release           whether an overloaded worker gives a lease up for peers that never steal (M11)
+
+    Examples:
+        >>> from leasehold import Minimal
+        >>> Minimal(groups="prefix", max_leases=50).name
+        'minimal'
     """
 
     name = "minimal"
