@@ -38,7 +38,7 @@ from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
-from leasehold.adapters.worker.worker import Worker
+from leasehold.adapters.worker.worker import Worker, nobody
 from leasehold.balancer.lookout import start_seconds
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
@@ -514,7 +514,11 @@ class Runner:
             failed=self._fail,
             end=self._end,
         )
-        worker.read_by(self._readings, self._turn_sooner.set)
+        worker.consumer = self._readings
+        if worker.hurried is nobody:
+            worker.hurried = self._turn_sooner.set
+        for holding in worker.holdings:  # held before there was anybody to read them
+            self._readings.begin(holding)
 
     def run(self) -> None:
         """Work until `stop` is called; returns once everything is released, or left to expire.

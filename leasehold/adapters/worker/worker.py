@@ -382,7 +382,7 @@ class Worker:
     source    the stream whose shards the leases stand for
     me        this worker's id; keep it over restarts, and leases are re-adopted without a move
     config    the same for the whole fleet
-    consumer  reads the held leases; if left out, a runner does, once it is made (`read_by`). `Unread()` for a
+    consumer  reads the held leases; if left out, a runner does, once it is made. `Unread()` for a
               worker that a program calls by itself and that reads nothing
     clock     seconds that never go back, the time that `now` is told in; left out, they go on during a suspension
     uniform   draws a number between two others, for waits after faults; nothing else is random
@@ -423,9 +423,9 @@ class Worker:
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
         self.config = config or Config()
         self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
-        self.consumer, self._has_runner = consumer, False
+        self.consumer, self._own_consumer = consumer, consumer is not None
         self.clock, self.uniform = clock, uniform
-        self._hurried = hurried or _nobody
+        self.hurried = hurried or nobody
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation)
         self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
@@ -459,17 +459,6 @@ class Worker:
         self._bench = Bench()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
-
-    def read_by(self, runner: HoldingConsumer, hurried: Callable[[], None]) -> None:
-        """Have a runner read what is held, now and later, and know of each lease that is lost.
-
-        hurried  called, from any thread, when `turn` wishes to be called sooner than it said
-        """
-        self.consumer, self._has_runner = runner, True
-        if self._hurried is _nobody:
-            self._hurried = hurried
-        for holding in self.holdings:
-            runner.begin(holding)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -516,7 +505,7 @@ class Worker:
         """Read the whole table and list the shards at the next turn: a shard has ended, or is gone."""
         self.discovery.want()
         self._hurry.set()
-        self._hurried()
+        self.hurried()
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """The leases of its parents, by key: as stored, or as last seen where the row was deleted unfinished (L13).
@@ -776,7 +765,7 @@ class Worker:
     def _gone(self, holding: Holding) -> None:
         if holding.expired:
             self._dropped.set()
-        if self._has_runner:  # its reading may wait for hours; a consumer of one's own watches `lost`
+        if not self._own_consumer:  # a runner's reading may wait for hours; a consumer of one's own watches `lost`
             self._part(holding)
 
     def _remade(self, what: str) -> None:
@@ -792,7 +781,7 @@ class Worker:
         self._handoffs.gave(lease, now)
         # C13: whoever was alone looks seldom, and the heir may die as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
-        self._hurried()
+        self.hurried()
 
 
 def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
@@ -800,5 +789,5 @@ def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
-def _nobody() -> None:
+def nobody() -> None:
     """Wake no task: a program that calls `turn` by itself looks in time."""
