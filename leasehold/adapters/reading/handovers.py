@@ -106,12 +106,14 @@ class ThreadExecutor:
         """Do this when there is a thread."""
         with self._changed:
             self._queue.append(work)
+            # An idle thread is woken before another is started: one shard needs one thread, not all of them.
             if len(self._queue) <= self._idle:
                 self._changed.notify()
                 return
             try:
                 self._add_thread()
             except RuntimeError:
+                # With one thread all goes on, if slowly; without any, nothing would ever be begun.
                 if not self._threads:
                     self._queue.remove(work)
                     raise
@@ -363,12 +365,15 @@ class Handovers:
         """Make this call when there is a thread; or why it cannot be made."""
         handover.work, key = partial(self._work, handover), handover.holding.key
         with self._lock:
+            # A call that was given up keeps its key until it ends: its thread cannot be stopped, and two handlers at
+            # work on one shard would handle it out of order (rule 1).
             if key in self._at_work:
                 return GivenUp("a handler that was given up is still at work on it")
             self._at_work[key] = handover
         try:
             self._executor.start(handover.work)
         except RuntimeError as error:
+            # A worker without a thread for its handlers reads nothing, and must not go on holding leases.
             del self._at_work[key]
             self.end(error)
             return GivenUp(f"no thread could be started: {error}")
@@ -393,7 +398,7 @@ class Handovers:
                 return
             fault = None if answer is None else fault_of(answer)
         except self._fatal:
-            raise
+            raise  # the task itself ends, and with it all that is here
         except BaseException as error:  # noqa: BLE001  whatever is raised, it is the batch that failed
             self._ended(handover, CallEnded(fault_from(error)))
         else:
@@ -415,6 +420,7 @@ class Handovers:
 
     def look(self, handover: Handover, now: float) -> Found:
         """Look after the call; anything but `AtWork` is found once, and nobody looks again."""
+        # Its end counts before anything else: a handler that has finished is not given up for having been slow.
         if handover.found is not None:
             return handover.found
         holding, handling = handover.holding, handover.handling
@@ -424,15 +430,19 @@ class Handovers:
             lost = holding.lost.is_set()
             if (lost or (holding.parting and not handover.last)) and self._withdrawn(handover):
                 return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
+            # Another worker may have threads: a batch that waits for a thread that never comes is read by nobody.
             if self._executor.stuck and self._withdrawn(handover):
                 return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
             return AtWork(now + min(slow, most))
         seconds = now - handover.begun
+        # Each time it has doubled: once would be overlooked, and every look would fill the log.
         if seconds >= max(slow, 2 * handover.said):
             handover.said = seconds
             handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self._executor.replace(handover.work)  # others wait for its thread
             self.notify("slow", handling.slow, holding, seconds)
+        # Of a lost lease the end is waited for a while: it may still move the checkpoint (`late_checkpoints`), and the
+        # next holding of this lease can begin only behind it.
         lost = holding.lost.is_set()
         if seconds >= most or (seconds >= slow and lost):
             # It is waited for no longer. An awaited call is cancelled; a thread cannot be.

@@ -166,6 +166,7 @@ class MemoryShare:
         """
         budget, size = self._budget, self.expected_bytes
         with budget.lock:
+            # Only where nobody waits: whoever came first is let in first, however little this one wants.
             if not budget.waiting and budget.used + size <= budget.most and self not in budget.taken:
                 budget.set(self, size)
                 return True
@@ -180,9 +181,11 @@ class MemoryShare:
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
         held, budget = batch.size + RECORD_BYTES * batch.count, self._budget
+        # It falls by half at most: one small answer between large ones must not let the next large one in unasked.
         self.expected_bytes = max(held, READING_FACTOR * batch.size, self.expected_bytes // 2, LEAST_BYTES)
         self.batch = batch
         with budget.lock:
+            # More than it asked for is taken all the same: the bytes are in memory already.
             budget.set(self, held)
             admitted = budget.admit() if budget.waiting else []
         for key in admitted:
@@ -351,7 +354,8 @@ class ShardReading:
     def _begin(self, now: float) -> float:
         """Open the first reader once the parents are read, at the checkpoint, or where the configuration begins."""
         lease, worker = self.holding.lease, self._worker
-        if not readable(lease, worker.parents(lease)):  # L12
+        # L12: the records of one key are in the parent first; its child read beside it would be handled out of order.
+        if not readable(lease, worker.parents(lease)):
             self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
@@ -360,6 +364,7 @@ class ShardReading:
             return self._leave("lease-lost")
         # A row that says LATEST goes on saying so until a record is done; `start` is what that means (L5).
         self._cursor.begun_at(start)
+        # Opened before the observer hears of it: a shard that cannot be opened has not begun.
         self._pull.open()
         self._begun = True
         self._handovers.notify("observer", self._handling.observer, "initialize", self.holding)
@@ -368,18 +373,20 @@ class ShardReading:
     def _read(self, now: float) -> float:
         holding, memory = self.holding, self._memory
         if not memory.ask():
+            # Told as a fault, for the shard falls behind; but its throughput is not that of its stream meanwhile.
             holding.reach.failed("batches of other shards take all the memory there is for them", now)
             holding.throughput.rest(now)
             return now + MEMORY_SECONDS
         try:
             batch = self._pull.read(self._keep)
         except BaseException:
-            memory.clear()
+            memory.clear()  # whatever it is, or the others would miss these bytes for ever
             raise
         holding.throughput.add(batch.size, now)
         holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds
         self._doubted = self._doubted or batch.unlinked_seconds > self._worker.config.renew_seconds
+        # Before the records are handed over: a handler that hangs must not hide what was read.
         self._handovers.notify("measure", self._handling.measure, holding, batch)
         if holding.expired:  # reading took long: the next renewal tells who owns the lease
             return now + EXPIRED_SECONDS
@@ -409,6 +416,7 @@ class ShardReading:
         else:
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
+        # Delivered before the call, not behind it: a handler may checkpoint while it is at work.
         self._cursor.rows_delivered(piece.read_to)
         return self._hand_over(partial(self._handling.handler, piece), BatchCalled(piece, batch), now)
 
@@ -465,11 +473,13 @@ class ShardReading:
             if batch.ended:
                 cursor.consumer_acknowledged(SHARD_END)
         self.holding.reach.done(now)
+        # Before the checkpoint, which may wait for the store: the batch is not needed any more, and others want room.
         self._memory.clear()
         if self._attempts.failing and cursor.delivered.order >= self._failed_at:
             self._attempts.done(batch)
         if not self._stored(now):
             return self._leave("lease-lost")
+        # The end of the shard, and a hand-off, are for the next step, at once: neither waits for the next reading.
         if batch.ended or self.holding.parting:
             return now
         self._rests_until = self._read_due
@@ -571,6 +581,7 @@ class ShardReading:
     # Ending
 
     def _stop(self, now: float, why: str) -> float:
+        # Left to others for a while: their connections or disks may be in order, where this worker's are not.
         seconds = self._handling.bench_seconds
         log.error("shard %s stops here: %s; released, not taken again for %g s", self.holding.key, why, seconds)
         self._worker.exclude(self.holding.key, seconds)
@@ -594,6 +605,7 @@ class ShardReading:
             except StoreError as fault:
                 log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, fault)
         self._memory.clear()
+        # Closed before the observer is told: a link of the source that is still open would be in the next owner's way.
         self._pull.close()
         self._handovers.notify("observer", self._handling.observer, happening, self.holding)
         return math.inf

@@ -88,6 +88,7 @@ class Pool:
         """Have this done; by the caller itself if there is not one task for it."""
         with self._lock:
             self._load += 1
+            # Counted here, before the task has begun: two callers would otherwise start one too many.
             more = self._tasks < min(self._load, self._size)
             self._tasks += more
         if more:
@@ -300,6 +301,7 @@ class Schedule:
             case StepReturned(key, due):
                 step = self._steps[key]
                 step.running = False
+                # One that is over is not called again, though it was woken meanwhile: its lease is left.
                 if due < math.inf:
                     step.due = -math.inf if step.woken else due
                     heapq.heappush(self._heap, (step.due, key))
@@ -399,6 +401,7 @@ class Readings:
         """
         try:
             if not self.taking:
+                # It gets a reading all the same, which releases it: who holds a lease answers for it.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.promises.free_notes:
                 holding.reach.tell(socket.gethostname(), self._wall, self._scheduler.clock())
@@ -530,6 +533,7 @@ class Runner:
         (end,) = self._ends.get()
         until = self._scheduler.clock() + self._drain_seconds
         drained = self._drain(tasks, until)
+        # Renewals go on until here: a batch that takes its time while all drains must not lose its lease meanwhile.
         self._renewing = False
         self._renew_sooner.set()
         left = [holding for holding in self.worker.holdings if not holding.lease.ended]
@@ -542,6 +546,7 @@ class Runner:
         elif not drained:
             log.error("not everything came to its end within %g s", self._drain_seconds)
         closed = [each.close(until) for each in (self._readings.schedule, self._actors, self._renewers)]
+        # Last: while a step may still run, it may want to know how its handler ended.
         self._readings.handovers.close()
         if drained and not all(closed):
             log.warning("everything is released; a request of this worker still waits for its answer")
@@ -631,6 +636,7 @@ class Runner:
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether all was done by then."""
+        # In this order: no turn begins any more, the one that runs is hurried, and what is held is asked for already.
         self._readings.taking = False
         self._turn_sooner.set()
         self._readings.release_all()
