@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 from urllib.parse import urlencode
 
 from attrs import evolve, frozen
@@ -32,6 +32,9 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store
 from leasehold.stores.urls import open_store, store_address
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.consume"))
 
@@ -94,6 +97,7 @@ class Consumption:
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
+    sessions        of boto3's, with the credentials of source and leases; None: as their URLs say
     The others are as in `Options`.
     """
 
@@ -109,6 +113,7 @@ class Consumption:
     metrics: str | Meter | None
     drain_seconds: float
     memory_bytes: int
+    sessions: "tuple[Session | None, Session | None]" = (None, None)
 
     @contextmanager
     def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
@@ -123,7 +128,10 @@ class Consumption:
                 backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
                 while isinstance(store, str):
                     try:
-                        store = open_store(store, create=self.create, request_seconds=self.config.lease_seconds / 3)
+                        patience = self.config.lease_seconds / 3
+                        store = open_store(
+                            store, create=self.create, request_seconds=patience, session=self.sessions[1]
+                        )
                     except OutcomeUnknown as fault:
                         # A worker at work asks again and again; so does one that is told to wait at the start.
                         if not self.wait:
@@ -134,7 +142,7 @@ class Consumption:
                             raise
                 opened.callback(store.close)
             if isinstance(source, str):
-                source = open_source(source)
+                source = open_source(source, session=self.sessions[0])
                 opened.callback(source.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)

@@ -9,6 +9,8 @@ azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' 
                                                `endpoint=` names another service than the account's
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
 
+Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
+
 Addresses of stores and sources, `scheme://place?option=value`, and the modules that open them.
 
 Endpoints of services as users name them, never with credentials, which errors would repeat; and their clocks.
@@ -17,13 +19,16 @@ Endpoints of services as users name them, never with credentials, which errors w
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from attrs import frozen
 
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.protocol import Store, StoreError
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 
 @frozen
@@ -81,7 +86,15 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
 class _StoreModule(Protocol):
     """The function that each of the modules below provides."""
 
-    def open_url(self, place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> Store:
+    def open_url(
+        self,
+        place: str,
+        options: Mapping[str, str],
+        *,
+        create: bool,
+        request_seconds: float | None,
+        **session: "Session",
+    ) -> Store:
         """The store at this place; raises ValueError naming an option it cannot use."""
 
 
@@ -92,26 +105,37 @@ class _Provable(Protocol):
         """Raises StoreError if it does not."""
 
 
+AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
+"""The options of every URL of AWS."""
+
 _PROVED = frozenset({"dynamodb", "azblob", "s3"})
 
 _SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory"),
     "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint"}), "aws"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS, "aws"),
     "azblob": Scheme(
         "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
     ),
-    "s3": Scheme("leasehold.stores.objects.s3", frozenset({"region", "endpoint"}), "aws"),
+    "s3": Scheme("leasehold.stores.objects.s3", AWS, "aws"),
 }
 
 
-def open_store(url: str, *, create: bool = True, write: bool = True, request_seconds: float | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    create: bool = True,
+    write: bool = True,
+    request_seconds: float | None = None,
+    session: "Session | None" = None,
+) -> Store:
     """The store this URL names; its table is made if there is none, unless `create` is False.
 
     A service is tried first, whether it keeps the conditions of writes, unless `write` is False: then it
     need not even allow writes. No request takes longer than `request_seconds`, its repetitions included: a
     worker gives a third of its `lease_seconds`, so that a stalled request does not cost it the lease. None: as
-    long as suits a tool. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
+    long as suits a tool. A `session` of boto3's has the credentials for a URL of AWS; None: the URL's, or the
+    environment's. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
     secret); StoreError if the store cannot be used as asked; OutcomeUnknown if it cannot be reached.
 
     Examples:
@@ -121,7 +145,8 @@ def open_store(url: str, *, create: bool = True, write: bool = True, request_sec
     """
     scheme, place, options = store_address(url)
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
-    store = module.open_url(place, options, create=create, request_seconds=request_seconds)
+    told = session_for(_SCHEMES[scheme], session, "store URL")
+    store = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
     if write and scheme in _PROVED:
         try:
             cast("_Provable", store).prove()
@@ -129,6 +154,13 @@ def open_store(url: str, *, create: bool = True, write: bool = True, request_sec
             store.close()
             raise
     return store
+
+
+def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
+    """The argument by which a module of AWS takes a session. Raises ValueError where the URL is none of AWS."""
+    if session is not None and scheme.extra != "aws":
+        raise ValueError(f"{where}: a session of boto3's has the credentials of AWS, and this URL is none of AWS")
+    return {} if session is None else {"session": session}
 
 
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:

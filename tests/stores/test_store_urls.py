@@ -22,7 +22,10 @@ from leasehold.stores.writes import CreateLease
         ("leases.db", r"unknown scheme ''"),
         ("http://[", r"it cannot be read as a URL"),
         ("memory://x?size=3", r"unknown option 'size'; this store has none"),
-        ("dynamodb://t?regoin=x", r"unknown option 'regoin'; choose among endpoint, region"),
+        (
+            "dynamodb://t?regoin=x",
+            r"unknown option 'regoin'; choose among endpoint, external_id, profile, region, role_arn; did you ",
+        ),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
         ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
         ("azblob://a/c?eventhub=n/h&group=", r"option 'group' wants one value; in a shell, \$Default .* single quotes"),

@@ -66,11 +66,18 @@ class LeasedSource(DataSource):
         """Return the reader of one batch, without leases. Raises ValueError for a schema of the user's."""
         with told_plainly():
             _refuse_another(schema, self._spec)
+            if self._place is None:
+                raise ValueError(
+                    f"format {self.FORMAT}: there are no batches of it; readStream with trigger(availableNow=True) "
+                    "reads what is there now, and ends"
+                )
         return SlicedReader(self._place, self._bounds, self._lease.cores)
 
     @abstractmethod
-    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
         """The source and the leases that these options ask for; where it is, and what of it is read by a batch.
+
+        Where it is None there are no batches.
 
         Raises ValueError, naming the option.
         """

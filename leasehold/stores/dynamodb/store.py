@@ -58,6 +58,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 
+from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
@@ -446,11 +447,25 @@ class DynamoStore:
         return Lost(key, next(iter(self.get([key])), None))
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> DynamoStore:
+def open_url(
+    place: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,
+    request_seconds: float | None,
+    session: Session | None = None,
+) -> DynamoStore:
     """The store of this table; raises ValueError where the name or an option cannot be one."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
         raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
     region, endpoint = options.get("region"), endpoint_of(options.get("endpoint"))
-    return DynamoStore(place, region=region, endpoint=endpoint, create=create, request_seconds=request_seconds)
+    return DynamoStore(
+        place,
+        region=region,
+        endpoint=endpoint,
+        create=create,
+        session=session_of(options, session=session),
+        request_seconds=request_seconds,
+    )

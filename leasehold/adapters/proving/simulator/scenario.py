@@ -157,6 +157,8 @@ class Scenario:
               what all workers are told to do with a stream that was made anew
     acknowledges
               when handlers are done with a record
+    ranged    whether shards have hash ranges; as in the stream of a table, they have none, each rolls where it would
+              split and is followed by one, and splits where it would merge, since none has two parents
     """
 
     seed: int
@@ -184,6 +186,7 @@ class Scenario:
     emptyings: tuple[Emptying, ...] = ()
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
     acknowledges: Acknowledging = "return"
+    ranged: bool = True
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from leasehold.adapters.steering.doctor.attempts import (
     RightsTrial,
     ServiceClock,
 )
+from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import KEY, text
 from leasehold.stores.dynamodb.store import PATIENCE, Clients, check_key, code_of, connect, probes, prove, translated
 from leasehold.stores.protocol import StoreError
@@ -25,7 +26,8 @@ from leasehold.stores.urls import endpoint_of
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     """The rights on this table. Raises ValueError, StoreError."""
     patience = PATIENCE.within(REQUEST_SECONDS)
-    clients = connect(Session(), options.get("region"), endpoint_of(options.get("endpoint")), patience)
+    session = session_of(options) or Session()
+    clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), patience)
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
         client.meta.events.register("after-call.dynamodb", clock.heard)

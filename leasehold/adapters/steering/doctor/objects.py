@@ -36,7 +36,8 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         raise ValueError("store URL: s3:// wants bucket/prefix")
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
     patience = module.PATIENCE.within(REQUEST_SECONDS)
-    objects = module.S3Objects(bucket, region=options.get("region"), endpoint=endpoint, skew=clock, patience=patience)
+    place_of = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
+    objects = module.S3Objects(bucket, skew=clock, patience=patience, **place_of)
     above = ObjectLayout(prefix).prefix("ownership").removesuffix("ownership/")
     return _trial(f"bucket {bucket}", objects, above, S3, clock)
 

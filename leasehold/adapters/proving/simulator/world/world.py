@@ -219,6 +219,13 @@ def even_shards(names: tuple[str, ...]) -> list[Shard]:
     return [shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
 
 
+def first_shards(scenario: Scenario) -> list[Shard]:
+    """The stream as it is when it is made."""
+    if not scenario.ranged:
+        return [Shard(name) for name in scenario.keys]
+    return even_shards(scenario.keys) if scenario.keys else []
+
+
 def records(count: int, start: int = 0) -> list[Record]:
     """Numbered records."""
     return [Record(b"%d" % n, str(FIRST_NUMBER + n), partition_key=f"k-{n}") for n in range(start, start + count)]
