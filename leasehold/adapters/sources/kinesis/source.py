@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from boto3 import Session
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
@@ -25,6 +25,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import listed
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
+from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped

@@ -21,7 +21,7 @@ from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
