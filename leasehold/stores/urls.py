@@ -2,7 +2,8 @@
 
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
-dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
+                                               `wire=boto3` has all calls made by boto3
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
                                                `start=` says where a partition without a checkpoint begins, and
@@ -97,7 +98,7 @@ _PROVED = frozenset({"dynamodb", "azblob", "s3"})
 _SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory"),
     "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint"}), "aws"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint", "wire"}), "aws"),
     "azblob": Scheme(
         "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
     ),

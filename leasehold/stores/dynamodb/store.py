@@ -68,15 +68,15 @@ from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 try:
     import orjson
-except ImportError:  # then boto3 takes answers apart by itself
+
+    from leasehold.stores.aws_calls.tables import BINARY, call_directly
+except ImportError:  # then boto3 makes all calls, and takes answers apart by itself
     orjson = None  # type: ignore[assignment]  # the slow way
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
 _REFUSED = 300  # and all above
-_BINARY = (b'"B"', b'"BS"')
-"""The letters of types whose values are not what JSON says; where text holds them, boto3 is only slower."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -87,7 +87,7 @@ def read_listings_quickly(client: "DynamoDBClient") -> None:
 
 def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] >= _REFUSED or any(letter in body for letter in _BINARY):
+    if response_dict["status_code"] >= _REFUSED or any(letters in body for letters in BINARY):
         return
     try:
         page = orjson.loads(body)
@@ -137,8 +137,10 @@ class Clients:
         self.writes.close()
 
 
-def connect(session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE) -> Clients:
-    """Clients of this region or endpoint. Raises StoreError where no region is set anywhere."""
+def connect(
+    session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE, *, directly: bool = True
+) -> Clients:
+    """Clients of this region or endpoint, `directly` past boto3. Raises StoreError where no region is set anywhere."""
 
     def client(patience: Patience) -> "DynamoDBClient":
         config = Config(
@@ -149,6 +151,8 @@ def connect(session: Session, region: str | None, endpoint: str | None, patience
         )
         made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
         without_credentials(made.meta.endpoint_url)
+        if directly and orjson is not None:
+            call_directly(made)
         return made
 
     with translated("dynamodb"):
@@ -315,10 +319,16 @@ class DynamoStore:
         create: bool = True,
         session: Session | None = None,
         request_seconds: float | None = None,
+        directly: bool = True,
     ) -> None:
-        """Find the table, or make it; credentials come from the session, or as boto3 finds them."""
+        """Find the table, or make it; credentials come from the session, or as boto3 finds them.
+
+        directly  whether calls go past boto3 where they can
+        """
         self._table, self._create = table, create
-        self._clients = connect(session or Session(), region, endpoint, PATIENCE.within(request_seconds))
+        self._clients = connect(
+            session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
+        )
         prepare(self._clients.reads, table, create=create)
 
     @property
@@ -452,5 +462,13 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
         raise ValueError("store URL: dynamodb:// wants a table's name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
         raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
-    region, endpoint = options.get("region"), endpoint_of(options.get("endpoint"))
-    return DynamoStore(place, region=region, endpoint=endpoint, create=create, request_seconds=request_seconds)
+    if options.get("wire", "boto3") != "boto3":
+        raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
+    return DynamoStore(
+        place,
+        region=options.get("region"),
+        endpoint=endpoint_of(options.get("endpoint")),
+        create=create,
+        request_seconds=request_seconds,
+        directly="wire" not in options,
+    )

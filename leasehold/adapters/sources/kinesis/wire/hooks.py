@@ -56,6 +56,9 @@ Row = dict[str, Any]
 AnswerRows = Union["RowViews", list[Row]]
 
 
+_PLAIN = {"NextShardIterator": str, "MillisBehindLatest": int}
+
+
 class Unreadable(Exception):
     """Not what Kinesis writes in this form."""
 
@@ -86,13 +89,24 @@ def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
     return rows, _plain(answer)
 
 
+def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
+    """An answer in CBOR that says nothing but how reading goes on, without what is null; None: boto3 is to read it."""
+    try:
+        rows, answer = _apart(body, cbor=True)
+    except Unreadable:
+        return None
+    told = {name: value for name, value in answer.items() if value is not None}
+    plain = all(type(value) is _PLAIN.get(name) for name, value in told.items())
+    return {**told, "Records": rows} if plain else None
+
+
 def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """An event of a subscription, its rows as those of an answer, without what is null. Raises Unreadable."""
     rows, event = _apart(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
 
 
-def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
+def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
     """Parse a message. Raises Unreadable."""
     told = _loaded(payload, cbor=cbor)
     if not isinstance(told, dict):
@@ -100,9 +114,9 @@ def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     return told
 
 
-def _apart(body: bytes, *, cbor: bool) -> tuple[AnswerRows, Any]:
+def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
     """The rows, their data as bytes, and the rest by name."""
-    found = viewed(body) if cbor and COMPILED else None
+    found = viewed(bytes(body)) if cbor and COMPILED else None
     if found is not None:
         seen, answer = found[0], _loaded(found[1], cbor=True)
         if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
@@ -124,7 +138,7 @@ def _apart(body: bytes, *, cbor: bool) -> tuple[AnswerRows, Any]:
     return rows, answer
 
 
-def _loaded(body: bytes, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
+def _loaded(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         if not cbor:
             return orjson.loads(body)
@@ -290,6 +304,10 @@ class Wire:
             events.register(f"before-parse.kinesis.{operation}", read)
             # Before boto3's own handler, which would wait before it repeats.
             events.register_first(f"needs-retry.kinesis.{operation}", judge)
+
+    def speaks_cbor(self, operation: str) -> bool:
+        """Whether questions of this kind are asked in CBOR, and have been answered in it."""
+        return self._asks_cbor and operation in self._proved
 
     def _handlers(self) -> Handlers:
         """How each question is asked, and how its answer is read."""
