@@ -3,8 +3,11 @@
 import gc
 import os
 import re
+import shutil
 import signal
 from collections.abc import Generator, Iterator
+from functools import partial
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +23,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.demo import pytest_plugin
-from leasehold.adapters.local.node import Service, ServiceError
+from leasehold.adapters.local.node import Service, ServiceError, filled, install
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
 
 if TYPE_CHECKING:
@@ -141,6 +144,24 @@ def dynalite_url(leasehold_dynamodb: Service) -> str:
 def kinesis_url(leasehold_kinesis: Service) -> str:
     """Streams that split, merge and end."""
     return leasehold_kinesis.url
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser, which is Debian's package `chromium`."""
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("NO BROWSER: the page was not looked at; apt-get install chromium")
+    return found
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The text of axe-core, which judges whether a page can be read by those who see little or use no mouse."""
+    tree = Path(__file__).parent / "javascript" / "axe"
+    lock = (tree / "package-lock.json").read_bytes()
+    folder = filled(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install, tree))
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
