@@ -1,7 +1,7 @@
 """Opens a producer from a URL and options, for `leasehold produce` and for Python."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, cast, get_type_hints
+from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
 
 from leasehold.adapters.inputs import seconds_of
 from leasehold.adapters.sources.kinesis.clients import WireForm
@@ -43,8 +43,8 @@ def open_producer(source: str, options: ProduceOptions, named: Callable[[str], s
     _, stream, place = read_url(source, "SOURCE", _SCHEMES)
     if not stream or "/" in stream:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := place.get("wire", "cbor")) not in {"cbor", "json"}:
-        raise ValueError("SOURCE URL: option 'wire' wants cbor or json; without it records are sent in CBOR")
+    if (wire := place.get("wire", "cbor")) not in get_args(WireForm):
+        raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
     endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
     known = get_type_hints(ProduceOptions)
     for name in options:

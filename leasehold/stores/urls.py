@@ -3,7 +3,8 @@
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
 file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; no fleet works on it
-dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
+                                               `wire=boto3` has all calls made by boto3
 dynamodb://table?protect=on                    where it is made: with deletion protection and point-in-time recovery
 dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
@@ -120,7 +121,7 @@ _SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory"),
     "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
     "file": Scheme("leasehold.stores.embedded.file"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect"}, "aws"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire"}, "aws"),
     "azblob": Scheme(
         "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
     ),

@@ -69,15 +69,15 @@ from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 try:
     import orjson
-except ImportError:  # then boto3 takes answers apart by itself
+
+    from leasehold.stores.aws_calls.tables import BINARY, call_directly
+except ImportError:  # then boto3 makes all calls, and takes answers apart by itself
     orjson = None  # type: ignore[assignment]  # the slow way
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
 _REFUSED = 300  # and all above
-_BINARY = (b'"B"', b'"BS"')
-"""The letters of types whose values are not what JSON says; where text holds them, boto3 is only slower."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -89,7 +89,7 @@ def read_listings_quickly(client: "DynamoDBClient") -> None:
 
 def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] >= _REFUSED or any(letter in body for letter in _BINARY):
+    if response_dict["status_code"] >= _REFUSED or any(letters in body for letters in BINARY):
         return
     try:
         page = orjson.loads(body)
@@ -139,8 +139,10 @@ class Clients:
         self.writes.close()
 
 
-def connect(session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE) -> Clients:
-    """Clients of this region or endpoint. Raises StoreError where no region is set anywhere."""
+def connect(
+    session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE, *, directly: bool = True
+) -> Clients:
+    """Clients of this region or endpoint, `directly` past boto3. Raises StoreError where no region is set anywhere."""
 
     def client(patience: Patience) -> "DynamoDBClient":
         config = Config(
@@ -151,6 +153,8 @@ def connect(session: Session, region: str | None, endpoint: str | None, patience
         )
         made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
         without_credentials(made.meta.endpoint_url)
+        if directly and orjson is not None:
+            call_directly(made)
         return made
 
     with translated("dynamodb"):
@@ -352,10 +356,16 @@ class DynamoStore:
         request_seconds: float | None = None,
         prefix: str = "",
         protect: bool = False,
+        directly: bool = True,
     ) -> None:
-        """Find the table, or make it; credentials come from the session, or as boto3 finds them."""
+        """Find the table, or make it; credentials come from the session, or as boto3 finds them.
+
+        directly  whether calls go past boto3 where they can
+        """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
-        self._clients = connect(session or Session(), region, endpoint, PATIENCE.within(request_seconds))
+        self._clients = connect(
+            session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
+        )
         prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
@@ -509,6 +519,8 @@ def open_url(
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
+    if options.get("wire", "boto3") != "boto3":
+        raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
     return DynamoStore(
         place,
         region=options.get("region"),
@@ -518,6 +530,7 @@ def open_url(
         request_seconds=request_seconds,
         prefix=prefix_of(options),
         protect="protect" in options,
+        directly="wire" not in options,
     )
 
 

@@ -204,8 +204,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
-    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
-        raise ValueError("source URL: option 'wire' wants cbor or json; without it records are asked for in CBOR")
+    if (wire := options.get("wire", "cbor")) not in get_args(WireForm):
+        raise ValueError(
+            "source URL: option 'wire' wants cbor, json or boto3; without it records are asked for in CBOR"
+        )
     if (misplaced := options.get("misplaced", "keep")) not in get_args(Misplaced):
         raise ValueError(
             "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"
