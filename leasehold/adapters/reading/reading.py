@@ -495,7 +495,10 @@ class ShardReading:
                 return False
             if not self.holding.parting:
                 self._cursor.checkpoint_stored(to)
-            self._checkpoint_due = now + self._handling.checkpoint_seconds
+            pause = self._handling.checkpoint_seconds
+            # Where one write is for all leases, their checkpoints come due at one moment.
+            together = pause > 0 and self.holding.grouped
+            self._checkpoint_due = (now // pause + 1) * pause if together else now + pause
         return True
 
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:

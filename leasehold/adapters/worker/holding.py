@@ -504,6 +504,7 @@ class Holding:
         self.key, self.worker = lease.key, identity.worker
         self.epoch = lease.epoch
         self.fence = lease.epoch if store.promises.counts_owners else None
+        self.grouped = store.promises.groups_writes
         self.lost = Event()
         self.why = ""
         self.contradiction = ""
@@ -583,7 +584,9 @@ class Holding:
             if position.order <= lease.checkpoint.order or (unless_parting and self.parting):
                 return None
             self.reach.progressed(self._clock())
-            return CheckpointLease(self._weighed(lease), position, children=children, keep_owner=keep_owner)
+            weighed = self._weighed(lease)
+            patient = unless_parting  # nobody waits for it
+            return CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
 
         return self._write(moved, ended=position.ended and not keep_owner)
 

@@ -49,6 +49,7 @@ from uuid import uuid4
 from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponential
 
 from leasehold.balancer.model import Lease
+from leasehold.stores.dynamodb.cells import CELL, DynamoCells
 from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, text, to_item
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, Store
+from leasehold.stores.sessions.cells import layout_of
+from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import endpoint_of
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
@@ -414,6 +417,8 @@ class DynamoStore:
                 if not (last := page.get("LastEvaluatedKey")):
                     break
                 asked["ExclusiveStartKey"] = last
+            if any(item.get("entityType") == text(CELL) for item in items):
+                raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
             read = [to_lease(item) for item in items]
         leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
         malformed = tuple(row for row in read if isinstance(row, Malformed))
@@ -480,6 +485,31 @@ class DynamoStore:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
         prove(self._clients.writes, self._table, self._prefix)
 
+    def has_leases(self) -> tuple[bool, bool]:
+        """Whether the table has rows of layout `sessions`, and whether of this one, as far as one row tells."""
+        with translated(self._table):
+            rows = unless_throttled(self._clients.reads.scan, {"TableName": self._table, "Limit": 1})["Items"]
+        ours = any(row.get("entityType") == text(CELL) for row in rows)
+        return ours, bool(rows) and not ours
+
+    def cells(self) -> DynamoCells:
+        """The table's rows as those of layout `sessions`."""
+
+        def ask(
+            call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, refusable: bool = False
+        ) -> Mapping[str, Any]:
+            refused: ClientError | None = None
+            with translated(self._table):
+                try:
+                    return unless_throttled(call, arguments)
+                except ClientError as error:
+                    if not refusable or code_of(error) != "ConditionalCheckFailedException":
+                        raise
+                    refused = error
+            raise refused
+
+        return DynamoCells(self._clients, self._table, ask, self.prove)
+
     def close(self) -> None:
         """Close all connections."""
         self._clients.close()
@@ -510,7 +540,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,
     session: Session | None = None,
-) -> DynamoStore:
+) -> Store:
     """The store of this table; raises ValueError where the name or an option cannot be one."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
@@ -521,7 +551,7 @@ def open_url(
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
     if options.get("wire", "boto3") != "boto3":
         raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
-    return DynamoStore(
+    store = DynamoStore(
         place,
         region=options.get("region"),
         endpoint=endpoint,
@@ -532,6 +562,19 @@ def open_url(
         protect="protect" in options,
         directly="wire" not in options,
     )
+    if options.get("prefix"):
+        if "layout" in options:
+            store.close()
+            raise ValueError("store URL: option 'layout' wants a table of its own, without 'prefix'")
+        return store
+    try:
+        sessions, others = store.has_leases()
+        if layout_of(place, options.get("layout"), sessions=sessions, others=others):
+            return SessionStore(store.cells())
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 PREFIX_MOST = 255
