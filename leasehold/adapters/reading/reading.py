@@ -56,7 +56,6 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
-from leasehold.balancer.model import SHARD_END
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
 
@@ -307,7 +306,7 @@ class ShardReading:
                 return self._leave("stopped") if holding.part(at) else now
             case EndShard(children):
                 member = self._member
-                if not end(holding, children, member.store, member.source, member.config):
+                if not end(holding, children, member, cursor.acknowledged.token):
                     return self._leave("lease-lost")
                 member.hurry()
                 return self._leave("shard-ended")
@@ -330,11 +329,12 @@ class ShardReading:
     def _begin(self, now: float) -> float:
         """Open the first reader once the parents are read, at the checkpoint, or where the configuration begins."""
         lease, member = self.holding.lease, self._member
-        if not readable(lease, member.parents(lease)):  # L12
+        parents = member.parents(lease)
+        if not readable(lease, parents):  # L12
             self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
-        start = self._start.find()
+        start = self._start.find(parents)
         if start is None:
             return self._leave("lease-lost")
         # A row that says LATEST goes on saying so until a record is done; `start` is what that means (L5).
@@ -352,7 +352,7 @@ class ShardReading:
 
         def keep(batch: Batch) -> None:
             self._slot.fill(batch)
-            self._cursor.batch_read(SHARD_END if batch.ended else batch.end, batch.children)
+            self._cursor.batch_read(batch.reached, batch.children)
 
         try:
             batch = self._pull.read(keep)
@@ -398,7 +398,7 @@ class ShardReading:
         """All of the batch is finished with: records that were handled, buried, or dropped by the source."""
         self._cursor.rows_delivered(self._cursor.read)
         if self._handling.parting is None:
-            for end_of_batch in (batch.end, SHARD_END if batch.ended else None):
+            for end_of_batch in (batch.end, batch.reached):
                 if end_of_batch is not None:
                     self._cursor.consumer_acknowledged(end_of_batch)
         self.holding.reach.done(now)
@@ -494,7 +494,7 @@ class ShardReading:
             return self._rest(now + wait)
 
         def finish() -> bool:
-            return end(holding, cursor.children, member.store, member.source, member.config)
+            return end(holding, cursor.children, member, cursor.delivered.token)
 
         return self._hand(partial(parting, Parting(ended, holding, finish)), heard, now, last=True)
 

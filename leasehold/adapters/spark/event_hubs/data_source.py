@@ -17,7 +17,8 @@ from leasehold.adapters.spark.event_hubs.options import (
 )
 from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import LeaseOptions
+from leasehold.adapters.spark.options import Given, LeaseOptions
+from leasehold.adapters.spark.sink import WritablePlace
 
 ALL_ROWS = 2**53
 INTERVAL_SECONDS = 0.02
@@ -40,6 +41,10 @@ class EventHubsLeased(LeasedSource):
             stream=f"eventhubs://{asked.namespace}/{asked.hub}".lower(),
         )
         return spec, asked.lease, HubPlace.of(asked), asked.bounds
+
+    def writes_to(self, given: Given) -> WritablePlace:
+        """Write to one hub."""
+        raise NotImplementedError
 
 
 @frozen
