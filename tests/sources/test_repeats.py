@@ -3,11 +3,12 @@
 from collections import Counter
 from itertools import count
 
+import pytest
 from attrs import define, evolve, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from leasehold.adapters.sources.repeats import Had, Tag, inherited
+from leasehold.adapters.sources.repeats import PARTS, QUERIES, Had, Tag, inherited, tags_of
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
 KEYS = 8
@@ -35,13 +36,16 @@ class Shard:
     stored: tuple[int, int] = (0, 0)
 
     def takes(self, key: int) -> bool:
+        """Whether the key falls into it."""
         return self.first <= key <= self.last
 
     @property
     def done(self) -> bool:
+        """Whether it is read to its end."""
         return self.closed and self.checkpoint.ended
 
     def lease(self) -> Lease:
+        """As the table has it."""
         ranges = self.first * WIDTH, (self.last + 1) * WIDTH - 1
         return Lease(self.name, checkpoint=self.checkpoint, hash_range=ranges)
 
@@ -60,6 +64,7 @@ class Attempt:
 
     @property
     def complete(self) -> bool:
+        """Whether all of it is written."""
         return len(self.acked) == len(self.tags)
 
 
@@ -68,6 +73,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @initialize()
     def begins(self) -> None:
+        """Two shards, and the first batch."""
         self.shards, self.names = [Shard("s0", 0, 3), Shard("s1", 4, KEYS - 1)], count(2)
         self.run, self.batch, self.editions = 1, 0, count()
         self.attempts: list[Attempt] = []  # of any batch: some outlive theirs
@@ -148,6 +154,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def splits(self, draw: st.DataObject) -> None:
+        """A shard becomes two."""
         shard = self._open(draw)
         if shard.first < shard.last and len(self.shards) < 12:
             middle = (shard.first + shard.last) // 2
@@ -157,6 +164,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def merges(self, draw: st.DataObject) -> None:
+        """Two neighbours become one."""
         left = self._open(draw)
         right = next((each for each in self.shards if not each.closed and each.first == left.last + 1), None)
         if right is not None and len(self.shards) < 12:
@@ -165,6 +173,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data(), most=st.integers(1, 8))
     def reads(self, draw: st.DataObject, most: int) -> None:
+        """A reader reads on, its parents first."""
         self._read(draw.draw(st.sampled_from(self.shards)), most)
 
     def _read(self, shard: Shard, most: int) -> None:
@@ -183,6 +192,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def checkpoints(self, draw: st.DataObject) -> None:
+        """What was handed over is finished with."""
         self._checkpoint(draw.draw(st.sampled_from(self.shards)))
 
     def _checkpoint(self, shard: Shard) -> None:
@@ -195,7 +205,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def reader_restarts(self, draw: st.DataObject) -> None:
-        """Another worker goes on at the checkpoint: what was handed over since is undone, as in a sink that is atomic."""
+        """Another worker goes on at the checkpoint, and what was handed over since is undone."""
         shard = draw.draw(st.sampled_from(self.shards))
         if not shard.done:
             shard.read, handed = shard.stored
@@ -203,6 +213,7 @@ class SinksAndReaders(RuleBasedStateMachine):
             shard.had = None
 
     def teardown(self) -> None:
+        """The last batch is written whole, and everything read."""
         for part in range(PARTS_OF_A_BATCH):
             attempt = next(
                 each for each in reversed(self.attempts) if self._now(each) and each.tags[0].part == str(part)
@@ -230,3 +241,66 @@ class SinksAndReaders(RuleBasedStateMachine):
 
 
 TestSinksAndReaders = SinksAndReaders.TestCase
+
+
+def test_a_short_tag_has_the_context_of_the_record_before() -> None:
+    """Without this a record in the middle of an aggregate would be taken for another's, and left out."""
+    first = Tag("q", 1, 2, "0-0", "e", 7)
+    values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5"]
+    assert tags_of(values) == [None, first, first._replace(row=8), None, None, Tag("x", 1, 2, "0", "e", 5)]
+
+
+def test_a_token_counts_from_its_place_on_and_not_before() -> None:
+    """Without this a lease that was set back, or moved by the Java KCL, would have records left out that nobody had."""
+    had, tag = Had(), Tag("q", 1, 0, "0", "e", 3)
+    assert had.token == ""
+    had.note(tag, Position("50", 2))
+    assert Had.of(Position("50", 2, had.token)) == had
+    assert Had.of(Position("70", token=had.token)).again(tag, lambda: 0, Position("71"))
+    assert not Had.of(Position("50", 1, had.token))
+    assert not Had.of(Position("TRIM_HORIZON", token=had.token))
+    for damaged in (
+        "had1",
+        "had1 x.y q,1,2",
+        "had1 5.0 q",
+        "had1 5.0 5@q,1,0",
+        "had2 5.0 q,1,0",
+        "5 had1 1.0 q,1,0,a=b",
+    ):
+        assert not Had.of(Position("99", token=damaged))
+
+
+def test_a_query_that_was_set_back_is_had_again() -> None:
+    """Without this a restored checkpointLocation would write what no reader is ever given."""
+    had = Had()
+    had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    assert had.again(Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2"))  # a task that outlived its batch
+    assert not had.again(Tag("q", 200, 8, "0", "other", 0), lambda: 0, Position("3"))
+    assert not had.again(Tag("q", 200, 9, "0", "e", 3), lambda: 0, Position("4"))
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """Without this a stream with many writers would let checkpoints grow without end."""
+    had = Had()
+    for number in range(QUERIES + 1):
+        had.note(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
+    assert not had.again(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
+    assert had.again(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
+    for number in range(PARTS + 1):
+        had.note(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
+    assert not had.again(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
+    """Without this the child of a merge would leave out rows of one parent that only the other had."""
+    parents = list[Lease]()
+    for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
+        had = Had()
+        had.note(Tag("q", 1, 0, "0", "e", row), Position("5"))
+        checkpoint = Position("SHARD_END", token=had.token)
+        parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known else None))
+    child = Had.of(Position("TRIM_HORIZON", token=inherited(parents)))
+    tag = Tag("q", 1, 0, "0", "e", 5)
+    assert child.again(tag, lambda: 7, Position("1")) is known
+    assert not child.again(tag, lambda: 2**127, Position("2"))

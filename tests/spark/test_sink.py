@@ -1,4 +1,4 @@
-"""The write side of `kinesis-leased` in a real session: each row is had once, in order, however often it was written."""
+"""The write side of the formats in a real session: each row is had once, in order, however often it was written."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
-from waiters import AT_ONCE, until
+from waiters import AT_ONCE, WAIT, until
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.source import KinesisSource
@@ -79,12 +79,13 @@ def query(spark: SparkSession, given: dict[str, str], folder: Path) -> Streaming
 
 def through(running: StreamingQuery, batch: int) -> None:
     """Wait until this batch is done, and stop."""
+
     def there() -> bool:
         if (fault := running.exception()) is not None:
             raise fault
         return bool((running.lastProgress or {}).get("batchId", -1) >= batch)
 
-    until(there)
+    until(there, "batch", 4 * WAIT)
     running.stop()
 
 
@@ -92,6 +93,8 @@ def through(running: StreamingQuery, batch: int) -> None:
 @pytest.mark.services
 @pytest.mark.xdist_group("spark")
 class TestSpark:
+    """In one session."""
+
     def test_a_batch_that_is_written_again_is_had_once(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str], tmp_path: Path
     ) -> None:

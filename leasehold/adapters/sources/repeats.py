@@ -192,8 +192,8 @@ class Had:
 
     @classmethod
     def _read(cls, token: str) -> Self:
-        form, _, rest = token.partition(" ")
-        if form != _FORM:
+        _, form, rest = token.partition(f"{_FORM} ")
+        if not form:
             return cls()
         place, *pieces = rest.split(" ")
         sequence, _, sub = place.partition(".")
@@ -208,6 +208,11 @@ class Had:
 
 
 _FORM = "had1"
+
+
+def own_token(token: str) -> str:
+    """What a source itself has put into a token: the offset of Event Hubs, "" of Kinesis."""
+    return token.partition(f"{_FORM} ")[0].rstrip()
 
 
 def _text_of(name: str, query: _Query) -> str:

@@ -1,9 +1,9 @@
 """The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch it was read under.
 
-`{"v":1,"n":12,"s":"<stream>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from` exclusive and `to` inclusive,
-"t" the number of tasks; offsets written before streams were named have no "s". With many shards it is `{"v":2,"n":12,"s":"<stream>","p":[…]}`,
-the ranges packed into little text: Spark stores every offset, and shows it. Both forms are read, whatever was written
-last, so that a checkpointLocation outlives the version that wrote it.
+`{"v":1,"n":12,"s":"<stream>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from` exclusive and `to`
+inclusive, "t" the number of tasks; offsets written before streams were named have no "s". With many shards it is
+`{"v":2,"n":12,"s":"<stream>","t":4,"p":[…]}`, the ranges packed into little text: Spark stores every offset, and shows
+it. Both forms are read, whatever was written last, so that a checkpointLocation outlives the version that wrote it.
 
 Rule 1: an end offset alone says what its batch holds, so that a replay needs neither lease nor memory.
 Rule 2: equal offsets are equal texts: Spark compares texts, so keys are sorted, and nothing that only

@@ -51,12 +51,12 @@ SPARKS_OWN = ("checkpointLocation", "queryName", "path", "outputMode")
 class SinkColumns:
     """The columns that a sink takes, by name: each of them as this type of Arrow.
 
-    key   by which a section is ordered
-    must  those that have to be there, and whose values may not be null
+    order  by which a section is ordered
+    must   those that have to be there, and whose values may not be null
     """
 
     kinds: Mapping[str, pa.DataType]
-    key: str
+    order: tuple[str, ...]
     must: frozenset[str]
 
     def check(self, schema: StructType) -> None:
@@ -177,7 +177,7 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
 def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
     numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
-    return rows.take(pc.sort_indices(numbered, [(columns.key, "ascending"), ("", "ascending")])).combine_chunks()
+    return rows.take(pc.sort_indices(numbered, [(name, "ascending") for name in (*columns.order, "")])).combine_chunks()
 
 
 def edition_of(rows: pa.Table) -> str:

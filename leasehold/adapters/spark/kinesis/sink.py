@@ -20,7 +20,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 COLUMNS = SinkColumns(
     {"data": pa.large_binary(), "partitionKey": pa.large_string(), "explicitHashKey": pa.large_string()},
-    key="partitionKey",
+    order=("partitionKey",),
     must=frozenset({"data", "partitionKey"}),
 )
 REQUESTS = 4
