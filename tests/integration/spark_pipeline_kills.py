@@ -49,8 +49,8 @@ LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
 THROTTLED = Refused("ProvisionedThroughputExceededException")
 FAULTS = (THROTTLED, THROTTLED, Reset(late=True), Reset(), Refused("InternalFailure", 500))
-AMONG = ("task", "task", "task", "planner", "application")
-ON_EXECUTORS = ("task", "task", "executor", "executor", "planner", "application")
+AMONG = ("task", "task", "task", "task", "task", "planner", "application")
+ON_EXECUTORS = ("task", "task", "task", "executor", "executor", "planner", "application")
 MARK = "LEASEHOLD_PIPELINE_KILLS"
 
 
@@ -112,6 +112,7 @@ def judged(sent: Sequence[Row], given: Sequence[tuple[str, bytes]]) -> Given:
 class Pipeline:
     """The pipeline under way.
 
+    until  when the last life is to begin, at the latest
     kills  who was killed, in order
     """
 
@@ -120,6 +121,7 @@ class Pipeline:
     dynamodb: str
     seed: int
     master: str
+    until: float
     kills: list[str] = field(factory=list)
     lives: int = 0
 
@@ -128,10 +130,10 @@ class Pipeline:
         chance, sent, rows = Random(self.seed), list[Row](), flights()  # noqa: S311  it is to be drawn again
         read, wrote = Stream(self.kinesis, "pipeline-in", 3), Stream(self.kinesis, "pipeline-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
-            while len(self.kills) < count:
+            while self._goes_on(count):
                 app = self._begun(faulty)
                 try:
-                    while app.running and len(self.kills) < count:
+                    while app.running and self._goes_on(count):
                         more = list(islice(rows, ROUND))
                         put(to, read.name, [(row.sent.key, row.data) for row in more])
                         sent += more
@@ -150,6 +152,9 @@ class Pipeline:
                 if not status:
                     return sent, wrote
                 assert LATE in app.said, app.said
+
+    def _goes_on(self, count: int) -> bool:
+        return len(self.kills) < count and time.monotonic() < self.until
 
     def _begun(self, faulty: Line) -> Victim:
         self.lives += 1
@@ -293,6 +298,7 @@ def main() -> int:
         return application(Path(folder), json.loads(source), json.loads(sink), master)
     asked = ArgumentParser(description="Kill a pipeline from Kinesis into Kinesis, and judge what readers were given.")
     asked.add_argument("--kills", type=int, default=40, help="how often (%(default)s)")
+    asked.add_argument("--minutes", type=float, default=600.0, help="how long is killed at most (%(default)s)")
     asked.add_argument("--seed", type=int, default=0, help="what is killed when (%(default)s)")
     asked.add_argument("--cluster", action="store_true", help="on a cluster of this machine, whose executors die, too")
     asked.add_argument("--java", action="store_true", help="have the Java KCL read what came, too")
@@ -302,7 +308,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
         kinesis, dynamodb = stack.enter_context(services())
         master = stack.enter_context(cluster()) if given.cluster else ""
-        pipeline = Pipeline(folder, kinesis, dynamodb, given.seed, master)
+        pipeline = Pipeline(folder, kinesis, dynamodb, given.seed, master, time.monotonic() + 60 * given.minutes)
         sent, stream = pipeline.run(given.kills, to_stderr)
         of_plain = judged(sent, plain(folder, stream, len(sent)))
         of_spark = judged(sent, by_spark(folder, kinesis, stream))

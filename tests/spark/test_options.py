@@ -1,6 +1,8 @@
 """What users of other connectors write, and what they are told when it cannot be."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -196,3 +198,13 @@ def test_the_choice_for_misplaced_aggregates_is_told_to_every_reader(given: dict
     assert kinesis_options({**KINESIS, **given}).place["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
+
+
+def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
+    """Without this --py-files would end in a traceback that names a module the user has never heard of."""
+    code = "import sys; sys.modules['attrs'] = None; import leasehold.adapters.spark"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (last,) = done.stderr.strip().splitlines()[-1:]
+    assert last.startswith("ModuleNotFoundError: import of attrs halted")
+    assert "--py-files ships it" in last
+    assert "venv-pack and --archives" in last
