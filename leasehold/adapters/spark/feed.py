@@ -20,7 +20,7 @@ import logging
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition
 from typing import Protocol
 
@@ -79,6 +79,7 @@ class SourceSpec:
     rereadable        whether anyone may read a shard at any time, so that every batch was delivered in full
     stream            what is read, as offsets name it: a checkpointLocation of another stream is refused
     sliced            whether shards end where a slice does, and a query once all of them have ended, whoever reads them
+    starts            where shards begin of which neither a lease nor the query knows how far they are done, by shard
     """
 
     open: Callable[[], Source]
@@ -88,6 +89,7 @@ class SourceSpec:
     rereadable: bool
     stream: str = ""
     sliced: bool = False
+    starts: Mapping[str, Position] = Factory(dict)
 
 
 @frozen
@@ -357,6 +359,11 @@ class ShardPrefetcher:
     def waiting(self) -> tuple[int, int]:
         """Rows and bytes read ahead; a position to be moved without rows counts as one row."""
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
+
+    @property
+    def read_up(self) -> bool:
+        """Whether all that was there when reading began has been read, of a query that ends with that."""
+        return self._at_tip
 
     @property
     def idle(self) -> bool:

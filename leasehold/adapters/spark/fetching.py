@@ -359,10 +359,17 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
                 if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of all
                     raise ConnectionError("the driver went away before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
+        mend = (
+            "let executors connect there, as they do to Spark's own ports, with lease.fetchPort where only some are "
+            "open; or set lease.transport to embedded"
+        )
+        if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # what a firewall holds back times out
+            mend = (
+                "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
+                f"killer has ended. If it lives, its port is refused to executors: {mend}"
+            )
         raise RuntimeError(
-            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): let executors connect "
-            "there, as they do to Spark's own ports, with lease.fetchPort where only some are open; or set "
-            "lease.transport to embedded"
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): {mend}"
         ) from fault
 
 

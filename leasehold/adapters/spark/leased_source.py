@@ -47,7 +47,8 @@ class LeasedSource(DataSource):
         self._read: tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return unpacking(type(self), self.__dict__), ()
+        # Options are read once more by the process that runs a query: what it warns of is seen in the driver's log.
+        return unpacking(type(self), {**self.__dict__, "_read": None}), ()
 
     @classmethod
     def name(cls) -> str:
@@ -76,6 +77,8 @@ class LeasedSource(DataSource):
             if not lease.store:
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
             cut = bounds.of_query()
+            if cut is not None and spec.starts:
+                raise ValueError("option startingPosition: shards of a query that ends by itself begin at one time")
         return QueryReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -83,6 +86,8 @@ class LeasedSource(DataSource):
         spec, lease, place, bounds = self._reading()
         with told_plainly():
             _refuse_another(schema, spec)
+            if spec.starts:
+                raise ValueError("option startingPosition: the shards of a batch begin at one time")
         return SlicedReader(place, bounds, lease.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -297,8 +297,11 @@ class Run:
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
         if (handed := self._handed.get(holding.key)) is not None:
             return max(handed, checkpoint, key=lambda position: position.order)
-        delivered = self._delivered(holding.key, self._previous)
-        return resumed(checkpoint, self._previous.of(holding.key), delivered=delivered)
+        delivered, known = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
+        start = self._stock.starts.get(holding.lease.shard)
+        if start is not None and known is None and not (checkpoint.numbered or checkpoint.ended):
+            return start
+        return resumed(checkpoint, known, delivered=delivered)
 
     def _delivered(self, key: str, end: Offset) -> bool:
         """Whether the sink has all of a shard up to this end; of what an earlier run planned it may not."""

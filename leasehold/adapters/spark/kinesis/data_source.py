@@ -35,6 +35,7 @@ class KinesisLeased(LeasedSource):
             shard_rows=asked.shard_rows,
             rereadable=True,
             stream=f"kinesis://{asked.stream}",
+            starts=asked.starts,
         )
         return spec, asked.lease, KinesisPlace(asked.stream, asked.place, asked.interval_seconds), asked.bounds
 
