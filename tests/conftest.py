@@ -3,8 +3,11 @@
 import gc
 import os
 import re
+import shutil
 import signal
 from collections.abc import Generator, Iterator
+from functools import partial
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +16,7 @@ import boto3
 import pytest
 from hypothesis import HealthCheck, settings
 from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from standins.fake_gcs import fake_gcs
 from standins.ferrokinesis import ferrokinesis
 from standins.spark import SOON, spark_session
 from standins.versitygw import versitygw
@@ -20,7 +24,8 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.demo import pytest_plugin
-from leasehold.adapters.local.node import Service, ServiceError
+from leasehold.adapters.local.node import Service, ServiceError, filled, install
+from leasehold.adapters.local.postgres import postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ SHARED = {
     "azurite_service": "azurite",
     "leasehold_azurite": "azurite",
     "moto_url": "moto",
+    "postgres_service": "postgres",
 }
 """What takes seconds of a processor to start or to build, by the group of the tests that use it."""
 LONGEST = ("java", "spark", "fleets", "docs")
@@ -144,6 +150,24 @@ def kinesis_url(leasehold_kinesis: Service) -> str:
 
 
 @pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser, which is Debian's package `chromium`."""
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("NO BROWSER: the page was not looked at; apt-get install chromium")
+    return found
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The text of axe-core, which judges whether a page can be read by those who see little or use no mouse."""
+    tree = Path(__file__).parent / "javascript" / "axe"
+    lock = (tree / "package-lock.json").read_bytes()
+    folder = filled(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install, tree))
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
 def ferrokinesis_url() -> Iterator[str]:
     """Streams to subscribe to, for six seconds at a time and at most 50 records an event, for tests marked `more`."""
     try:
@@ -161,6 +185,16 @@ def versitygw_url() -> Iterator[str]:
             yield service.url
     except ServiceError as missing:
         pytest.skip(f"S3 IS NOT TESTED IN RACES: {missing}")
+
+
+@pytest.fixture(scope="session")
+def gcs_url() -> Iterator[str]:
+    """Buckets of Google Cloud Storage whose conditional writes may judge a race, for tests marked `more`."""
+    try:
+        with fake_gcs() as service:
+            yield service.url
+    except ServiceError as missing:
+        pytest.skip(f"GOOGLE CLOUD STORAGE IS NOT TESTED WITH A SERVICE: {missing}")
 
 
 @pytest.fixture(scope="session")
@@ -186,6 +220,16 @@ def moto_url() -> Iterator[str]:
     """Many services, none of which may judge a race."""
     with moto() as service:
         yield service.url
+
+
+@pytest.fixture(scope="session")
+def postgres_service() -> Iterator[Service]:
+    """A PostgreSQL, which judges races."""
+    try:
+        with postgres() as service:
+            yield service
+    except ServiceError as missing:
+        pytest.skip(f"POSTGRESQL IS NOT TESTED: {missing}")
 
 
 @pytest.fixture(scope="session")

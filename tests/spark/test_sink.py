@@ -83,7 +83,8 @@ def through(running: StreamingQuery, batch: int) -> None:
     def there() -> bool:
         if (fault := running.exception()) is not None:
             raise fault
-        return bool((running.lastProgress or {}).get("batchId", -1) >= batch)
+        told = running.lastProgress
+        return told is not None and bool(told["batchId"] >= batch)
 
     until(there, "batch", 4 * WAIT)
     running.stop()

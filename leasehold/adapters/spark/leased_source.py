@@ -44,7 +44,7 @@ class LeasedSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
         self._given = {**self.known, **options}
-        self._read: tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds] | None = None
+        self._read: tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Options are read once more by the process that runs a query: what it warns of is seen in the driver's log.
@@ -60,7 +60,7 @@ class LeasedSource(DataSource):
         self._reading()
         return self.DDL
 
-    def _reading(self) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+    def _reading(self) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
         if self._read is None:
             with told_plainly():
                 self._read = self.asked(self._given)
@@ -86,6 +86,11 @@ class LeasedSource(DataSource):
         spec, lease, place, bounds = self._reading()
         with told_plainly():
             _refuse_another(schema, spec)
+            if place is None:
+                raise ValueError(
+                    f"format {self.FORMAT}: there are no batches of it; readStream with trigger(availableNow=True) "
+                    "reads what is there now, and ends"
+                )
             if spec.starts:
                 raise ValueError("option startingPosition: the shards of a batch begin at one time")
         return SlicedReader(place, bounds, lease.cores)
@@ -114,15 +119,17 @@ class LeasedSource(DataSource):
         return place, names
 
     @abstractmethod
-    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
         """The source and the leases that these options ask for; where it is, and what of it is read by a batch.
+
+        Where it is None there are no batches.
 
         Raises ValueError, naming the option.
         """
 
-    @abstractmethod
-    def writes_to(self, given: Given) -> WritablePlace:
+    def writes_to(self, given: Given) -> WritablePlace:  # noqa: ARG002  for those that can be written to
         """The stream that these options ask to write to. Raises ValueError, naming the option."""
+        raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
 
 ASYNC = (

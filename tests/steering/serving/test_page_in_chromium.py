@@ -1,19 +1,14 @@
 """The page as a browser draws it: its content, wide and narrow, and the explanation of a lease."""
 
-import base64
-import json
-import os
-import shutil
 import struct
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
+from browser import Page, faults_for_readers
 from test_serving import EVIL, Table, held
 
 from leasehold.adapters.steering.serving.app import server
@@ -23,15 +18,6 @@ from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.writes import StealLease
 
 pytestmark = pytest.mark.more
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    """The browser, which is Debian's package `chromium`."""
-    found = shutil.which("chromium")
-    if found is None:
-        pytest.skip("NO BROWSER: the page was not looked at; apt-get install chromium")
-    return found
 
 
 @pytest.fixture
@@ -54,62 +40,6 @@ def url() -> Iterator[str]:
     serving.should_exit = serving.force_exit = True
     thread.join()
     listening.close()
-
-
-class Page:
-    """A page that a browser has open, spoken to by the browser's own protocol over two pipes."""
-
-    def __init__(self, chromium: str, folder: Path, url: str) -> None:
-        given, self._to = os.pipe()
-        self._from, answers = os.pipe()
-        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
-        command = (chromium, *flags, f"--user-data-dir={folder}/profile")
-        shell = ("bash", "-c", f'exec "$@" 3<&{given} 4>&{answers}', "bash", *command)
-        self._browser = subprocess.Popen(shell, pass_fds=(given, answers), stderr=subprocess.DEVNULL)
-        os.close(given)
-        os.close(answers)
-        self._read, self._count = b"", 0
-        target = self._ask("Target.createTarget", url=url)["targetId"]
-        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def evaluate(self, script: str) -> Any:  # noqa: ANN401  whatever the script makes
-        """The value of this JavaScript."""
-        told = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
-        return told["result"].get("value")
-
-    def until(self, script: str) -> Any:  # noqa: ANN401  likewise
-        """The value of this JavaScript, once it is one."""
-        while not (found := self.evaluate(script)):
-            pass  # the page is told by the server; each question waits for the browser
-        return found
-
-    def drawn(self, width: int, height: int, *, dark: bool) -> bytes:
-        """The picture of the page on a screen of this size, as PNG."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._ask("Emulation.setEmulatedMedia", session=self._session, features=[scheme])
-        self._ask("Emulation.setDeviceMetricsOverride", session=self._session, **size)
-        picture: str = self._ask("Page.captureScreenshot", session=self._session)["data"]
-        return base64.b64decode(picture)
-
-    def close(self) -> None:
-        """End the browser."""
-        self._browser.terminate()
-        self._browser.wait(30)
-        os.close(self._to)
-        os.close(self._from)
-
-    def _ask(self, method: str, session: str | None = None, **parameters: object) -> dict[str, Any]:
-        self._count += 1
-        asked = {"id": self._count, "method": method, "params": parameters}
-        os.write(self._to, json.dumps(asked | ({"sessionId": session} if session else {})).encode() + b"\0")
-        while True:
-            while b"\0" not in self._read:
-                self._read += os.read(self._from, 65_536)
-            message, _, self._read = self._read.partition(b"\0")
-            answer: dict[str, Any] = json.loads(message)
-            if answer.get("id") == self._count:
-                return dict(answer["result"])
 
 
 def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str, tmp_path: Path, url: str) -> None:
@@ -161,3 +91,18 @@ def test_the_page_can_be_drawn_wide_narrow_and_dark(
         ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
     )
     assert len(picture) > 40_000  # without a reading it is half of that
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
+@pytest.mark.parametrize("opened", [False, True])
+def test_the_page_is_read_by_those_who_see_little_or_use_no_mouse(
+    chromium: str, axe: str, tmp_path: Path, url: str, width: int, *, dark: bool, opened: bool
+) -> None:
+    """Words too pale to be read, a button without a name, or a table that no key can scroll would stay."""
+    with closing(Page(chromium, tmp_path, url)) as page:
+        page.until("document.querySelectorAll('#leases tr').length > 1")
+        page.drawn(width, 1000, dark=dark)
+        if opened:
+            page.evaluate("document.querySelector('#leases td button').click()")
+            page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert faults_for_readers(page, axe) == []

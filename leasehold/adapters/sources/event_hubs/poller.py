@@ -43,7 +43,7 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
-from leasehold.adapters.sources.call_patience import Backoff, datetime_of, seconds
+from leasehold.adapters.sources.call_patience import Backoff, datetime_of
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
@@ -63,7 +63,7 @@ from leasehold.adapters.sources.protocol import (
     arrow_wanted,
 )
 from leasehold.adapters.sources.repeats import Had, own_token
-from leasehold.adapters.threads import spawn
+from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.fields import decimal
 from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, full_namespace

@@ -33,7 +33,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     deaggregate,
     kept_whole,
 )
-from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, KinesisClients, seconds_of
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
 from leasehold.adapters.sources.kinesis.faults import (
     KINESIS,
     THROTTLED,
@@ -48,6 +48,7 @@ from leasehold.adapters.sources.kinesis.records import (
     RecordColumns,
     RecordsPart,
     RowColumns,
+    RowViews,
     TokenedColumns,
     children,
 )
@@ -56,11 +57,9 @@ from leasehold.adapters.sources.repeats import Had
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user, and views want librt
+if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
-
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -154,17 +153,14 @@ class Unpacking:
         records.subs += [0] * count
         records.keys += rows.keys[begin:end]
         records.hash_keys += [None] * count
-        records.arrived += [
-            told / 1000 if type(told) is int and told >= MILLISECONDS else seconds_of(told)
-            for told in rows.arrived[begin:end]
-        ]
+        records.arrived += rows.arrived[begin:end]
         records.aggregated += [False] * count
         if isinstance(records, TokenedColumns):
             records.tokens += [self.had.token] * count
         self.subs = min(count, 1)
 
     def _take_apart(self, rows: RowColumns, at: int) -> None:
-        data, number, arrived = rows.datas[at], rows.numbers[at], seconds_of(rows.arrived[at])
+        data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
         rows.datas[at] = b""
         plain = self.done is None and not self.had
         whole = kept_whole(data, number, arrived, self._hash_range) if plain else None
@@ -244,7 +240,7 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     told.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, told.keys)):
         raise TypeError("a record has a partition key that is no text")
-    told.arrived += [row.get("ApproximateArrivalTimestamp") for row in rows]
+    told.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
     told.sealed = any(data.startswith(MAGIC) for data in told.datas)
     rows.clear()
     return told

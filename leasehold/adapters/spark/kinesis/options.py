@@ -82,7 +82,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
         raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
     given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
     given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
-    wire = given.choice("kinesis.wire", "cbor", "json")
+    wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
     given.ignore(WITHOUT_EFFECT)
     interval = given.number("kinesis.getRecords.fetchIntervalMs", 250, least=LEAST_MS) or 0

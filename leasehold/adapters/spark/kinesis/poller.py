@@ -11,10 +11,9 @@ from attrs import evolve
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
-from leasehold.adapters.sources.kinesis.clients import seconds_of
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import RowColumns, children
+from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.repeats import Note, Trail
 from leasehold.adapters.spark.feed import ArrowBatch
@@ -24,8 +23,6 @@ from leasehold.stores.printable import escaped
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef
-
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -144,6 +141,5 @@ class Probe(Poller):
     most = 1
 
 
-def _microseconds(told: object) -> int | None:
-    arrived = seconds_of(told)
+def _microseconds(arrived: float | None) -> int | None:
     return None if arrived is None else round(arrived * 1e6)

@@ -4,8 +4,9 @@ const FIRST = 25, MORE = 200, NAMES = new Set(["key", "owner", "host"]);
 let state = null, asked = false, events = null;
 const wanted = { table: 0, sort: "status", down: false, text: "", most: FIRST };
 const at = id => document.getElementById(id);
-const seconds = value => value === null || value === undefined ? "–" : `${value.toFixed(1)} s`;
-const clock = time => new Date(time * 1000).toLocaleTimeString();
+const seconds = value => value === null || value === undefined ? "–" : value < 1000 ? `${value.toFixed(1)} s`
+  : value < 10_000 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+const clock = time => new Date(time * 1000).toLocaleTimeString([], { hourCycle: "h23" });
 
 function cell(kind, text, classes = "") {
   const made = document.createElement(kind);
@@ -78,7 +79,7 @@ async function curve(id, query) {
 }
 
 function leases() {
-  rows("leases", [["lease", "key", "name"], ["owner", "owner", "name"], ["status", "status", "name"], ["lag", "lag"], ["end", "", "wide"], ["age", "age", "wide"],
+  rows("leases", [["lease", "key", "name"], ["owner", "owner", "name"], ["status", "status", "whole"], ["lag", "lag"], ["end", "", "wide"], ["age", "age", "wide"],
     ["KB/s", "kbps"], ["renewed", "idle", "wide"], ["switches", "switches", "wide"], ["host", "host", "wide name"], ["moving to", "", "wide name"]],
   state.rows.map(lease => row([
     link(lease.key, `lease=${encodeURIComponent(lease.key)}`),
@@ -95,7 +96,7 @@ function leases() {
 }
 
 function word(lease) {
-  const made = cell("td", lease.ended && lease.status === "OK" ? "" : lease.status, lease.status === "OK" ? "name good" : "name");
+  const made = cell("td", lease.ended && lease.status === "OK" ? "" : lease.status, lease.status === "OK" ? "whole good" : "whole");
   if (lease.says) made.title = lease.says;
   return made;
 }
@@ -125,8 +126,8 @@ function draw() {
     link(worker.worker, `worker=${encodeURIComponent(worker.worker)}`), cell("td", worker.leases), cell("td", worker.target),
     cell("td", seconds(worker.lag)), cell("td", worker.kbps.toFixed(1)), cell("td", worker.kbps_target.toFixed(1), "wide")], false)));
   at("others").textContent = state.more_workers ? `the furthest from their target; ${state.more_workers} are not shown` : "";
-  rows("moves", [["at", "", "name"], ["lease", "", "name"], ["from", "", "name"], ["to", "", "name"], ["rule"]], state.moves.map(
-    ([time, key, before, after, rule]) => row([cell("td", clock(time), "name"), link(key, `lease=${encodeURIComponent(key)}`),
+  rows("moves", [["at", "", "whole"], ["lease", "", "name"], ["from", "", "name"], ["to", "", "name"], ["rule"]], state.moves.map(
+    ([time, key, before, after, rule]) => row([cell("td", clock(time), "whole"), link(key, `lease=${encodeURIComponent(key)}`),
       cell("td", before ?? "nobody", "name"), cell("td", after ?? "nobody", "name"), cell("td", rule)], after === null)));
   leases();
   at("most").textContent = state.highest === null ? "; no row tells" : `; the highest here is ${seconds(state.highest)}`;

@@ -48,6 +48,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, text_of
 
 try:
+    from leasehold.adapters.sources.kinesis.wire.direct import put_directly
     from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
 except ImportError:  # then boto3 writes requests by itself
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
@@ -98,7 +99,9 @@ def client_of(
     if PutWire is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        PutWire(client, cbor=wire == "cbor")
+        spoken = PutWire(client, cbor=wire != "json")
+        if wire == "cbor":
+            put_directly(client, spoken)
     return client
 
 

@@ -1,0 +1,80 @@
+"""A browser without a window that tests look at pages with, and what axe-core finds wrong in them."""
+
+import base64
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+class Page:
+    """A page that a browser has open, spoken to by the browser's own protocol over two pipes."""
+
+    def __init__(self, chromium: str, folder: Path, url: str) -> None:
+        given, self._to = os.pipe()
+        self._from, answers = os.pipe()
+        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
+        command = (chromium, *flags, f"--user-data-dir={folder}/profile")
+        shell = ("bash", "-c", f'exec "$@" 3<&{given} 4>&{answers}', "bash", *command)
+        self._browser = subprocess.Popen(shell, pass_fds=(given, answers), stderr=subprocess.DEVNULL)
+        os.close(given)
+        os.close(answers)
+        self._read, self._count = b"", 0
+        target = self._ask("Target.createTarget", url=url)["targetId"]
+        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def evaluate(self, script: str) -> Any:  # noqa: ANN401  whatever the script makes
+        """The value of this JavaScript."""
+        told = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
+        return told["result"].get("value")
+
+    def until(self, script: str) -> Any:  # noqa: ANN401  likewise
+        """The value of this JavaScript, once it is one."""
+        while not (found := self.evaluate(script)):
+            pass  # the page is told by the server; each question waits for the browser
+        return found
+
+    def drawn(self, width: int, height: int, *, dark: bool) -> bytes:
+        """The picture of the page on a screen of this size, as PNG."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._ask("Emulation.setEmulatedMedia", session=self._session, features=[scheme])
+        self._ask("Emulation.setDeviceMetricsOverride", session=self._session, **size)
+        picture: str = self._ask("Page.captureScreenshot", session=self._session)["data"]
+        return base64.b64decode(picture)
+
+    def close(self) -> None:
+        """End the browser."""
+        self._browser.terminate()
+        self._browser.wait(30)
+        os.close(self._to)
+        os.close(self._from)
+
+    def _ask(self, method: str, session: str | None = None, **parameters: object) -> dict[str, Any]:
+        self._count += 1
+        asked = {"id": self._count, "method": method, "params": parameters}
+        os.write(self._to, json.dumps(asked | ({"sessionId": session} if session else {})).encode() + b"\0")
+        while True:
+            while b"\0" not in self._read:
+                self._read += os.read(self._from, 65_536)
+            message, _, self._read = self._read.partition(b"\0")
+            answer: dict[str, Any] = json.loads(message)
+            if answer.get("id") == self._count:
+                return dict(answer["result"])
+
+
+def faults_for_readers(page: Page, axe: str) -> list[str]:
+    """What breaks WCAG 2 at level AA on this page: rule, place, and what is wrong.
+
+    axe  the text of axe-core
+    """
+    page.evaluate(axe)
+    asked = json.dumps({"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}})
+    page.evaluate(f"window.found = null; axe.run(document, {asked}).then(told => window.found = told)")
+    told = page.until("window.found && JSON.stringify(window.found.violations)")
+    return [
+        f"{rule['id']} {node['target'][0]}: {node['failureSummary'].splitlines()[-1].strip()}"
+        for rule in json.loads(told)
+        for node in rule["nodes"]
+    ]

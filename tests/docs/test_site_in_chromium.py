@@ -1,0 +1,60 @@
+"""The site as a browser draws it: readable for those who see little or use no mouse, whole on a phone."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from browser import Page, faults_for_readers
+from pages import ROOT
+
+pytestmark = [pytest.mark.more, pytest.mark.slow]
+
+PAGES = ["", "start/", "how-it-decides/", "choosing-a-store/", "handlers/"]
+
+
+class Silent(SimpleHTTPRequestHandler):
+    """Serves files, and writes no line for each."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the site, built anew."""
+    folder = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder))
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str, axe: str) -> tuple[str, str]:
+    """The browser, and the text of axe-core."""
+    return chromium, axe
+
+
+@pytest.mark.parametrize("screen", [(1280, False), (1280, True), (390, False)])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_of_the_site_is_read_by_everybody(
+    browser: tuple[str, str], tmp_path: Path, site: str, page: str, screen: tuple[int, bool]
+) -> None:
+    """Words too pale to be read, a picture without words, or text that ends beyond the edge of a phone would stay."""
+    with closing(Page(browser[0], tmp_path, site + page)) as shown:
+        shown.until("document.readyState === 'complete' && document.querySelector('article') !== null")
+        shown.drawn(screen[0], 1000, dark=screen[1])
+        assert shown.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        assert faults_for_readers(shown, browser[1]) == []
