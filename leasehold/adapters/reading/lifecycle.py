@@ -10,11 +10,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from attrs import evolve
+
 from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.sources.repeats import inherited
 from leasehold.adapters.worker.holding import Holding, latest_notes, noted_latest
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import births
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Store
 from leasehold.stores.writes import CreateLease
@@ -54,12 +57,15 @@ class ReadingStart:
         self._holding, self._source, self._config = holding, source, config
         self._latest: Position | None = None
 
-    def find(self) -> Position | None:
+    def find(self, parents: Mapping[str, Lease]) -> Position | None:
         """The position to open a reader at; None if the lease was lost while it was pinned.
 
+        At the beginning of a shard it carries along what was had of Spark sinks in its parents, these leases.
         Raises OutcomeUnknown or SourceUnavailable: then nothing has been read yet.
         """
         holding, lease = self._holding, self._holding.lease
+        if lease.checkpoint == TRIM_HORIZON and parents:
+            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or inherited([*parents.values()]))
         if lease.checkpoint == LATEST:
             if (noted := noted_latest(lease)) is not None:
                 return noted
@@ -81,13 +87,14 @@ class ReadingStart:
         return lease.checkpoint
 
 
-def end(holding: Holding, children: tuple[Shard, ...], store: Store, source: Source, config: Config) -> bool:
+def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, token: str) -> bool:
     """Create the children's leases, then write SHARD_END; False if the lease was lost.
 
-    Children that neither the last reading nor a listing names are created by the plan once they are listed.
+    Children that neither the last reading nor a listing names are created by the plan once they are listed. They begin
+    with the token that the end carries along.
     Raises StoreError or SourceUnavailable; all of it may then be done again.
     """
-    parent = holding.lease
+    parent, store, source, config = holding.lease, member.store, member.source, member.config
     listed: tuple[Shard, ...] | None = None
     if not children:
         listed = source.shards()
@@ -101,4 +108,4 @@ def end(holding: Holding, children: tuple[Shard, ...], store: Store, source: Sou
     for create in births(parent, children, leases, ids, config):
         store.write(CreateLease(create.lease))  # refused: somebody was faster, which is as good
     keys = tuple(child.id for child in children)
-    return holding.checkpoint(SHARD_END, children=keys, keep_owner=config.rules.counts_ended)
+    return holding.checkpoint(Position("SHARD_END", token=token), children=keys, keep_owner=config.rules.counts_ended)

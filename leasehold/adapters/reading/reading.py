@@ -66,7 +66,6 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
-from leasehold.balancer.model import SHARD_END
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
 
@@ -342,7 +341,7 @@ class ShardReading:
                 return self._leave("stopped") if holding.part(at) else now
             case EndShard(children):
                 worker = self._worker
-                if not end(holding, children, worker.store, worker.source, worker.config):
+                if not end(holding, children, worker, cursor.acknowledged.token):
                     return self._leave("lease-lost")
                 worker.hurry()  # the children have leases now, and nobody may hold them yet
                 return self._leave("shard-ended")
@@ -354,12 +353,13 @@ class ShardReading:
     def _begin(self, now: float) -> float:
         """Open the first reader once the parents are read, at the checkpoint, or where the configuration begins."""
         lease, worker = self.holding.lease, self._worker
+        parents = worker.parents(lease)
         # L12: the records of one key are in the parent first; its child read beside it would be handled out of order.
-        if not readable(lease, worker.parents(lease)):
+        if not readable(lease, parents):
             self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
-        start = self._start.find()
+        start = self._start.find(parents)
         if start is None:
             return self._leave("lease-lost")
         # A row that says LATEST goes on saying so until a record is done; `start` is what that means (L5).
@@ -395,7 +395,7 @@ class ShardReading:
     def _keep(self, batch: Batch) -> None:
         # In this order: a batch that could not be held must not count as read, or nobody would read it again.
         self._memory.hold(batch)
-        self._cursor.batch_read(SHARD_END if batch.ended else batch.end, batch.children)
+        self._cursor.batch_read(batch.reached, batch.children)
 
     # Handing over
 
@@ -468,10 +468,9 @@ class ShardReading:
         # The source may have dropped records behind the last one: they are finished with, too.
         cursor.rows_delivered(cursor.read)
         if self._handling.parting is None:
-            if end_of_batch is not None:
-                cursor.consumer_acknowledged(end_of_batch)
-            if batch.ended:
-                cursor.consumer_acknowledged(SHARD_END)
+            for reached in (end_of_batch, batch.reached):
+                if reached is not None:
+                    cursor.consumer_acknowledged(reached)
         self.holding.reach.done(now)
         # Before the checkpoint, which may wait for the store: the batch is not needed any more, and others want room.
         self._memory.clear()
@@ -557,7 +556,7 @@ class ShardReading:
         ended = not holding.parting
 
         def finish() -> bool:
-            return end(holding, cursor.children, worker.store, worker.source, worker.config)
+            return end(holding, cursor.children, worker, cursor.delivered.token)
 
         return self._hand_over(partial(parting, Parting(ended, holding, finish)), LastWordCalled(ended), now)
 

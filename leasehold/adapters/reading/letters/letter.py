@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.reading.handling import Delivery, Unhandled
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.repeats import own_token
 from leasehold.stores.printable import text_of
 
 TEXT_MOST = 2000
@@ -94,7 +95,7 @@ class Letter:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
-            "offset": record.token,
+            "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
             "arrived_ms": None if record.arrived is None else round(record.arrived * 1000),
