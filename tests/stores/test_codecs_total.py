@@ -39,7 +39,7 @@ def test_a_lease_and_its_item_are_the_same(lease: Lease) -> None:
 @given(leases)
 def test_a_lease_and_its_row_are_the_same(lease: Lease) -> None:
     """A copy to another machine's file would not be the lease it was."""
-    read = row_to_lease(to_row(lease))  # type: ignore[arg-type]
+    read = row_to_lease(to_row(lease))
     assert token_of(read) == token_of(evolve(lease, version=Version(str(lease.epoch))))  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from secrets import token_hex
 from sqlite3 import Row
 from threading import Lock
 from types import NoneType
+from typing import Any
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
@@ -75,12 +76,12 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
     return {column: told[name] for name, column in _COLUMNS.items()}
 
 
-def to_lease(row: Row) -> Lease | Malformed:
+def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
     """The lease of a row, or what is wrong with it: SQLite lets anything stand in any column."""
     return readable(str(row["key"]), lambda: _lease(row))
 
 
-def _lease(row: Row) -> Lease:
+def _lease(row: Row | Mapping[str, Any]) -> Lease:
     told = {}
     for field in FIELDS:
         if column := field.column:

@@ -22,7 +22,7 @@ from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
@@ -68,7 +68,7 @@ class Process:
 
     def __init__(self, member: Member, number: int, world: World) -> None:
         self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
-        self.foreign = member.foreign
+        self.foreign, self.forgets = member.foreign, not member.knows_calls
         self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
         self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
         self._dead = False
