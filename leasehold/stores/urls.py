@@ -15,8 +15,8 @@ s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that 
 gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
 postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
                                                and encryption too, unless `user=` and `sslmode=` say them
-…?layout=sessions                              memory, SQLite, DynamoDB, Azure Blob and S3, for fleets of ours alone: one write
-                                               a worker renews and checkpoints all of its leases (`specs/sessions.md`)
+…?layout=sessions                              all but PostgreSQL and files, for fleets of ours alone: one write of a
+                                               worker renews and checkpoints all its leases (`specs/sessions.md`)
 
 Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 
@@ -130,9 +130,11 @@ _SCHEMES = {
         "azure",
     ),
     "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
-    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint"}), "gcs"),
+    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
     "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode"}), "postgres"),
 }
+
+_LAYOUTS = Scheme("leasehold.stores.sessions.opening")
 
 
 def open_store(
@@ -161,12 +163,14 @@ def open_store(
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
     told = session_for(_SCHEMES[scheme], session, "store URL")
     store = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
-    if write and scheme in _PROVED:
-        try:
+    try:
+        if "layout" in _SCHEMES[scheme].options:
+            store = _LAYOUTS.load("layout", StoreError).in_layout(store, options.get("layout"))
+        if write and scheme in _PROVED:
             cast("_Provable", store).prove()
-        except BaseException:
-            store.close()
-            raise
+    except BaseException:
+        store.close()
+        raise
     return store
 
 

@@ -13,7 +13,7 @@ from leasehold.adapters.proving.checker.sessions import CheckedCells, SessionMod
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows
 from leasehold.stores.sessions.group import Page, Ticket
-from leasehold.stores.sessions.rows import Entry, Joint, LeaseRow, Session, session_fields
+from leasehold.stores.sessions.rows import Joint, LeaseRow, Session, SessionEntry, session_fields
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 
@@ -67,7 +67,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
         session, key = joint.session, joint.row.lease.key
         if how == "ended" or session is None or joint.stopped:
             return real(self, joint, how)
-        entry = Entry(joint.row.lease.epoch, joint.named.checkpoint, "held")
+        entry = SessionEntry(joint.row.lease.epoch, joint.named.checkpoint, "held")
         frozen = evolve(session, entries={**session.entries, key: entry})
         return self._cells.put_over(session.stored.name, session_fields(frozen), session.stored.etag) is not None
 
@@ -157,7 +157,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
     def version_of(content: str) -> str:
         return contents.setdefault(content, real(content))
 
-    def carried_out(table: Any, request: sessions.Request) -> Any:  # noqa: ANN401
+    def carried_out(table: Any, request: sessions.CellRequest) -> Any:  # noqa: ANN401
         there = dict(table).get(request.names[0], "") if request.verb == "over" else ""
         seen = next((content for content, version in contents.items() if version == request.version), "")
         if there and request.names[0].startswith("lease/") and owner(there) == owner(seen):
@@ -174,7 +174,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
 def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
     """An entry of any epoch is believed."""
 
-    def entry(self: Session, row: LeaseRow) -> Entry | None:
+    def entry(self: Session, row: LeaseRow) -> SessionEntry | None:
         found = self.entries.get(row.lease.key)
         return found and evolve(found, epoch=row.lease.epoch)
 

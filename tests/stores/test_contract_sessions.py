@@ -17,8 +17,9 @@ from leasehold.stores.contract.handoff import Handoff
 from leasehold.stores.contract.ownership import Ownership
 from leasehold.stores.contract.resets import Resets
 from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.embedded.cells import MemoryCells
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
-from leasehold.stores.sessions.cells import MemoryCells, ObjectCells
+from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.sessions.store import SessionStore
 
 _numbers = count()

@@ -11,12 +11,12 @@ from object_memory import ObjectMemory
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
+from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.requests import ObjectFields
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.objects.which import store_of
 from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
-from leasehold.stores.sessions.cells import ObjectCells
+from leasehold.stores.sessions.opening import in_layout
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -282,6 +282,33 @@ def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
 
 
+def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
+    """The entry of a lease just taken would go, and with it every checkpoint since."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects, heir=True)
+    given = done(ann.write(GiveLease(lease, AT)))
+    faster: list[Lease] = []
+
+    def overtake(line: str) -> None:
+        if line.startswith("get session"):
+            objects.before = lambda _line: None
+            faster.append(done(ann.write(TakeBackLease(given, "ann"))))
+
+    objects.before = overtake
+    assert lost(ann.write(TakeBackLease(given, "ann"))) == faster[0] == stored(ann, KEY)
+
+
+def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> None:
+    """A shard of a stream made anew would be read from where the former one was."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    objects.stored.pop(f"lease/{KEY}")
+    row = done(bob.write(CreateLease(Lease(KEY))))
+    while row.epoch < lease.epoch - 1:
+        row = done(bob.write(ResetLease(row, TRIM_HORIZON)))
+    assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
+
+
 # Which layout a table has
 
 
@@ -307,8 +334,8 @@ def test_objects_of_both_layouts_are_refused() -> None:
     objects = ObjectMemory()
     done(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
     done(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
-    with pytest.raises(StoreError, match="in layout sessions and in another"):
-        store_of(objects, "fleet", "bucket 'leases'", None)
+    with pytest.raises(StoreError, match="in layout sessions and in the usual one"):
+        in_layout(EtagStore(objects, ObjectLayout("fleet")), None)
 
 
 def test_a_layout_that_there_is_not_is_refused() -> None:

@@ -8,7 +8,7 @@ that it is no lease.
 import json
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from botocore.exceptions import ClientError
@@ -19,7 +19,7 @@ from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
-    from leasehold.stores.dynamodb.store import Clients
+    from types_boto3_dynamodb import DynamoDBClient
 
 CELL = "CELL"
 """The `entityType` of our rows."""
@@ -36,6 +36,21 @@ _MOST = 1 << 22
 """Bytes of fields that any row of ours may have; a row that says it has more is no row of ours."""
 
 
+class ReadsAndWrites(Protocol):
+    """The two clients of a table."""
+
+    @property
+    def reads(self) -> "DynamoDBClient":
+        """Repeats what was not answered."""
+
+    @property
+    def writes(self) -> "DynamoDBClient":
+        """Sends once."""
+
+    def close(self) -> None:
+        """Close both."""
+
+
 class DynamoCells:
     """The items of one table.
 
@@ -45,7 +60,7 @@ class DynamoCells:
     page_leases = PAGE_LEASES
 
     def __init__(
-        self, clients: "Clients", table: str, ask: Callable[..., Mapping[str, Any]], proved: Callable[[], None]
+        self, clients: ReadsAndWrites, table: str, ask: Callable[..., Mapping[str, Any]], proved: Callable[[], None]
     ) -> None:
         self._clients, self._table, self._ask, self.prove = clients, table, ask, proved
 

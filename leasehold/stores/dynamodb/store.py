@@ -64,9 +64,7 @@ from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, Store
-from leasehold.stores.sessions.cells import layout_of
-from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
 from leasehold.stores.urls import endpoint_of
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
@@ -485,8 +483,12 @@ class DynamoStore:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
         prove(self._clients.writes, self._table, self._prefix)
 
-    def has_leases(self) -> tuple[bool, bool]:
-        """Whether the table has rows of layout `sessions`, and whether of this one, as far as one row tells."""
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:
+        """Whether the table has rows of layout `sessions`, and of this one, as far as one row tells."""
+        if self._prefix:
+            if asked:
+                raise ValueError("store URL: option 'layout' wants a table of its own, without 'prefix'")
+            return False, True
         with translated(self._table):
             rows = unless_throttled(self._clients.reads.scan, {"TableName": self._table, "Limit": 1})["Items"]
         ours = any(row.get("entityType") == text(CELL) for row in rows)
@@ -540,7 +542,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,
     session: Session | None = None,
-) -> Store:
+) -> DynamoStore:
     """The store of this table; raises ValueError where the name or an option cannot be one."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
@@ -551,7 +553,7 @@ def open_url(
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
     if options.get("wire", "boto3") != "boto3":
         raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
-    store = DynamoStore(
+    return DynamoStore(
         place,
         region=options.get("region"),
         endpoint=endpoint,
@@ -562,19 +564,6 @@ def open_url(
         protect="protect" in options,
         directly="wire" not in options,
     )
-    if options.get("prefix"):
-        if "layout" in options:
-            store.close()
-            raise ValueError("store URL: option 'layout' wants a table of its own, without 'prefix'")
-        return store
-    try:
-        sessions, others = store.has_leases()
-        if layout_of(place, options.get("layout"), sessions=sessions, others=others):
-            return SessionStore(store.cells())
-    except BaseException:
-        store.close()
-        raise
-    return store
 
 
 PREFIX_MOST = 255

@@ -24,11 +24,9 @@ from typing import Any
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
-from leasehold.stores.objects.requests import ObjectFields, Stored
+from leasehold.stores.objects.requests import ROOM, ObjectFields, Stored
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
-from leasehold.stores.sessions.cells import ROOM, layout_of
-from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import DeleteLease, Write, applied, counted
 
 _COLUMNS = {field.name: field.column for field in FIELDS if field.column}
@@ -180,10 +178,17 @@ class SqliteStore:
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
 
-    def has_leases(self) -> bool:
-        """Whether there is a row of a lease, in this layout."""
+    def cells(self) -> "SqliteCells":
+        """The rows of layout `sessions` in this file."""
+        return SqliteCells(self)
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs next to nothing
+        """Whether the file has rows of layout `sessions`, and of this one."""
         with self.current() as connection:
-            return connection.execute("SELECT 1 FROM leases LIMIT 1").fetchone() is not None
+            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
+            tables = ("cells", "leases") if there else ("leases",)
+            some = {table: connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables}  # noqa: S608
+        return some.get("cells") is not None, some["leases"] is not None
 
     def _stored(self, key: str) -> Lease | None:
         row = self._connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
@@ -337,28 +342,18 @@ def _cell(row: Row) -> Stored:
     return Stored(row["name"], row["version"], fields if isinstance(fields, dict) else {})
 
 
-def sessions_in(store: SqliteStore, options: Mapping[str, str]) -> SessionStore | None:
-    """The file's table in layout `sessions`, if that is what it has, or is to have. Raises ValueError, StoreError."""
-    with store.current() as connection:
-        there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
-        some = there and connection.execute("SELECT 1 FROM cells LIMIT 1").fetchone() is not None
-    chosen = layout_of("sqlite", options.get("layout"), sessions=some, others=store.has_leases())
-    return SessionStore(SqliteCells(store)) if chosen else None
-
-
 def open_url(
     place: str,
-    options: Mapping[str, str],
+    options: Mapping[str, str],  # noqa: ARG001  its layout is looked at afterwards
     *,
     create: bool,
     request_seconds: float | None,
-) -> "SqliteStore | SessionStore":
+) -> SqliteStore:
     """The store of this file; a path after two slashes is relative, after three absolute."""
     if not place.strip("/"):
         raise ValueError("store URL: sqlite:// wants the path of a file")
     busy = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)
     try:
-        store = SqliteStore(place, create=create, busy_seconds=busy)
-        return sessions_in(store, options) or store
+        return SqliteStore(place, create=create, busy_seconds=busy)
     except StoreError as error:
         raise StoreError(f"{error}{_hint(place)}") from error

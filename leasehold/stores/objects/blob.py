@@ -28,8 +28,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_name
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.objects.store import EtagStore, Layout
-from leasehold.stores.objects.which import store_of
-from leasehold.stores.protocol import OutcomeUnknown, Patience, Store, StoreError
+from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -51,7 +50,7 @@ _CONNECTIONS = 64
 """Kept open: a runner claims with twenty threads, and those beyond the SDK's ten would connect for each request."""
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> Store:
+def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """The store at `account/container`.
 
     With `eventhub=<namespace>/<hub>` and `group` (default $Default) the blobs are the Azure SDKs'
@@ -63,12 +62,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     layout = _layout(options)
     endpoint = endpoint_of(options.get("endpoint"))
     client = open_container(place, endpoint, create=create, request_seconds=request_seconds)
-    objects = BlobObjects(client)
-    if isinstance(layout, EventHubLayout):
-        if "layout" in options:
-            raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
-        return EtagStore(objects, layout)
-    return store_of(objects, layout.above, f"container {place!r}", options.get("layout"), page_leases=PAGE_LEASES)
+    return EtagStore(BlobObjects(client), layout, page_leases=PAGE_LEASES)
 
 
 def open_container(
@@ -120,6 +114,8 @@ def _layout(options: Mapping[str, str]) -> Layout:
             if option in options:
                 raise ValueError(f"store URL: option {option!r} goes with eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
+    if "layout" in options:
+        raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
     start = options.get("start", "TRIM_HORIZON")
     if start not in _STARTS:
         raise ValueError(f"store URL: option 'start' wants one of {', '.join(_STARTS)}")

@@ -37,6 +37,8 @@ os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 """Where Google's own libraries look for a stand-in."""
+PAGE_LEASES = 20
+"""All metadata of an object have 8 KiB, and notes of a lease some 300 bytes."""
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
 _BUSY = frozenset({408, 429})
 _ADVICE: Mapping[int, str] = {
@@ -58,7 +60,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
         patience=PATIENCE.within(request_seconds),
     )
     objects.ensure(create=create)
-    return EtagStore(objects, ObjectLayout(prefix))
+    return EtagStore(objects, ObjectLayout(prefix), page_leases=PAGE_LEASES)
 
 
 def bucket_of(place: str) -> tuple[str, str]:

@@ -24,10 +24,10 @@ from leasehold.stores.protocol import OutcomeUnknown, StoreError
 from leasehold.stores.sessions.rows import (
     SESSIONS,
     TOLD,
-    Entry,
     Remark,
+    Remarks,
     Session,
-    Told,
+    SessionEntry,
     certain,
     session_fields,
     session_of,
@@ -44,7 +44,7 @@ QUIET_SECONDS = 0.05
 """A group in which nobody has joined for so long is written."""
 
 
-class Cells(Protocol):
+class VersionedRows(Protocol):
     """Rows under versions, as every store can keep them; each method raises `OutcomeUnknown` as `Objects` do.
 
     page_leases  how many leases a page has room for
@@ -103,7 +103,7 @@ class ThreadPace:
     clock = staticmethod(monotonic)
     lock = staticmethod(threading.Lock)
 
-    class Queue(SimpleQueue[Any]):
+    class TicketQueue(SimpleQueue[Any]):
         """Waits until a time of the clock."""
 
         def get(self, until: float = math.inf) -> Any:  # type: ignore[override]  # noqa: ANN401
@@ -113,14 +113,14 @@ class ThreadPace:
             except Empty:
                 return None
 
-    queue = Queue
+    queue = TicketQueue
 
 
 @frozen
-class Change:
+class EntryChange:
     """What a ticket makes of the page: the lease's entry, which None drops, and what is told beside it, if anything."""
 
-    entry: Entry | None
+    entry: SessionEntry | None
     remark: Remark | None = None
 
 
@@ -133,10 +133,10 @@ class Ticket:
     """
 
     key: str
-    make: Callable[[], Change | None]
+    make: Callable[[], EntryChange | None]
     patient: bool = False
     done: bool = False
-    change: Change | None = None
+    change: EntryChange | None = None
     fault: StoreError | None = None
 
 
@@ -153,12 +153,14 @@ class Page:
     parted   leases whose rows were seen under a later epoch than this one's: such entries go with the next write
     """
 
-    def __init__(self, cells: Cells, session: str, worker: str, *, pace: Pace, gather: float, touched: Reread) -> None:
+    def __init__(
+        self, cells: VersionedRows, session: str, worker: str, *, pace: Pace, gather: float, touched: Reread
+    ) -> None:
         self.id, self.session = session, Session(worker)
         self.ended, self.settled = False, True
         self.last: dict[str, int] = {}
         self.parted: dict[str, int] = {}
-        self.told: Told = {}
+        self.told: Remarks = {}
         self._told_at: Stored | None = None
         self._cells, self._pace, self._gather, self._touched = cells, pace, gather, touched
         self._lock, self._tickets = pace.lock(), pace.queue()
@@ -176,7 +178,7 @@ class Page:
             self.session = evolve(self.session, stored=Stored(SESSIONS + self.id, version, fields))
         return version is not None
 
-    def commit(self, ticket: Ticket) -> Change | None:
+    def commit(self, ticket: Ticket) -> EntryChange | None:
         """Write the ticket, with all others that wait; None if it was refused, or the session is no more.
 
         Raises OutcomeUnknown, and nothing is taken for done.
@@ -273,7 +275,7 @@ class Page:
         }
         return True
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: Remarks) -> None:
         """Write what no decision rests on, if it changed; first, so that a version which moved shows it."""
         if told == self.told:
             return

@@ -47,7 +47,7 @@ NOWHERE = Stored("", "", {})
 
 
 @frozen
-class Entry:
+class SessionEntry:
     """What a session says of one lease.
 
     epoch     of the lease's row when its owner accepted it
@@ -92,11 +92,11 @@ class Session:
     worker: str
     count: int = 0
     ended: bool = False
-    entries: Mapping[str, Entry] = Factory(dict)
+    entries: Mapping[str, SessionEntry] = Factory(dict)
     touched: frozenset[str] = frozenset()
     stored: Stored = field(default=NOWHERE, eq=False)
 
-    def entry(self, row: LeaseRow) -> Entry | None:
+    def entry(self, row: LeaseRow) -> SessionEntry | None:
         """What it says of this lease as its row is now (G6)."""
         found = self.entries.get(row.lease.key)
         return found if found is not None and found.epoch == row.lease.epoch else None
@@ -111,7 +111,7 @@ class Remark:
     weight: int | None = None
 
 
-Told = Mapping[str, Remark]
+Remarks = Mapping[str, Remark]
 
 
 def lease_fields(row: LeaseRow) -> ObjectFields:
@@ -172,7 +172,7 @@ def session_fields(session: Session) -> ObjectFields:
     return {name: word for name, word in {**session.stored.fields, **ours}.items() if word}
 
 
-def _short(entry: Entry) -> list[object]:
+def _short(entry: SessionEntry) -> list[object]:
     at = entry.position
     told: list[object] = [entry.epoch, at.sequence, at.sub, at.token, entry.frozen]
     while told[-1] in ("", 0) and len(told) > 2:  # noqa: PLR2004  epoch and position
@@ -203,23 +203,23 @@ def _session(stored: Stored) -> Session:
     )
 
 
-def _entry(told: Any) -> Entry:  # noqa: ANN401  whatever somebody wrote
+def _entry(told: Any) -> SessionEntry:  # noqa: ANN401  whatever somebody wrote
     match told:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
             at = position("leases", sequence, whole("leases", sub), text("leases", token))
-            return Entry(epoch, at, text("leases", frozen_as))
+            return SessionEntry(epoch, at, text("leases", frozen_as))
         case _:
             raise BadRowField("leases", "holds an entry that is no [epoch, position, …]")
 
 
-def told_fields(told: Told) -> ObjectFields:
+def told_fields(told: Remarks) -> ObjectFields:
     """The row of what a session tells beside its entries."""
     rows = {key: [one.epoch, one.weight, one.notes] for key, one in told.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
-def told_of(stored: Stored | None) -> Told:
+def told_of(stored: Stored | None) -> Remarks:
     """What it tells; nothing where the row cannot be read, for no decision rests on it."""
     found: dict[str, Remark] = {}
     try:
@@ -260,7 +260,7 @@ class Joint:
     stamps: Mapping[str, int]
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> SessionEntry | None:
         """What the session says of it under the epoch of its row."""
         return self.session.entry(self.row) if self.session else None
 
@@ -277,7 +277,7 @@ class Joint:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, told: Told, *, doubtful: bool = False) -> Joint:
+def joined(row: LeaseRow, session: Session | None, told: Remarks, *, doubtful: bool = False) -> Joint:
     """The lease of a row and its owner's session.
 
     doubtful  the session may be there although it was not found: readings of listings are of different moments

@@ -16,16 +16,25 @@ from attrs import evolve
 from leasehold.balancer.model import Lease, Notes, Version
 from leasehold.stores.objects.requests import Stored
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
-from leasehold.stores.sessions.group import ATTEMPTS, GATHER_SECONDS, Cells, Change, Pace, Page, ThreadPace, Ticket
+from leasehold.stores.sessions.group import (
+    ATTEMPTS,
+    GATHER_SECONDS,
+    EntryChange,
+    Pace,
+    Page,
+    ThreadPace,
+    Ticket,
+    VersionedRows,
+)
 from leasehold.stores.sessions.rows import (
     LEASES,
     SESSIONS,
     TOLD,
-    Entry,
     Joint,
     LeaseRow,
     Remark,
     Session,
+    SessionEntry,
     certain,
     joined,
     key_and_epoch,
@@ -75,7 +84,7 @@ class SessionStore:
 
     def __init__(
         self,
-        cells: Cells,
+        cells: VersionedRows,
         *,
         pace: Pace | None = None,
         gather: float = GATHER_SECONDS,
@@ -296,19 +305,19 @@ class SessionStore:
         """Have the page write it; None if it may not."""
         seen, key = write.lease, write.lease.key
 
-        def make() -> Change | None:
+        def make() -> EntryChange | None:
             joint = self._known(key, page)
             if joint is None or joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
                 return None
             after = applied(write, evolve(joint.named, version=seen.version))
             if after is None:
                 return None
-            entry = Entry(joint.row.lease.epoch, after.checkpoint)
+            entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
             notes = tuple(one for one in after.notes if one not in joint.row.lease.notes)
             if not notes and after.weight == joint.row.lease.weight:
-                return Change(entry)
+                return EntryChange(entry)
             stamps = restamped(joint, after.notes)
-            return Change(
+            return EntryChange(
                 entry, Remark(entry.epoch, {name: (said, stamps[name]) for name, said in notes}, after.weight)
             )
 
@@ -328,7 +337,7 @@ class SessionStore:
         self._learn(joint.row)
         count = key_and_epoch(seen.version)[1]
 
-        def unclaimed(before: Entry | None) -> bool:
+        def unclaimed(before: SessionEntry | None) -> bool:
             # Another thread of this worker may have accepted it since it was seen.
             return before is None if count < 0 else page.last.get(seen.key, 0) <= count
 
@@ -338,11 +347,15 @@ class SessionStore:
         return None if found is None else Done(found.lease)
 
     def _entered(
-        self, row: LeaseRow, after: Lease, page: Page, fits: Callable[[Entry | None], bool] = lambda _before: True
+        self,
+        row: LeaseRow,
+        after: Lease,
+        page: Page,
+        fits: Callable[[SessionEntry | None], bool] = lambda _before: True,
     ) -> bool:
         """Whether the page now says that its worker has this lease; not if somebody has stopped it meanwhile."""
 
-        def make() -> Change | None:
+        def make() -> EntryChange | None:
             before = page.session.entry(row)
             if (before is not None and before.frozen) or not fits(before):
                 return None
@@ -351,7 +364,9 @@ class SessionStore:
             notes = tuple(one for one in after.notes if one not in row.lease.notes)
             stamps = restamped(known, after.notes)
             noted = {name: (said, stamps[name]) for name, said in notes}
-            return Change(Entry(row.lease.epoch, at), Remark(row.lease.epoch, noted, after.weight) if noted else None)
+            return EntryChange(
+                SessionEntry(row.lease.epoch, at), Remark(row.lease.epoch, noted, after.weight) if noted else None
+            )
 
         return page.commit(Ticket(row.lease.key, make)) is not None
 
@@ -360,10 +375,14 @@ class SessionStore:
     def _take(self, joint: Joint, after: Lease, me: str, how: str) -> Outcome | None:
         """Stop the owner, then name me in the lease's row, then say in my session that I have it (G4, G7)."""
         key, page = after.key, self._page(me)
-        # Of a row that was deleted and made anew, an entry of mine could come under the same epoch again.
         left = page.session.entries.get(key)
         if left is not None and left.epoch > joint.row.lease.epoch:
-            page.commit(Ticket(key, lambda: Change(None)))
+            # Another thread of mine took it since the row was read; or the row was deleted and made anew, and the entry
+            # of before could come under the same epoch again. A row read after the entry tells which.
+            again = self._read_rows([key]).get(key)
+            if again is None or again.stored.etag != joint.row.stored.etag:
+                return None
+            page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == left else None))
         if not self._stop(joint, how):
             return None
         written = self._put(_passed(joint, evolve(after, owner=me), page.id))
@@ -391,7 +410,7 @@ class SessionStore:
             if known is not None and known.epoch > row.lease.epoch:
                 return False  # the row as read is older than the session
             as_found = "held" if joint.accepted else "given"
-            entry = Entry(row.lease.epoch, joint.named.checkpoint, as_found)
+            entry = SessionEntry(row.lease.epoch, joint.named.checkpoint, as_found)
             stopped = evolve(session, entries={**session.entries, key: entry})
         return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
 

@@ -46,7 +46,7 @@ from leasehold.stores.writes import (
     Write,
 )
 
-Rows = tuple[tuple[str, str], ...]
+TableRows = tuple[tuple[str, str], ...]
 """The table: names and contents, sorted."""
 
 RECORDS = 2
@@ -56,7 +56,7 @@ LOST, APPLIED, LATE = "lost", "applied", "late"
 """What becomes of a write that is not answered."""
 
 
-class Request(NamedTuple):
+class CellRequest(NamedTuple):
     """A request of the table: the verb, the name, and the content and version that a write states."""
 
     verb: str
@@ -65,10 +65,10 @@ class Request(NamedTuple):
     version: str = ""
 
 
-class Waiting(BaseException):
+class AwaitsAnswer(BaseException):
     """The action cannot go on before this request is answered."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: CellRequest) -> None:
         super().__init__()
         self.request = request
 
@@ -78,7 +78,7 @@ def version_of(content: str) -> str:
     return blake2b(content.encode(), digest_size=6).hexdigest()
 
 
-def carried_out(rows: Rows, request: Request) -> tuple[Rows, Any]:
+def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
     """The table after a request, and its answer."""
     table = dict(rows)
     match request.verb:
@@ -105,9 +105,9 @@ class CheckedCells:
     answers: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
-    def _ask(self, request: Request) -> Any:  # noqa: ANN401  by verb
+    def _ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
         if not self.answers:
-            raise Waiting(request)
+            raise AwaitsAnswer(request)
         answer = self.answers.popleft()
         if answer == LOST:
             raise OutcomeUnknown("no answer")
@@ -115,27 +115,29 @@ class CheckedCells:
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Every row that begins so."""
-        return tuple(_row(*one) for one in self._ask(Request("list", prefixes)))
+        return tuple(_row(*one) for one in self._ask(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Those that are there."""
         return (
-            {name: _row(name, content) for name, content in self._ask(Request("read", tuple(names)))} if names else {}
+            {name: _row(name, content) for name, content in self._ask(CellRequest("read", tuple(names)))}
+            if names
+            else {}
         )
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Where there is none."""
-        answer: str | None = self._ask(Request("new", (name,), _content(fields)))
+        answer: str | None = self._ask(CellRequest("new", (name,), _content(fields)))
         return answer
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Over this one."""
-        answer: str | None = self._ask(Request("over", (name,), _content(fields), version))
+        answer: str | None = self._ask(CellRequest("over", (name,), _content(fields), version))
         return answer
 
     def delete(self, name: str, version: str) -> bool:
         """This one."""
-        return bool(self._ask(Request("delete", (name,), "", version)))
+        return bool(self._ask(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
         """It keeps them."""
@@ -152,10 +154,10 @@ def _row(name: str, content: str) -> Stored:
     return Stored(name, version_of(content), json.loads(content))
 
 
-class _Pace:
+class _AtOnce:
     """Nobody waits: each worker of the checker does one thing at a time."""
 
-    class Queue(deque[Any]):
+    class TicketsAtOnce(deque[Any]):
         """Tickets."""
 
         put = deque.append
@@ -164,7 +166,7 @@ class _Pace:
             """The next, or None."""
             return self.popleft() if self else None
 
-    queue = Queue
+    queue = TicketsAtOnce
 
     def clock(self) -> float:
         """No time passes by this clock."""
@@ -189,7 +191,7 @@ class _Ids:
 
 
 @frozen
-class Held:
+class CheckedHolding:
     """A lease that a worker reads.
 
     handled  up to which it has handled records
@@ -201,11 +203,11 @@ class Held:
     tick: int
 
 
-Event = tuple[Any, ...]
+SessionEvent = tuple[Any, ...]
 
 
 @define
-class Worker:
+class CheckedWorker:
     """A worker between two actions. `store` is the real one.
 
     seen    leases as last listed, with the tick of that
@@ -216,10 +218,10 @@ class Worker:
     name: str
     store: SessionStore
     moves: int
-    held: dict[str, Held] = Factory(dict)
+    held: dict[str, CheckedHolding] = Factory(dict)
     seen: dict[str, tuple[Lease, int]] = Factory(dict)
     given: dict[str, Lease] = Factory(dict)
-    lost: dict[str, Held] = Factory(dict)
+    lost: dict[str, CheckedHolding] = Factory(dict)
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
         """What it may do next."""
@@ -249,7 +251,7 @@ class Worker:
             if lease.owner is None:
                 yield "reset", key
 
-    def act(self, verb: str, key: str, tick: int, now: int) -> list[Event]:
+    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
         """Do it, begun in this tick and ended in that one; what is to be judged comes back."""
         self.moves -= 1
         if verb == "handle":
@@ -272,7 +274,7 @@ class Worker:
             self.held[key] = evolve(self.held[key], tick=-1)
             return [("stops", key)]
 
-    def _write(self, verb: str, key: str, tick: int) -> list[Event]:
+    def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
         store, held = self.store, self.held.get(key)
         if held is not None:
             lease, at = held.lease, Position(str(held.handled))
@@ -311,7 +313,7 @@ class Worker:
             return []
         if verb == "reset":
             return [("reset", key)]
-        self.held[key] = Held(outcome.lease, numbered(outcome.lease), tick)
+        self.held[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
         return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
 
     def told(self) -> str:
@@ -351,14 +353,14 @@ class Ghost(NamedTuple):
     starter: int = -1
 
 
-class State(NamedTuple):
+class SessionState(NamedTuple):
     """Everything; `late` are writes on their way, `left` the faults that may still come."""
 
-    rows: Rows
+    rows: TableRows
     workers: tuple[At, ...]
     ghosts: tuple[tuple[str, Ghost], ...]
     readers: tuple[tuple[str, int, int, bool], ...] = ()
-    late: tuple[Request, ...] = ()
+    late: tuple[CellRequest, ...] = ()
     tick: int = 0
     left: tuple[tuple[str, int], ...] = ()
 
@@ -370,7 +372,7 @@ class State(NamedTuple):
 
 
 @frozen
-class Finding:
+class BrokenLaw:
     """A law that was broken, and the shortest way there."""
 
     law: str
@@ -383,7 +385,7 @@ class Explored:
 
     states: int
     whole: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[BrokenLaw, ...]
 
 
 @define
@@ -411,7 +413,7 @@ class SessionModel:
         """Look at every state, the nearest first, up to `limit` of them or so many findings."""
         first = self.first()
         parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {first.key: (None, "")}
-        waiting, found = deque([first]), list[Finding]()
+        waiting, found = deque([first]), list[BrokenLaw]()
         while waiting and len(parents) < limit and len(found) < findings:
             state = waiting.popleft()
             for what, after, broken in self.steps(state):
@@ -421,26 +423,28 @@ class SessionModel:
                     waiting.append(after)
                 wrong = broken or ("" if seen else self.stuck(after))
                 if wrong:
-                    found.append(Finding(wrong, (*_trace(parents, state.key), what)))
+                    found.append(BrokenLaw(wrong, (*_trace(parents, state.key), what)))
                     break
         return Explored(len(parents), not waiting, tuple(found))
 
-    def first(self) -> State:
+    def first(self) -> SessionState:
         """The leases are there, and the first actions done."""
         workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
-        rows: Rows = ()
+        rows: TableRows = ()
         keys = [f"s{n}" for n in range(self.leases)]
         creator = self._worker("c", 0)
         for key in keys:
             lease = Lease(key)
             rows, _ = self._alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
-        state = State(rows, workers, tuple((key, Ghost()) for key in keys), left=tuple(sorted(self.faults.items())))
+        state = SessionState(
+            rows, workers, tuple((key, Ghost()) for key in keys), left=tuple(sorted(self.faults.items()))
+        )
         for number, verb, key, *most in self.begins:
             past = state._replace(tick=state.tick + 1)
             state = past if verb == "tick" else self._begun(state, number, verb, key, *most)
         return state
 
-    def _begun(self, state: State, number: int, verb: str, key: str, most: float = math.inf) -> State:
+    def _begun(self, state: SessionState, number: int, verb: str, key: str, most: float = math.inf) -> SessionState:
         goes, answered = self._choose(state, number, (verb, key)), 0
         while goes.workers[number].action != ("", "") and answered < most:
             _, goes, broken = next(iter(self._answered(goes, number)))
@@ -450,22 +454,22 @@ class SessionModel:
         if goes.workers[number].action != ("", ""):
             return goes
         at = goes.workers[number]
-        worker: Worker = pickle.loads(at.snapshot)  # noqa: S301  our own
+        worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
         worker.moves += 1
         return goes._replace(workers=_put(goes.workers, number, _at(worker)))
 
     def _worker(self, name: str, moves: int) -> At:
         cells = CheckedCells()
-        return _at(Worker(name, self.make(cells, pace=_Pace(), gather=0.0, ids=_Ids(name)), moves))
+        return _at(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
 
-    def steps(self, state: State) -> Iterator[tuple[str, State, str]]:
+    def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Everything that may happen next, and the law that it breaks, if any."""
         left = dict(state.left)
         for number, at in enumerate(state.workers):
             if not at.alive:
                 continue
             if at.action == ("", ""):
-                worker: Worker = pickle.loads(at.snapshot)  # noqa: S301  our own
+                worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
                 for option in worker.options(state.tick):
                     if option[0] in self.abilities:
                         yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
@@ -478,7 +482,7 @@ class SessionModel:
                 yield f"w{number} crashes", gone, ""
                 if left.get("restart"):
                     again = self._worker(f"w{number}", self.moves[number])
-                    process: Worker = pickle.loads(again.snapshot)  # noqa: S301  our own
+                    process: CheckedWorker = pickle.loads(again.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     anew = gone._replace(workers=_put(gone.workers, number, _at(process)))
                     yield f"w{number} is started again", anew._replace(left=_less(anew.left, "restart")), ""
@@ -489,31 +493,31 @@ class SessionModel:
         if left.get("tick"):
             yield "time passes", state._replace(tick=state.tick + 1, left=_less(state.left, "tick")), ""
 
-    def _choose(self, state: State, number: int, option: tuple[str, str]) -> State:
+    def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         at = state.workers[number]._replace(action=option, answers=(), tick=state.tick)
         after = state._replace(workers=_put(state.workers, number, at))
         outcome = self._run(at, state.tick)
-        return after if isinstance(outcome, Request) else self._ended(after, number, *outcome)[0]
+        return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
 
     def _run(self, at: At, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         known = (at.told, at.action, at.answers, at.tick, now)
         if known not in self._outcomes:
-            worker: Worker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
             cells.answers = deque(at.answers)
             try:
                 events = worker.act(*at.action, at.tick, now)
-            except Waiting as waits:
+            except AwaitsAnswer as waits:
                 self._outcomes[known] = waits.request
             else:
                 cells.answers = deque()
                 self._outcomes[known] = (_at(worker), events)
         return self._outcomes[known]
 
-    def _answered(self, state: State, number: int) -> Iterator[tuple[str, State, str]]:
+    def _answered(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
         """The ways in which a worker's request may end."""
         at = state.workers[number]
-        request: Request = self._run(at, state.tick)
+        request: CellRequest = self._run(at, state.tick)
         rows, answer = carried_out(state.rows, request)
         yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {_brief(answer)}")
         left = dict(state.left)
@@ -526,17 +530,19 @@ class SessionModel:
             on_its_way = state._replace(late=(*state.late, request), left=_less(state.left, LATE))
             yield self._told(on_its_way, number, LOST, f"w{number} {_said(request)}: on its way, not answered")
 
-    def _told(self, state: State, number: int, answer: Any, what: str) -> tuple[str, State, str]:  # noqa: ANN401
+    def _told(self, state: SessionState, number: int, answer: Any, what: str) -> tuple[str, SessionState, str]:  # noqa: ANN401
         at = state.workers[number]
         at = at._replace(answers=(*at.answers, answer))
         after = state._replace(workers=_put(state.workers, number, at))
         outcome = self._run(at, state.tick)
-        if isinstance(outcome, Request):
+        if isinstance(outcome, CellRequest):
             return what, after, ""
         ended, broken = self._ended(after, number, *outcome)
         return what, ended, broken
 
-    def _ended(self, state: State, number: int, worker: At, events: list[Event]) -> tuple[State, str]:
+    def _ended(
+        self, state: SessionState, number: int, worker: At, events: list[SessionEvent]
+    ) -> tuple[SessionState, str]:
         """An action is over: what it tells is judged."""
         began = state.workers[number].tick
         state = state._replace(workers=_put(state.workers, number, worker))
@@ -546,7 +552,7 @@ class SessionModel:
                 return state, broken
         return state, ""
 
-    def _judged(self, state: State, number: int, began: int, event: Event) -> tuple[State, str]:
+    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
         verb, key, *more = event
         ghosts, readers = dict(state.ghosts), {(one[0], one[1]): one for one in state.readers}
         ghost, mine = ghosts[key], (key, number)
@@ -584,14 +590,14 @@ class SessionModel:
                 readers[mine] = (key, number, began, False)
         return state._replace(ghosts=tuple(ghosts.items()), readers=tuple(sorted(readers.values()))), ""
 
-    def stuck(self, state: State) -> str:
+    def stuck(self, state: SessionState) -> str:
         """The law that is broken once everybody else is dead and a new worker takes everything."""
         known = ("stuck", state.rows, state.ghosts)
         if known not in self._outcomes:
             self._outcomes[known] = self._stuck(state)
         return str(self._outcomes[known])
 
-    def _stuck(self, state: State) -> str:
+    def _stuck(self, state: SessionState) -> str:
         rows = state.rows
         owned: dict[str, Lease] = {}
         for key, _ in state.ghosts:
@@ -614,16 +620,16 @@ class SessionModel:
                 return f"an heir starts at {at}; handled {ghost.handled}, answered Done {ghost.done}"
         return ""
 
-    def _alone(self, rows: Rows, at: At, work: Callable[[SessionStore], Any]) -> tuple[Rows, Any]:
+    def _alone(self, rows: TableRows, at: At, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:
         """Let one worker do this while nobody else does anything."""
         answers: list[Any] = []
         for _ in count():
-            worker: Worker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
             cells.answers = deque(answers)
             try:
                 return rows, work(worker.store)
-            except Waiting as waits:
+            except AwaitsAnswer as waits:
                 rows, answer = carried_out(rows, waits.request)
                 answers.append(answer)
         raise AssertionError
@@ -688,14 +694,14 @@ def main(
     raise typer.Exit(1 if broken else 0)
 
 
-def _at(worker: Worker) -> At:
+def _at(worker: CheckedWorker) -> At:
     return At(pickle.dumps(worker), worker.told())
 
 
-def _frozen(rows: Rows, number: int, key: str) -> bool:
+def _frozen(rows: TableRows, number: int, key: str) -> bool:
     """Whether a session of this worker has this lease frozen."""
     theirs = [json.loads(content) for name, content in rows if name.startswith(f"session/w{number}")]
-    return any(json.loads(row["leases"]).get(key, [])[4:] for row in theirs)
+    return any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
 
 
 def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
@@ -715,7 +721,7 @@ def _trace(parents: Mapping[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]]
     return [what for what in reversed(trace) if what]
 
 
-def _said(request: Request) -> str:
+def _said(request: CellRequest) -> str:
     return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
 
 

@@ -20,9 +20,9 @@ from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
+from leasehold.stores.embedded.cells import MemoryCells
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Listing, Outcome
-from leasehold.stores.sessions.cells import MemoryCells
 from leasehold.stores.writes import DeleteLease, Write
 
 
