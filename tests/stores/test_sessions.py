@@ -170,6 +170,22 @@ def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callab
     assert done(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
 
 
+def test_one_lost_answer_is_one_question_for_all_leases() -> None:
+    """Every lease of a worker would be tried again by itself, and hand its records over once more."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects)
+    objects.mute = frozenset({"over"})
+
+    def answer(line: str) -> None:
+        if line.startswith("get session"):
+            objects.mute = frozenset()
+
+    objects.before = answer
+    objects.log.clear()
+    assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
+    assert [line.split()[0] for line in objects.log] == ["over", "get", "over"]
+
+
 def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would set the lease to where it was then, and what was answered Done since be handled again."""
     objects = ObjectMemory()

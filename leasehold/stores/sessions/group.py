@@ -229,6 +229,7 @@ class Page:
                 ticket.done = True
 
     def _written(self, tickets: list[Ticket]) -> None:
+        unanswered = 0
         for _ in range(ATTEMPTS):
             if not self.settled and not self.ended:
                 self._read()
@@ -238,9 +239,15 @@ class Page:
                 return
             if self.session.touched:
                 self._touched(self.session.touched)
-            if self._write(tickets):
-                return
-            self.settled = False  # refused: another wrote here
+            try:
+                if self._write(tickets):
+                    return
+            except OutcomeUnknown:
+                unanswered += 1
+                # One question for all of its leases, and not one for each by its owner's next write.
+                if unanswered > 1:
+                    raise
+            self.settled = False  # refused: another wrote here; or nobody knows
         raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _write(self, tickets: list[Ticket]) -> bool:

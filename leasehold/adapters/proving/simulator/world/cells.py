@@ -27,12 +27,16 @@ class DistantCells:
 
     def __init__(self, world: World, client: Client) -> None:
         self._cells, self._history, self._client = world.cells, world.history, client
+        self._listed: dict[str, str] = {}
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
         """Every row that begins so."""
         self._history.requests["list"] += 1
         found = self._client.asked("store.list", lambda: self._cells.list(*prefixes, certain=certain))
         self._history.scanned += len(found)
+        # Where a listing names objects and not their content, those that changed are read.
+        self._history.refetched += sum(self._listed.get(one.name) != one.etag for one in found)
+        self._listed = {one.name: one.etag for one in found}
         return found
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:

@@ -33,6 +33,7 @@ class SimulatedHistory(RunHistory):
     requests     by verb ("list" and "get" included): how many
     scanned      rows that listings read
     fetched      rows that were asked for by key, glimpsed those of them that might be stale
+    refetched    rows that had changed since the same process last listed them, in layout `sessions`
     calls        those of all processes, in the order in which they began, where everything is recorded
     listings     of the whole table: when each began and ended, and whose it was
     """
@@ -41,6 +42,7 @@ class SimulatedHistory(RunHistory):
     scanned: int = 0
     fetched: int = 0
     glimpsed: int = 0
+    refetched: int = 0
     calls: list[CallEvent] = field(factory=list)
     listings: list[tuple[float, float, str]] = field(factory=list)
 
