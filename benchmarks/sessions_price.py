@@ -199,7 +199,7 @@ def main(
             for seed in range(seeds)
         }
         print(
-            "| shards, workers | store | layout | writes a second | reads a second | US$ a month | of the usual layout |"
+            "| shards, workers | store | layout | writes a second | reads a second | US$ a month | of the usual |"
         )
         print("|---|---|---|---|---|---|---|")
         for fleet in fleets:

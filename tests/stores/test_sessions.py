@@ -13,9 +13,9 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
 from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
+from leasehold.stores.requests import ObjectFields
 from leasehold.stores.sessions.opening import in_layout
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from leasehold.stores.dynamodb.rows import KEY, Item, text
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.requests import ObjectFields, Stored
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

@@ -6,7 +6,7 @@ from threading import Lock
 
 from attrs import Factory, frozen
 
-from leasehold.stores.objects.requests import ROOM, ObjectFields, Stored
+from leasehold.stores.requests import ROOM, ObjectFields, Stored
 
 
 @frozen

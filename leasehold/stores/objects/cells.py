@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from leasehold.stores.objects.requests import ROOM, ObjectFields, Objects, Stored, prove
+from leasehold.stores.requests import ROOM, ObjectFields, Objects, Stored, prove
 
 _READS = 8
 """Objects read at a time."""
