@@ -5,15 +5,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import boto3
-import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
 
 from leasehold.adapters.sources.call_patience import POLL_SECONDS, SUBSCRIPTION_SECONDS, TimedClients
+from leasehold.stores.aws import core_of
 from leasehold.stores.printable import escaped
 
 try:
+    from leasehold.adapters.sources.kinesis.wire.direct import read_directly
     from leasehold.adapters.sources.kinesis.wire.hooks import Wire
 except ImportError:  # then boto3 takes answers apart by itself
     Wire = None  # type: ignore[assignment,misc]  # the slow way
@@ -27,7 +28,8 @@ CONNECTIONS = 64
 MILLISECONDS = 10**11
 """Numbers from here on are milliseconds, which no time of Kinesis in seconds will reach for 3,000 years."""
 
-WireForm = Literal["cbor", "json"]
+WireForm = Literal["cbor", "json", "boto3"]
+"""How records are asked for: in CBOR past boto3, in JSON, or in CBOR through boto3."""
 
 
 class KinesisClients(TimedClients):
@@ -48,7 +50,12 @@ class KinesisClients(TimedClients):
 
 
 def reading_client(
-    region: str | None, endpoint: str | None, wire: WireForm = "cbor", *, read_seconds: float = SUBSCRIPTION_SECONDS[0]
+    region: str | None,
+    endpoint: str | None,
+    wire: WireForm = "cbor",
+    *,
+    read_seconds: float = SUBSCRIPTION_SECONDS[0],
+    session: boto3.Session | None = None,
 ) -> "KinesisClient":
     """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
 
@@ -56,17 +63,25 @@ def reading_client(
 
     The time of a record is whatever the service wrote: `seconds_of` tells what it means.
     """
-    client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds)
+    client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds, session)
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        Wire(client, cbor=wire == "cbor")
+        spoken = Wire(client, cbor=wire != "json")
+        if wire == "cbor":
+            read_directly(client, spoken)
     return client
 
 
-def patient_client(service: Any, region: str | None, endpoint: str | None, read_seconds: float) -> Any:  # noqa: ANN401  each service has its own
+def patient_client(
+    service: Any,  # noqa: ANN401  each service has its own
+    region: str | None,
+    endpoint: str | None,
+    read_seconds: float,
+    session: boto3.Session | None = None,
+) -> Any:  # noqa: ANN401  likewise
     """A client of this service for many threads, which gives a connection up where nothing comes for so long."""
-    core = botocore.session.get_session()
+    core = core_of(session)
     # The time of arrival, looked up in a local time zone, is more than half of what a record of 1 KB costs boto3.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
     client = boto3.session.Session(botocore_session=core).client(
