@@ -66,21 +66,50 @@ for line in sys.stdin:
     print(json.dumps({"action": "status", "responseFor": action}), flush=True)
 """
 
+SMALL_CHILD = """
+while read -r line; do
+  case $line in
+    *'"action":"checkpoint"'*) continue ;;
+    '{"action":"initialize"'*) action=initialize ;;
+    '{"action":"processRecords"'*) action=processRecords; echo 1 > "$COUNTS/$$"; echo '{"action":"checkpoint"}' ;;
+    '{"action":"shutdownRequested"'*) action=shutdownRequested ;;
+    *) action=leaseLost ;;
+  esac
+  echo "{\\"action\\":\\"status\\",\\"responseFor\\":\\"$action\\"}"
+done
+"""
+"""A shell of a MiB: hundreds of Pythons would measure the machine."""
 
-def filled(client: "KinesisClient", shards: int, records: int) -> str:
-    """A stream of so many shards with so many records in each."""
-    name, width = f"multilang-{uuid4().hex[:8]}", HASH_KEYS[1] // shards
-    client.create_stream(StreamName=name, ShardCount=shards)
-    client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
-    for shard in range(shards):
-        key = str(shard * width + width // 2)
-        for start in range(0, records, PUT):
-            rows: list[Any] = [
-                {"Data": os.urandom(SIZE), "PartitionKey": f"k-{number}", "ExplicitHashKey": key}
-                for number in range(start, min(start + PUT, records))
-            ]
-            assert client.put_records(StreamName=name, Records=rows)["FailedRecordCount"] == 0
-    return name
+
+@frozen
+class Filled:
+    """A stream, into each shard of which the same number of records is put."""
+
+    client: "KinesisClient"
+    name: str
+    shards: int
+
+    @classmethod
+    def made(cls, client: "KinesisClient", shards: int) -> "Filled":
+        """With one record in each shard."""
+        made = cls(client, f"multilang-{uuid4().hex[:8]}", shards)
+        client.create_stream(StreamName=made.name, ShardCount=shards)
+        client.get_waiter("stream_exists").wait(StreamName=made.name, WaiterConfig={"Delay": 1})
+        made.put(1)
+        return made
+
+    def put(self, records: int) -> None:
+        """So many more in each shard."""
+        width = HASH_KEYS[1] // self.shards
+        keys = [str(shard * width + width // 2) for shard in range(self.shards)]
+        rows: list[Any] = [
+            {"Data": os.urandom(SIZE), "PartitionKey": "k", "ExplicitHashKey": key}
+            for _ in range(records)
+            for key in keys
+        ]
+        for start in range(0, len(rows), PUT):
+            answer = self.client.put_records(StreamName=self.name, Records=rows[start : start + PUT])
+            assert answer["FailedRecordCount"] == 0
 
 
 @frozen
@@ -133,18 +162,16 @@ def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> 
 
 
 def measured(
-    command: Sequence[str], folder: Path, properties: dict[str, str], shards: int, records: int
+    command: Sequence[str], folder: Path, properties: dict[str, str], stream: Filled, records: int
 ) -> list[Taken]:
     """What was taken at the first record of each shard, and at the last."""
-    found: list[Taken] = []
-    with daemon(command, folder, properties) as process:
-        for holds in (
-            lambda: len(counts(folder / "counts")) == shards,
-            lambda: sum(counts(folder / "counts")) == shards * records,
-        ):
-            awaited(process, folder / "log", holds)
-            found.append(taken(process.pid))
-    return found
+    told = folder / "counts"
+    with daemon(command, folder, properties | {"streamName": stream.name, "applicationName": stream.name}) as process:
+        awaited(process, folder / "log", lambda: len(counts(told)) == stream.shards)
+        first = taken(process.pid)
+        stream.put(records)
+        awaited(process, folder / "log", lambda: sum(counts(told)) == stream.shards * (records + 1))
+        return [first, taken(process.pid)]
 
 
 def main() -> None:
@@ -156,14 +183,15 @@ def main() -> None:
     ours = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
     work = Path(tempfile.mkdtemp(prefix="leasehold-multilang-"))
     (work / "child.py").write_text(CHILD)
-    shards, records = chosen.shards or SHARDS, 1 if chosen.shards else chosen.records
+    (work / "child.sh").write_text(SMALL_CHILD)
+    child = f"/bin/sh {work / 'child.sh'}" if chosen.shards else f"{sys.executable} {work / 'child.py'}"
+    shards, records = chosen.shards or SHARDS, 0 if chosen.shards else chosen.records
     try:
         with kinesis_local() as stream, dynamodb_local() as table:
             os.environ |= ENVIRONMENT
             client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=stream.url)
             properties = {
-                "executableName": f"{sys.executable} {work / 'child.py'}",
-                "streamName": filled(client, shards, records),
+                "executableName": child,
                 "AwsCredentialsProvider": "DefaultCredentialsProvider",
                 "initialPositionInStream": "TRIM_HORIZON",
                 "regionName": "eu-west-1",
@@ -173,11 +201,10 @@ def main() -> None:
                 "idleTimeBetweenReadsInMillis": "250",
                 "metricsLevel": "NONE",
             }
+            commands = {"ours": ours} if chosen.shards else {"ours": ours, "Java": java_daemon()}
             found = {
-                name: measured(
-                    command, work / name, properties | {"applicationName": f"app-{uuid4().hex[:8]}"}, shards, records
-                )
-                for name, command in (("ours", ours),) + (() if chosen.shards else (("Java", java_daemon()),))
+                name: measured(command, work / name, properties, Filled.made(client, shards), records)
+                for name, command in commands.items()
             }
     finally:
         shutil.rmtree(work)
@@ -195,7 +222,7 @@ def report(found: dict[str, list[Taken]], shards: int, records: int) -> bool:
         ("MiB at the last record", lambda told: told[1].memory_bytes / MIB, 1 / 2),
         (
             "processor microseconds a record",
-            lambda told: 1e6 * (told[1].processor_seconds - told[0].processor_seconds) / (shards * records),
+            lambda told: 1e6 * (told[1].processor_seconds - told[0].processor_seconds) / (shards * max(records, 1)),
             1.0,
         ),
     ]

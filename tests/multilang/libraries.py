@@ -54,8 +54,8 @@ def node_processor() -> str:
     return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
 
 
-def java_daemon() -> tuple[str, ...]:
-    """The command of the MultiLangDaemon of KCL, but for its file. Raises ServiceError."""
+def java_daemon(*options: str) -> tuple[str, ...]:
+    """The command of KCL's MultiLangDaemon, without its file; options are the JVM's. Raises ServiceError."""
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         raise ServiceError(f"no {', no '.join(missing)} on the PATH")
     pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
@@ -67,7 +67,6 @@ def java_daemon() -> tuple[str, ...]:
             raise ServiceError(f"the MultiLangDaemon cannot be fetched: {done.stdout[-300:]}")
 
     folder = filled(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
-    options = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     return (
         str(shutil.which("java")),
         *options,

@@ -125,7 +125,8 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
 ) -> None:
     """Who moves over would lose records on the day on which both run."""
     try:
-        java = java_daemon()
+        # Several of these share a machine of two cores with the services.
+        java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     except ServiceError as missing:
         pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {missing}")
     client = boto3.client("kinesis", endpoint_url=kinesis_url)

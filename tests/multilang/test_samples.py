@@ -1,6 +1,9 @@
 """The libraries of Python and Node under the command, unchanged, on a stream that splits, plain and aggregated."""
 
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from hashlib import md5
@@ -120,6 +123,22 @@ def test_the_sample_of_amazon_kclpy_and_its_file_run_unchanged(fanned: Ground) -
     file, environment = had(kclpy) / "samples" / "sample.properties", had(kclpy_environment)
     with fanned.started(str(file), *over_the_file(fanned), environment=environment) as daemon:
         read_through_a_split(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
+
+
+def test_the_library_of_python_understands_what_we_write() -> None:
+    """Its conversations are tried in a process of their own, where the library can be found."""
+    environment = {**os.environ, **had(kclpy_environment)}
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(Path(__file__).with_name("test_kclpy.py")),
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"^2 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
 def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:

@@ -238,7 +238,7 @@ def _acknowledging(seed: int, scenario: Scenario) -> Scenario:
 
 def _unranged(seed: int, scenario: Scenario) -> Scenario:
     """An eighth of the streams are those of tables: their shards have no hash ranges, and roll."""
-    draw = random.Random(f"ranges {seed}")  # noqa: S311  likewise
+    draw = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
     return evolve(scenario, ranged=not _chance(draw, 1 / 8))
 
 

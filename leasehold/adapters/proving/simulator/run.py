@@ -27,6 +27,7 @@ from leasehold.adapters.proving.simulator.world.world import (
     ShardRecords,
     SimulatedHistory,
     SimulatedTable,
+    UnitBudget,
     World,
     first_shards,
     records,
@@ -61,7 +62,10 @@ def run(scenario: Scenario) -> SimulatedHistory:
         else:
             process.run()
 
-    world = World(scenario, tasks, table, source, history, join)
+    reads, writes = (
+        UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+    )
+    world = World(scenario, tasks, table, source, history, join, reads, writes)
     for member in scenario.members:
         join(member)
     for reshape in scenario.reshapes:
