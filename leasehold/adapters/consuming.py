@@ -16,14 +16,12 @@ from urllib.parse import urlencode
 from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
-from leasehold.adapters.reading.attempts import by_key
 from leasehold.adapters.reading.exporting import Meter, exporting
-from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, load
+from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key, load
 from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
-from leasehold.adapters.reading.run import stopping_on_signals
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
@@ -127,7 +125,21 @@ class Consumption:
         with ExitStack() as opened:
             store, source = self.leases, self.source
             if isinstance(store, str):
-                store = self._store(store, stopping or Event())
+                backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
+                while isinstance(store, str):
+                    try:
+                        patience = self.config.lease_seconds / 3
+                        store = open_store(
+                            store, create=self.create, request_seconds=patience, session=self.sessions[1]
+                        )
+                    except OutcomeUnknown as fault:
+                        # A worker at work asks again and again; so does one that is told to wait at the start.
+                        if not self.wait:
+                            raise
+                        seconds = backoff.next()
+                        log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
+                        if stop.wait(seconds):
+                            raise
                 opened.callback(store.close)
             if isinstance(source, str):
                 source = open_source(source, session=self.sessions[0])
@@ -164,21 +176,6 @@ class Consumption:
                 runner.run()
             return None
 
-    def _store(self, url: str, stopping: Event) -> Store:
-        """Open the store; with `wait` ask again and again while nothing answers."""
-        backoff = Backoff(*FAULT_WAITS)
-        while True:
-            try:
-                seconds = self.config.lease_seconds / 3
-                return open_store(url, create=self.create, request_seconds=seconds, session=self.sessions[1])
-            except OutcomeUnknown as fault:
-                if not self.wait:
-                    raise
-                seconds = backoff.next()
-                log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
-                if stopping.wait(seconds):
-                    raise
-
 
 def consumption(
     source: str | Source,
@@ -197,7 +194,12 @@ def consumption(
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
-    handling = _handling(handler, given)
+    if isinstance(handler, str):
+        handler = load(handler)
+    handling = handler if isinstance(handler, Handling) else Handling(handler)
+    if (most := given.get("concurrency")) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
+    handling = evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
     beginning = _beginning(given, named)
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
     found = settings(planning, given.get("set", ()), named("set"))
@@ -205,14 +207,20 @@ def consumption(
     letter = given.get("dead_letter")
     if isinstance(letter, str):
         letter = dead_letter_of(letter, source, leases, named)
-    until = given.get("until")
+    cut = None
+    if (until := given.get("until")) is not None:
+        try:
+            until_ms = moment(_text(until), time.time())
+        except (ValueError, AttributeError):
+            raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
+        cut = Slice(config.initial_position, until_ms)
     return Consumption(
         source=source,
         leases=leases,
         me=given.get("worker") or worker_id(),
         config=config,
         handling=handling if letter is None else evolve(handling, dead_letter=letter),
-        cut=None if until is None else Slice(config.initial_position, _until(until, named)),
+        cut=cut,
         if_recreated=given.get("if_recreated"),
         create=given.get("create", True),
         wait=given.get("wait", True),
@@ -272,15 +280,6 @@ def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
     return found
 
 
-def _handling(handler: Handler | Handling | str, given: Mapping[str, Any]) -> Handling:
-    if isinstance(handler, str):
-        handler = load(handler)
-    handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if (most := given.get("concurrency")) is not None:
-        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
-    return evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
-
-
 def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
     position, option = given.get("initial_position", "LATEST"), named("initial_position")
     if not isinstance(position, Position):
@@ -288,13 +287,6 @@ def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[st
             raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
         position = start(_text(position), given.get("timestamp_ms"), time.time(), option, named("timestamp_ms"))
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
-
-
-def _until(until: object, named: Callable[[str], str]) -> int:
-    try:
-        return moment(_text(until), time.time())
-    except (ValueError, AttributeError):
-        raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
 
 
 def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses what is no text

@@ -69,9 +69,9 @@ class Position:
 
         Sentinels are told apart by name, never by length: "17" is shorter than "LATEST".
         """
-        if self.ended:
-            return (2, 0, 0)
-        return (1, int(self.sequence), self.sub) if self.numbered else (0, 0, 0)
+        if self.sequence in SENTINELS:
+            return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
+        return (1, int(self.sequence), self.sub)
 
 
 TRIM_HORIZON = Position("TRIM_HORIZON")

@@ -3,7 +3,8 @@
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
 file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; no fleet works on it
-dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
+                                               `wire=boto3` has all calls made by boto3
 dynamodb://table?protect=on                    where it is made: with deletion protection and point-in-time recovery
 dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
@@ -14,6 +15,8 @@ s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that 
 gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
 postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
                                                and encryption too, unless `user=` and `sslmode=` say them
+…?layout=sessions                              memory, SQLite, DynamoDB, Azure Blob and S3, for fleets of ours alone: one write
+                                               a worker renews and checkpoints all of its leases (`specs/sessions.md`)
 
 Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 
@@ -117,14 +120,16 @@ AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
 _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
 _SCHEMES = {
-    "memory": Scheme("leasehold.stores.embedded.memory"),
-    "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
+    "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
+    "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
     "file": Scheme("leasehold.stores.embedded.file"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect"}, "aws"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
     "azblob": Scheme(
-        "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
+        "leasehold.stores.objects.blob",
+        frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
+        "azure",
     ),
-    "s3": Scheme("leasehold.stores.objects.s3", AWS, "aws"),
+    "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
     "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint"}), "gcs"),
     "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode"}), "postgres"),
 }

@@ -330,7 +330,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
     seen = done(store.write(CreateLease(FULL)))
 
     def robbed() -> None:
-        with store._current() as connection:  # noqa: SLF001  the moment between
+        with store.current() as connection:
             connection.execute("UPDATE leases SET owner = 'ann'")
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)

@@ -49,6 +49,7 @@ from uuid import uuid4
 from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponential
 
 from leasehold.balancer.model import Lease
+from leasehold.stores.dynamodb.cells import CELL, DynamoCells
 from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, text, to_item
 
 if TYPE_CHECKING:
@@ -63,21 +64,23 @@ from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, Store
+from leasehold.stores.sessions.cells import layout_of
+from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import endpoint_of
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 try:
     import orjson
-except ImportError:  # then boto3 takes answers apart by itself
+
+    from leasehold.stores.aws_calls.tables import BINARY, call_directly
+except ImportError:  # then boto3 makes all calls, and takes answers apart by itself
     orjson = None  # type: ignore[assignment]  # the slow way
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
 _REFUSED = 300  # and all above
-_BINARY = (b'"B"', b'"BS"')
-"""The letters of types whose values are not what JSON says; where text holds them, boto3 is only slower."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -89,7 +92,7 @@ def read_listings_quickly(client: "DynamoDBClient") -> None:
 
 def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] >= _REFUSED or any(letter in body for letter in _BINARY):
+    if response_dict["status_code"] >= _REFUSED or any(letters in body for letters in BINARY):
         return
     try:
         page = orjson.loads(body)
@@ -139,8 +142,10 @@ class Clients:
         self.writes.close()
 
 
-def connect(session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE) -> Clients:
-    """Clients of this region or endpoint. Raises StoreError where no region is set anywhere."""
+def connect(
+    session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE, *, directly: bool = True
+) -> Clients:
+    """Clients of this region or endpoint, `directly` past boto3. Raises StoreError where no region is set anywhere."""
 
     def client(patience: Patience) -> "DynamoDBClient":
         config = Config(
@@ -151,6 +156,8 @@ def connect(session: Session, region: str | None, endpoint: str | None, patience
         )
         made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
         without_credentials(made.meta.endpoint_url)
+        if directly and orjson is not None:
+            call_directly(made)
         return made
 
     with translated("dynamodb"):
@@ -352,10 +359,16 @@ class DynamoStore:
         request_seconds: float | None = None,
         prefix: str = "",
         protect: bool = False,
+        directly: bool = True,
     ) -> None:
-        """Find the table, or make it; credentials come from the session, or as boto3 finds them."""
+        """Find the table, or make it; credentials come from the session, or as boto3 finds them.
+
+        directly  whether calls go past boto3 where they can
+        """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
-        self._clients = connect(session or Session(), region, endpoint, PATIENCE.within(request_seconds))
+        self._clients = connect(
+            session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
+        )
         prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
@@ -404,6 +417,8 @@ class DynamoStore:
                 if not (last := page.get("LastEvaluatedKey")):
                     break
                 asked["ExclusiveStartKey"] = last
+            if any(item.get("entityType") == text(CELL) for item in items):
+                raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
             read = [to_lease(item) for item in items]
         leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
         malformed = tuple(row for row in read if isinstance(row, Malformed))
@@ -470,6 +485,31 @@ class DynamoStore:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
         prove(self._clients.writes, self._table, self._prefix)
 
+    def has_leases(self) -> tuple[bool, bool]:
+        """Whether the table has rows of layout `sessions`, and whether of this one, as far as one row tells."""
+        with translated(self._table):
+            rows = unless_throttled(self._clients.reads.scan, {"TableName": self._table, "Limit": 1})["Items"]
+        ours = any(row.get("entityType") == text(CELL) for row in rows)
+        return ours, bool(rows) and not ours
+
+    def cells(self) -> DynamoCells:
+        """The table's rows as those of layout `sessions`."""
+
+        def ask(
+            call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, refusable: bool = False
+        ) -> Mapping[str, Any]:
+            refused: ClientError | None = None
+            with translated(self._table):
+                try:
+                    return unless_throttled(call, arguments)
+                except ClientError as error:
+                    if not refusable or code_of(error) != "ConditionalCheckFailedException":
+                        raise
+                    refused = error
+            raise refused
+
+        return DynamoCells(self._clients, self._table, ask, self.prove)
+
     def close(self) -> None:
         """Close all connections."""
         self._clients.close()
@@ -500,7 +540,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,
     session: Session | None = None,
-) -> DynamoStore:
+) -> Store:
     """The store of this table; raises ValueError where the name or an option cannot be one."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
@@ -509,7 +549,9 @@ def open_url(
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
-    return DynamoStore(
+    if options.get("wire", "boto3") != "boto3":
+        raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
+    store = DynamoStore(
         place,
         region=options.get("region"),
         endpoint=endpoint,
@@ -518,7 +560,21 @@ def open_url(
         request_seconds=request_seconds,
         prefix=prefix_of(options),
         protect="protect" in options,
+        directly="wire" not in options,
     )
+    if options.get("prefix"):
+        if "layout" in options:
+            store.close()
+            raise ValueError("store URL: option 'layout' wants a table of its own, without 'prefix'")
+        return store
+    try:
+        sessions, others = store.has_leases()
+        if layout_of(place, options.get("layout"), sessions=sessions, others=others):
+            return SessionStore(store.cells())
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 PREFIX_MOST = 255

@@ -37,16 +37,16 @@ _OWNERSHIP = frozenset({"owner", "epoch", "heir", "yields", "notes"})
 _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
 """The fields of a checkpoint object, apart from the notes that it was created with."""
 
-_Stamped = dict[str, tuple[str, int]]
+StampedNotes = dict[str, tuple[str, int]]
 """Notes by name, each with the ownership's counter when it was written; the later word wins."""
 
 
-def _said(word: str) -> str:
+def said(word: str) -> str:
     """Readable, and safe in a header: all but printable ASCII percent-encoded."""
     return quote(word, safe=_PRINTABLE)
 
 
-def _heard(fields: ObjectFields, name: str) -> str:
+def heard(fields: ObjectFields, name: str) -> str:
     """The reverse; nothing where it is not said."""
     try:
         return text(name, unquote(fields.get(name, ""), errors="strict"))
@@ -91,7 +91,7 @@ class ObjectLayout:
             field.name: checked(
                 field,
                 field.object,
-                _heard(fields, field.object) if field.kind == "text" else fields.get(field.object),
+                heard(fields, field.object) if field.kind == "text" else fields.get(field.object),
             )
             for field in _CHECKPOINT
         }
@@ -101,13 +101,13 @@ class ObjectLayout:
         lease = lease_of(
             {"key": key, **told}, _NAMES, epoch=whole("counter", ownership.get("counter", "0")), notes=_noted(parts)
         )
-        return owned(lease, parts, _heard)
+        return owned(lease, parts, heard)
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """With the notes that travel in this write, stamped with its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
-            **owner_fields(before, after, lambda _field, word: _said(word)),
+            **owner_fields(before, after, lambda _field, word: said(word)),
             "counter": str(counter),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": _stamp(stored, before, after, counter),
@@ -120,9 +120,9 @@ class ObjectLayout:
             "sub": after.checkpoint.sub or "",
             "shard": after.shard if after.shard != after.key else "",
         }
-        ours = {field.object: _spelled(field.kind, told[field.name]) for field in _CHECKPOINT}
+        ours = {field.object: spelled(field.kind, told[field.name]) for field in _CHECKPOINT}
         born = {name: (text, 0) for name, text in after.notes}
-        ours["notes"] = stored.get("notes", "") if stored else _stamps(born)
+        ours["notes"] = stored.get("notes", "") if stored else stamps(born)
         return {name: word for name, word in {**stored, **ours}.items() if word}
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
@@ -130,14 +130,15 @@ class ObjectLayout:
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
 
 
-def _spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
+def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
     """The cell as text, "" for one that is to be left out."""
     if cell in (None, "", []):
         return ""
-    return _said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
+    return said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
-def _stamped(fields: ObjectFields) -> _Stamped:
+def stamped(fields: ObjectFields) -> StampedNotes:
+    """The notes of one object."""
     found, stamped = from_json("notes", fields.get("notes", "{}")), {}
     for name, pair in found.items() if isinstance(found, dict) else [("", None)]:
         match pair:
@@ -148,21 +149,22 @@ def _stamped(fields: ObjectFields) -> _Stamped:
     return stamped
 
 
-def _stamps(notes: _Stamped) -> str:
+def stamps(notes: StampedNotes) -> str:
+    """The reverse, "" for none."""
     return json.dumps(notes) if notes else ""
 
 
 def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
     """The notes of one object with those that this write changes."""
     changed = {name: (text, counter) for name, text in after.notes if before.note(name) != text}
-    return _stamps({**_stamped(stored), **changed})
+    return stamps({**stamped(stored), **changed})
 
 
 def _noted(parts: Parts) -> Notes:
     """The notes of a lease; on equal stamps those of the notes object win, and those of the creation lose."""
-    latest: _Stamped = {}
+    latest: StampedNotes = {}
     for part in ("checkpoint", "ownership", "notes"):
-        for name, note in _stamped(parts.fields(part)).items():
+        for name, note in stamped(parts.fields(part)).items():
             if note[1] >= latest.get(name, note)[1]:
                 latest[name] = note
     return tuple(sorted((name, text) for name, (text, _) in latest.items()))

@@ -26,10 +26,9 @@ from botocore.exceptions import (
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.stores.aws import session_of
-from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
-from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.objects.which import store_of
+from leasehold.stores.protocol import OutcomeUnknown, Patience, Store, StoreError
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,
     session: boto3.Session | None = None,
-) -> EtagStore:
+) -> Store:
     """The store at `bucket/prefix`. Raises ValueError, StoreError."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
@@ -65,7 +64,7 @@ def open_url(
     found = session_of(options, session=session)
     objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience, session=found)
     objects.ensure(create=create)
-    return EtagStore(objects, ObjectLayout(prefix))
+    return store_of(objects, prefix, f"bucket {bucket!r}", options.get("layout"))
 
 
 class S3Objects:

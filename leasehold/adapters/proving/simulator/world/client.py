@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from attrs import evolve
 
@@ -36,6 +36,8 @@ from leasehold.balancer.calls import CALL
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises
+
+T = TypeVar("T")
 
 PAUSE_SECONDS = 1.0
 
@@ -262,7 +264,25 @@ class Client:
 
     # Transport
 
-    def _sent(self, apply: Callable[[], Outcome]) -> Outcome:
+    def asked(self, what: str, answer: Callable[[], T]) -> T:
+        """Ask the table something else, which it answers as of half-way."""
+
+        def read() -> T:
+            self._travel()
+            found = answer()
+            self._travel()
+            return found
+
+        found: T = self._exchange.call(what, read)
+        return found
+
+    def written(self, what: str, apply: Callable[[], T]) -> T:
+        """Send another write than a lease's on its way."""
+        lies = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
+        answer: T = self._exchange.call(what, lambda: self._sent(apply), lies)
+        return answer
+
+    def _sent(self, apply: Callable[[], T]) -> T:
         """The way of a write through the network; `apply` is what it does to the table."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
@@ -287,7 +307,7 @@ class Client:
         self._travel()
         return outcome
 
-    def _arrive(self, apply: Callable[[], Outcome], seconds: float) -> None:
+    def _arrive(self, apply: Callable[[], object], seconds: float) -> None:
         # In a task of its own, because the process may be dead by then.
         def arrive() -> None:
             apply()

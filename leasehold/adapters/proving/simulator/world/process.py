@@ -13,6 +13,7 @@ from attrs import evolve
 from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent
 from leasehold.adapters.proving.simulator.mishaps import Whose, poisonous
 from leasehold.adapters.proving.simulator.scenario import Member
+from leasehold.adapters.proving.simulator.world.cells import SessionClient
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
 from leasehold.adapters.proving.simulator.world.world import World
@@ -21,7 +22,7 @@ from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
@@ -77,8 +78,9 @@ class Process:
         self._time = VirtualTime(world.tasks, self, self._draw.uniform(0.0, 1000.0), member.rate)
         self._exchange = exchange = Exchange(world, self)
         kind = Paced if self._scenario.scan_per_cycle else Worker
+        client = Client(world, self, exchange, self._draw)
         worker = kind(
-            store=Client(world, self, exchange, self._draw),
+            store=SessionClient(world, self, client, self._time) if self._scenario.sessions else client,
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,

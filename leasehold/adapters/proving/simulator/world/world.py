@@ -22,6 +22,7 @@ from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceErr
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Listing, Outcome
+from leasehold.stores.sessions.cells import MemoryCells
 from leasehold.stores.writes import DeleteLease, Write
 
 
@@ -251,7 +252,10 @@ def records(count: int, start: int = 0) -> list[Record]:
 
 @frozen
 class World:
-    """The surroundings of a process; `join` starts one more, `reads` and `writes` are what the table can serve."""
+    """The surroundings of a process; `join` starts one more, `reads` and `writes` are what the table can serve.
+
+    In layout `sessions` the table is `cells`.
+    """
 
     scenario: Scenario
     tasks: Tasks
@@ -262,6 +266,7 @@ class World:
     reads: UnitBudget
     writes: UnitBudget
     row_reads: dict[str, UnitBudget] = field(factory=dict)
+    cells: MemoryCells = field(factory=MemoryCells)
 
 
 class Caller(Protocol):
