@@ -26,9 +26,9 @@ from leasehold.stores.fields import readable
 from leasehold.stores.objects import blob, s3
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import Parts, Stored
 from leasehold.stores.objects.store import Layout
 from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.urls import date_of, endpoint_of, store_address
 
 if TYPE_CHECKING:

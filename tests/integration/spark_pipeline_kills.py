@@ -22,6 +22,7 @@ from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 from attrs import asdict, define, field, frozen
@@ -294,8 +295,8 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[tuple[str, byte
 def main() -> int:
     """Run it by hand, or be the application."""
     if sys.argv[1:2] == ["--application"]:
-        folder, source, sink, master = sys.argv[2:]
-        return application(Path(folder), json.loads(source), json.loads(sink), master)
+        place, source, sink, master = sys.argv[2:]
+        return application(Path(place), json.loads(source), json.loads(sink), master)
     asked = ArgumentParser(description="Kill a pipeline from Kinesis into Kinesis, and judge what readers were given.")
     asked.add_argument("--kills", type=int, default=40, help="how often (%(default)s)")
     asked.add_argument("--minutes", type=float, default=600.0, help="how long is killed at most (%(default)s)")
@@ -312,7 +313,7 @@ def main() -> int:
         sent, stream = pipeline.run(given.kills, to_stderr)
         of_plain = judged(sent, plain(folder, stream, len(sent)))
         of_spark = judged(sent, by_spark(folder, kinesis, stream))
-        found = {"kills": dict(Counter(pipeline.kills)), "lives": pipeline.lives, "sent": len(sent)}
+        found: dict[str, Any] = {"kills": dict(Counter(pipeline.kills)), "lives": pipeline.lives, "sent": len(sent)}
         found |= {"plain": asdict(of_plain), "spark": asdict(of_spark)}
         faults = sum(each.lost + each.doubled + each.order for each in (of_plain, of_spark))
         if given.java:

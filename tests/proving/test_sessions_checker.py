@@ -10,11 +10,12 @@ from attrs import evolve
 
 from leasehold.adapters.proving.checker import sessions
 from leasehold.adapters.proving.checker.sessions import CheckedCells, SessionModel, settings
-from leasehold.stores.protocol import Done, Outcome
-from leasehold.stores.sessions import rows, store
+from leasehold.stores.protocol import Done, Lost, Outcome
+from leasehold.stores.sessions import rows
 from leasehold.stores.sessions.group import Page, Ticket
 from leasehold.stores.sessions.rows import Entry, Joint, LeaseRow, Session, session_fields
 from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.writes import CheckpointLate
 
 
 @pytest.mark.parametrize("name", sorted(settings()))
@@ -185,10 +186,10 @@ def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
     real = SessionStore._attempt
 
     def attempt(self: SessionStore, write: Any, joint: Joint) -> Any:  # noqa: ANN401
-        if isinstance(write, store.CheckpointLate):
+        if isinstance(write, CheckpointLate):
             row = joint.row
             if write.position.order <= joint.named.checkpoint.order:
-                return store.Lost(row.lease.key, joint.lease)
+                return Lost(row.lease.key, joint.lease)
             return self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=write.position)))
         return real(self, write, joint)
 
@@ -199,7 +200,7 @@ def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
     """A session is removed because an earlier reading of the leases names it nowhere."""
     before: dict[str, set[str]] = {}
 
-    def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401
+    def sweep(self: Any, found: Any, read: Any) -> None:  # noqa: ANN401
         named = before.get(self._ids.process)
         before[self._ids.process] = {row.session for row in read if isinstance(row, LeaseRow)}
         for name, one in found.items():

@@ -1,6 +1,7 @@
 """Each record of a Spark sink is handed over once, in every order of attempts, crashes, reshards and restarts."""
 
 from collections import Counter
+from functools import partial
 from itertools import count
 
 import pytest
@@ -187,7 +188,7 @@ class SinksAndReaders(RuleBasedStateMachine):
         for tag, key in shard.records[shard.read : shard.read + most]:
             place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
-            if not shard.had.again(tag, lambda key=key: key * WIDTH, place):
+            if not shard.had.again(tag, partial(int.__mul__, key, WIDTH), place):
                 shard.handed.append((tag, key))
 
     @rule(draw=st.data())
@@ -229,14 +230,14 @@ class SinksAndReaders(RuleBasedStateMachine):
             self._checkpoint(shard)
         handed = [each for shard in self.shards for each in shard.handed]
         times = Counter((tag.batch, tag.part, tag.edition, tag.row) for tag, _ in handed)
-        for (batch, part), attempt in self.whole.items():
+        for (batch, of), attempt in self.whole.items():
             for tag in attempt.tags:
-                assert times[batch, part, tag.edition, tag.row] >= 1, f"{tag} is lost"
+                assert times[batch, of, tag.edition, tag.row] >= 1, f"{tag} is lost"
         assert max(times.values(), default=1) == 1, f"had twice: {times.most_common(3)}"
         for key in range(KEYS):
             order = [(tag.batch, tag.part, tag.edition, tag.row) for tag, at in handed if at == key]
-            for batch, part, edition, _ in set(order):
-                rows = [each[-1] for each in order if each[:3] == (batch, part, edition)]
+            for batch, of, edition, _ in set(order):
+                rows = [each[-1] for each in order if each[:3] == (batch, of, edition)]
                 assert rows == sorted(rows), f"key {key} out of order: {order}"
 
 

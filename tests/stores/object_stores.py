@@ -10,8 +10,8 @@ from azure.storage.blob import ContainerClient
 from leasehold.balancer.model import Lease
 from leasehold.stores.objects.blob import BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.objects.requests import ObjectFields, Objects, Part, Parts, Stored
 from leasehold.stores.objects.s3 import S3Objects
+from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
 class AgelessBlobs(BlobObjects):

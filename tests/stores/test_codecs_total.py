@@ -21,8 +21,8 @@ from leasehold.stores.dynamodb.rows import to_item, to_lease
 from leasehold.stores.embedded.sqlite import SqliteStore, to_row
 from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import Parts, Stored
 from leasehold.stores.protocol import Malformed
+from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.writes import CreateLease
 
 FLEET = ObjectLayout("fleet/one")

@@ -27,9 +27,9 @@ from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.objects import gcs
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import SkewWarning, Stored
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.requests import SkewWarning, Stored
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 

@@ -12,10 +12,10 @@ from object_memory import ObjectMemory
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.objects.which import store_of
 from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
+from leasehold.stores.requests import ObjectFields
 from leasehold.stores.sessions.cells import ObjectCells
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store
@@ -245,7 +245,10 @@ def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
     """Every start of a process would leave a row for ever; or a lease lose the only row that tells where it is."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
-    sessions = lambda: sorted(name for name in objects.stored if name.startswith("session/"))  # noqa: E731
+
+    def sessions() -> list[str]:
+        return sorted(name for name in objects.stored if name.startswith("session/"))
+
     ann.close()
     for _ in range(3):
         bob.list()

@@ -18,8 +18,8 @@ from urllib.parse import quote, urlencode
 
 from attrs import evolve, field, frozen
 
-from leasehold.stores.objects.requests import Objects
 from leasehold.stores.protocol import Listing, StoreError
+from leasehold.stores.requests import Objects
 from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 
 

@@ -8,18 +8,18 @@ that it is no lease.
 import json
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from leasehold.stores.dynamodb.rows import KEY, Item, text
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.requests import ObjectFields, Stored
 
 if TYPE_CHECKING:
-    from leasehold.stores.dynamodb.store import Clients
+    from types_boto3_dynamodb import DynamoDBClient
 
 CELL = "CELL"
 """The `entityType` of our rows."""
@@ -36,6 +36,21 @@ _MOST = 1 << 22
 """Bytes of fields that any row of ours may have; a row that says it has more is no row of ours."""
 
 
+class Clients(Protocol):
+    """The clients of a table, one for readings and another for writes."""
+
+    @property
+    def reads(self) -> "DynamoDBClient":
+        """For readings."""
+
+    @property
+    def writes(self) -> "DynamoDBClient":
+        """For writes, which are never repeated by the client."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
 class DynamoCells:
     """The items of one table.
 
@@ -45,7 +60,7 @@ class DynamoCells:
     page_leases = PAGE_LEASES
 
     def __init__(
-        self, clients: "Clients", table: str, ask: Callable[..., Mapping[str, Any]], proved: Callable[[], None]
+        self, clients: Clients, table: str, ask: Callable[..., Mapping[str, Any]], proved: Callable[[], None]
     ) -> None:
         self._clients, self._table, self._ask, self.prove = clients, table, ask, proved
 

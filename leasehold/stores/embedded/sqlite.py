@@ -24,9 +24,9 @@ from typing import Any
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.cells import ROOM, layout_of
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import DeleteLease, Write, applied, counted

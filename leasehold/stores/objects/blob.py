@@ -26,10 +26,10 @@ from requests.adapters import HTTPAdapter
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.objects.which import store_of
 from leasehold.stores.protocol import OutcomeUnknown, Patience, Store, StoreError
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"

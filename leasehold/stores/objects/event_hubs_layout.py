@@ -14,8 +14,8 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
-from leasehold.stores.objects.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.protocol import Promises, StoreError
+from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
 BEGINNING = "-1"
 """The offset, and the sequence number, just before a partition's first event."""

@@ -7,8 +7,7 @@ next renewal, alone. Every ownership says a counter, one more at each write, for
 digest of the content: without it a renewal would change nothing that anybody could see.
 """
 
-import json
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import quote, unquote
 
 from attrs import frozen
@@ -17,41 +16,22 @@ from leasehold.balancer.model import Lease, Notes
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
-    CellKind,
     cells,
     checked,
-    from_json,
     kilobytes,
     lease_of,
     text,
     weight,
     whole,
 )
-from leasehold.stores.objects.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.protocol import Promises
-
-_PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
+from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
+from leasehold.stores.words import StampedNotes, heard, said, spelled, stamped, stamps
 
 _NAMES = {field.name: field.object for field in FIELDS}
 _OWNERSHIP = frozenset({"owner", "epoch", "heir", "yields", "notes"})
 _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
 """The fields of a checkpoint object, apart from the notes that it was created with."""
-
-StampedNotes = dict[str, tuple[str, int]]
-"""Notes by name, each with the ownership's counter when it was written; the later word wins."""
-
-
-def said(word: str) -> str:
-    """Readable, and safe in a header: all but printable ASCII percent-encoded."""
-    return quote(word, safe=_PRINTABLE)
-
-
-def heard(fields: ObjectFields, name: str) -> str:
-    """The reverse; nothing where it is not said."""
-    try:
-        return text(name, unquote(fields.get(name, ""), errors="strict"))
-    except UnicodeDecodeError:
-        raise BadRowField(name, "it is not UTF-8") from None
 
 
 @frozen
@@ -128,30 +108,6 @@ class ObjectLayout:
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Stamped with the ownership's counter, which this write leaves alone."""
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
-
-
-def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
-    """The cell as text, "" for one that is to be left out."""
-    if cell in (None, "", []):
-        return ""
-    return said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
-
-
-def stamped(fields: ObjectFields) -> StampedNotes:
-    """The notes of one object."""
-    found, stamped = from_json("notes", fields.get("notes", "{}")), {}
-    for name, pair in found.items() if isinstance(found, dict) else [("", None)]:
-        match pair:
-            case [str(value), int(stamp)]:
-                stamped[text("notes", name)] = text("notes", value), whole("notes", stamp)
-            case _:
-                raise BadRowField("notes", "not an object of [text, counter] pairs")
-    return stamped
-
-
-def stamps(notes: StampedNotes) -> str:
-    """The reverse, "" for none."""
-    return json.dumps(notes) if notes else ""
 
 
 def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:

@@ -1,9 +1,9 @@
 """Which layout the objects below a prefix have, and the store of that layout."""
 
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import Objects
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Store
+from leasehold.stores.requests import Objects
 from leasehold.stores.sessions.cells import ROOM, ObjectCells, layout_of
 from leasehold.stores.sessions.rows import LEASES
 from leasehold.stores.sessions.store import SessionStore

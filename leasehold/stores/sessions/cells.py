@@ -7,8 +7,8 @@ from threading import Lock
 
 from attrs import Factory, frozen
 
-from leasehold.stores.objects.requests import ObjectFields, Objects, Stored, prove
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.requests import ObjectFields, Objects, Stored, prove
 
 _READS = 8
 """Objects read at a time."""

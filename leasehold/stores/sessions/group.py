@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from attrs import define, evolve, frozen
 
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import (
     SESSIONS,
     TOLD,

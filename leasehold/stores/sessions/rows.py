@@ -30,9 +30,9 @@ from leasehold.stores.fields import (
     weight,
     whole,
 )
-from leasehold.stores.objects.generic_layout import StampedNotes, heard, said, spelled, stamped, stamps
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import Malformed, StoreError
+from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.words import StampedNotes, heard, said, spelled, stamped, stamps
 
 LEASES, SESSIONS, TOLD = "lease/", "session/", "told/"
 """Where the three kinds of rows stand below the table's prefix."""

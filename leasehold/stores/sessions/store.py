@@ -14,8 +14,8 @@ from uuid import uuid4
 from attrs import evolve
 
 from leasehold.balancer.model import Lease, Notes, Version
-from leasehold.stores.objects.requests import Stored
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.requests import Stored
 from leasehold.stores.sessions.group import ATTEMPTS, GATHER_SECONDS, Cells, Change, Pace, Page, ThreadPace, Ticket
 from leasehold.stores.sessions.rows import (
     LEASES,

@@ -28,8 +28,8 @@ import typer
 from attrs import Factory, define, evolve, field, frozen
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import Done, OutcomeUnknown
+from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import (
     CheckpointLate,

@@ -17,8 +17,8 @@ from attrs import asdict, frozen
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.balancer.model import Lease, Shard
-from leasehold.stores.objects.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
+from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]

@@ -13,8 +13,8 @@ from leasehold.adapters.steering.doctor.attempts import (
 )
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import FOLDER, Objects, prove
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.requests import FOLDER, Objects, prove
 from leasehold.stores.urls import Scheme, endpoint_of
 
 _ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound", "there is no such bucket"})

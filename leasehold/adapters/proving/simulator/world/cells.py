@@ -11,8 +11,8 @@ from leasehold.adapters.proving.simulator.world.client import Client
 from leasehold.adapters.proving.simulator.world.world import Caller, World
 from leasehold.balancer.model import Lease
 from leasehold.stores import writes
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import Done, Outcome, PassingStore
+from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.cells import ROOM
 from leasehold.stores.sessions.group import Pace
 from leasehold.stores.sessions.rows import lease_name
