@@ -125,7 +125,8 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
 	@set -e; trees=leasehold/adapters/local/node; \
-	for tree in $$trees/aws $$trees/azure tests/javascript/event_processor tests/javascript/pyright tests/javascript/axe; do \
+	for tree in $$trees/aws $$trees/azure tests/javascript/event_processor tests/javascript/multilang \
+		tests/javascript/pyright tests/javascript/axe; do \
 		cd $(CURDIR)/$$tree; rm -f package-lock.json; \
 		$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund; \
 		$(NODE) $(CURDIR)/$$trees/bare.cjs; done

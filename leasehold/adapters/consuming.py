@@ -10,20 +10,18 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 from urllib.parse import urlencode
 
 from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
-from leasehold.adapters.reading.attempts import by_key
 from leasehold.adapters.reading.exporting import Meter, exporting
-from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, load
+from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key, load
 from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
-from leasehold.adapters.reading.run import stopping_on_signals
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
@@ -34,6 +32,9 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store
 from leasehold.stores.urls import open_store, store_address
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.consume"))
 
@@ -96,6 +97,7 @@ class Consumption:
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
+    sessions        of boto3's, with the credentials of source and leases; None: as their URLs say
     The others are as in `Options`.
     """
 
@@ -111,6 +113,7 @@ class Consumption:
     metrics: str | Meter | None
     drain_seconds: float
     memory_bytes: int
+    sessions: "tuple[Session | None, Session | None]" = (None, None)
 
     @contextmanager
     def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
@@ -122,10 +125,24 @@ class Consumption:
         with ExitStack() as opened:
             store, source = self.leases, self.source
             if isinstance(store, str):
-                store = self._store(store, stopping or Event())
+                backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
+                while isinstance(store, str):
+                    try:
+                        patience = self.config.lease_seconds / 3
+                        store = open_store(
+                            store, create=self.create, request_seconds=patience, session=self.sessions[1]
+                        )
+                    except OutcomeUnknown as fault:
+                        # A worker at work asks again and again; so does one that is told to wait at the start.
+                        if not self.wait:
+                            raise
+                        seconds = backoff.next()
+                        log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
+                        if stop.wait(seconds):
+                            raise
                 opened.callback(store.close)
             if isinstance(source, str):
-                source = open_source(source)
+                source = open_source(source, session=self.sessions[0])
                 opened.callback(source.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
@@ -159,20 +176,6 @@ class Consumption:
                 runner.run()
             return None
 
-    def _store(self, url: str, stopping: Event) -> Store:
-        """Open the store; with `wait` ask again and again while nothing answers."""
-        backoff = Backoff(*FAULT_WAITS)
-        while True:
-            try:
-                return open_store(url, create=self.create, request_seconds=self.config.lease_seconds / 3)
-            except OutcomeUnknown as fault:
-                if not self.wait:
-                    raise
-                seconds = backoff.next()
-                log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
-                if stopping.wait(seconds):
-                    raise
-
 
 def consumption(
     source: str | Source,
@@ -189,9 +192,14 @@ def consumption(
     """
     given: dict[str, Any] = _checked(options, named)
     for address, url in ((source_address, source), (store_address, leases)):
-        if isinstance(url, str):
-            address(url)
-    handling = _handling(handler, given)
+        if isinstance(url, str) and address(url)[0] == "file":
+            raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
+    if isinstance(handler, str):
+        handler = load(handler)
+    handling = handler if isinstance(handler, Handling) else Handling(handler)
+    if (most := given.get("concurrency")) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
+    handling = evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
     beginning = _beginning(given, named)
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
     found = settings(planning, given.get("set", ()), named("set"))
@@ -199,14 +207,20 @@ def consumption(
     letter = given.get("dead_letter")
     if isinstance(letter, str):
         letter = dead_letter_of(letter, source, leases, named)
-    until = given.get("until")
+    cut = None
+    if (until := given.get("until")) is not None:
+        try:
+            until_ms = moment(_text(until), time.time())
+        except (ValueError, AttributeError):
+            raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
+        cut = Slice(config.initial_position, until_ms)
     return Consumption(
         source=source,
         leases=leases,
         me=given.get("worker") or worker_id(),
         config=config,
         handling=handling if letter is None else evolve(handling, dead_letter=letter),
-        cut=None if until is None else Slice(config.initial_position, _until(until, named)),
+        cut=cut,
         if_recreated=given.get("if_recreated"),
         create=given.get("create", True),
         wait=given.get("wait", True),
@@ -266,15 +280,6 @@ def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
     return found
 
 
-def _handling(handler: Handler | Handling | str, given: Mapping[str, Any]) -> Handling:
-    if isinstance(handler, str):
-        handler = load(handler)
-    handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if (most := given.get("concurrency")) is not None:
-        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
-    return evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
-
-
 def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
     position, option = given.get("initial_position", "LATEST"), named("initial_position")
     if not isinstance(position, Position):
@@ -284,18 +289,11 @@ def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[st
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
 
 
-def _until(until: object, named: Callable[[str], str]) -> int:
-    try:
-        return moment(_text(until), time.time())
-    except (ValueError, AttributeError):
-        raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
-
-
 def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses what is no text
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
-_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 
 
 def dead_letter_of(

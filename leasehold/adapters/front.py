@@ -27,8 +27,7 @@ from attrs import evolve
 from leasehold.adapters.consuming import Consumption, Options, consumption
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.reading.handovers import HandlerExecutor, Work
-from leasehold.adapters.reading.run import endings
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.runner import Runner, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
@@ -53,15 +52,17 @@ def run(
     Answers how much of the slice was read where `until` is given. Raises ValueError naming an option that is wrong,
     and WorkerError, StoreError or SourceError if the worker cannot go on.
 
-    >>> import leasehold
-    >>> def handle(batch: leasehold.Delivery) -> None:
-    ...     for record in batch.records:
-    ...         print(batch.shard, record.partition_key, record.data)
-    >>> leasehold.run("kinesis://orders", handle, leases="dynamodb://orders-app")  # doctest: +SKIP
-    >>> leasehold.run(orders, handle, leases="memory://a-slice", initial_position="TRIM_HORIZON", until="now").finished
-    shard-0 customer-7 b'a book'
-    shard-0 customer-7 b'a lamp'
-    True
+    Examples:
+        >>> import leasehold
+        >>> def handle(batch: leasehold.Delivery) -> None:
+        ...     for record in batch.records:
+        ...         print(batch.shard, record.partition_key, record.data)
+        >>> leasehold.run("kinesis://orders", handle, leases="dynamodb://orders-app")  # doctest: +SKIP
+        >>> slice = {"initial_position": "TRIM_HORIZON", "until": "now"}
+        >>> leasehold.run(orders, handle, leases="memory://a-slice", **slice).finished
+        shard-0 customer-7 b'a book'
+        shard-0 customer-7 b'a lamp'
+        True
     """
     described = consumption(source, leases, handler, options)
     with described.joined() as joined:
@@ -76,13 +77,15 @@ async def arun(
     What an `async def` handler does happens in this loop, with the connections that belong to it; a plain handler is
     called in a thread. A SIGTERM that the program does not heed by itself drains, too, and this returns.
 
-    >>> import asyncio, leasehold
-    >>> async def handle(batch: leasehold.Delivery) -> None:
-    ...     print(batch.shard, len(batch.records))
-    >>> async def main() -> None:
-    ...     await leasehold.arun(orders, handle, leases="memory://arun", initial_position="TRIM_HORIZON", until="now")
-    >>> asyncio.run(main())
-    shard-0 2
+    Examples:
+        >>> import asyncio, leasehold
+        >>> async def handle(batch: leasehold.Delivery) -> None:
+        ...     print(batch.shard, len(batch.records))
+        >>> async def main() -> None:
+        ...     slice = {"initial_position": "TRIM_HORIZON", "until": "now"}
+        ...     await leasehold.arun(orders, handle, leases="memory://arun", **slice)
+        >>> asyncio.run(main())
+        shard-0 2
     """
     loop = asyncio.get_running_loop()
     described = consumption(source, leases, handler, options)
@@ -115,15 +118,16 @@ def worker(
     The block is given the worker: `wait(seconds)` until it has ended by itself, `stop()` to end it sooner.
     Raises, at the end of the block, what ended the worker.
 
-    >>> import leasehold, threading
-    >>> came = threading.Event()
-    >>> def handle(batch: leasehold.Delivery) -> None:
-    ...     print(batch.shard, [record.data for record in batch.records])
-    ...     came.set()
-    >>> with leasehold.worker(orders, handle, leases="memory://notebook", initial_position="TRIM_HORIZON"):
-    ...     came.wait()
-    shard-0 [b'a book', b'a lamp']
-    True
+    Examples:
+        >>> import leasehold, threading
+        >>> came = threading.Event()
+        >>> def handle(batch: leasehold.Delivery) -> None:
+        ...     print(batch.shard, [record.data for record in batch.records])
+        ...     came.set()
+        >>> with leasehold.worker(orders, handle, leases="memory://notebook", initial_position="TRIM_HORIZON"):
+        ...     came.wait()
+        shard-0 [b'a book', b'a lamp']
+        True
     """
     background = WorkerThread(consumption(source, leases, handler, options))
     try:
@@ -142,15 +146,16 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     The next step acknowledges the batch before. `break`, or an exception, acknowledges nothing: the leases are
     released, and that batch comes again to whoever reads next. Shards are handed over in turn, one batch at a time.
 
-    >>> import leasehold
-    >>> for batch in leasehold.read(orders, leases="memory://loop", initial_position="TRIM_HORIZON"):
-    ...     print(batch.shard, [record.data for record in batch.records])
-    ...     break
-    shard-0 [b'a book', b'a lamp']
-    >>> with leasehold.read(orders, leases="memory://all", initial_position="TRIM_HORIZON", until="now") as batches:
-    ...     for batch in batches:
-    ...         print(batch.shard, len(batch.records))
-    shard-0 2
+    Examples:
+        >>> import leasehold
+        >>> for batch in leasehold.read(orders, leases="memory://loop", initial_position="TRIM_HORIZON"):
+        ...     print(batch.shard, [record.data for record in batch.records])
+        ...     break
+        shard-0 [b'a book', b'a lamp']
+        >>> with leasehold.read(orders, leases="memory://all", initial_position="TRIM_HORIZON", until="now") as batches:
+        ...     for batch in batches:
+        ...         print(batch.shard, len(batch.records))
+        shard-0 2
     """
     return Batches(source, leases, options)
 
@@ -162,11 +167,12 @@ def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
     options  those of `leasehold produce` that are not about lines; see `leasehold produce --help`
     Raises ValueError naming an option that is wrong, SourceUnavailable and SourceError.
 
-    >>> import leasehold
-    >>> with leasehold.produce("kinesis://bookshop", linger_ms=50) as producer:
-    ...     written = producer.put(b"a book", "customer-7")
-    >>> written.result().shard
-    'shardId-000000000000'
+    Examples:
+        >>> import leasehold
+        >>> with leasehold.produce("kinesis://bookshop", linger_ms=50) as producer:
+        ...     written = producer.put(b"a book", "customer-7")
+        >>> written.result().shard
+        'shardId-000000000000'
     """
     try:
         from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an extra
@@ -249,18 +255,17 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
 def _in_loop(loop: asyncio.AbstractEventLoop, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
     """The same callable, but what it returns to be awaited is awaited in this loop."""
 
-    def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
-        answer = given(*arguments)
-        return _awaited_in(loop, answer) if inspect.isawaitable(answer) else answer
-
-    return call
-
-
-async def _awaited_in(loop: asyncio.AbstractEventLoop, answer: Awaitable[object]) -> object:
-    async def there() -> object:
+    async def there(answer: Awaitable[object]) -> object:
         return await answer
 
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), loop))
+    async def awaited(answer: Awaitable[object]) -> object:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(answer), loop))
+
+    def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
+        answer = given(*arguments)
+        return awaited(answer) if inspect.isawaitable(answer) else answer
+
+    return call
 
 
 @contextmanager
@@ -358,8 +363,12 @@ class _Iteration:
 
     def _hand(self, delivery: Delivery) -> Awaitable[None]:
         """Called in the consumer's own thread, as it asks for a batch."""
-        self.batch, self.answer = delivery, Future()
-        return _answered(self.answer)
+        self.batch, self.answer = delivery, (answer := Future[None]())
+
+        async def answered() -> None:  # awaited on the worker's loop, while the consumer is at work
+            await asyncio.wrap_future(answer)
+
+        return answered()
 
     def begun(self) -> WorkerThread:
         if self.background is None:
@@ -409,10 +418,6 @@ class _Iteration:
             atexit.register(self.background.wait)
 
 
-async def _answered(answer: "Future[None]") -> None:
-    await asyncio.wrap_future(answer)
-
-
 class Batches:
     """Batches of a worker's shards, one at a time; `read` makes it, and the first step starts the worker.
 
@@ -423,7 +428,8 @@ class Batches:
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError naming an option that is wrong."""
-        self._reading = _Iteration(consumption(source, leases, _unused, options))
+        # The handler, which is checked as one, is the consumer: `_Iteration` puts itself in its place.
+        self._reading = _Iteration(consumption(source, leases, lambda _batch: None, options))
         self._again = self._closed = False
         # Where `for` was left by `break`, and nobody else has the iterator, it is gone at once.
         self._dropped = weakref.finalize(self, self._reading.dropped)
@@ -500,7 +506,3 @@ class Batches:
     def _leave(self, kind: type[BaseException] | None) -> None:
         with suppress(*() if kind is None else (Exception,)):  # what ended the worker is not to hide it
             self.close()
-
-
-def _unused(_batch: Delivery) -> None:
-    """Stand for the handler, which is the consumer."""

@@ -39,7 +39,13 @@ def open_producer(source: str, options: ProduceOptions, named: Callable[[str], s
     Raises ValueError naming what is wrong and never repeating the URL, TypeError for an option that there is not,
     SourceUnavailable and SourceError.
     """
-    stream, region, endpoint, wire = _place(source)
+    # The URL is never repeated, since it may hold a secret.
+    _, stream, place = read_url(source, "SOURCE", _SCHEMES)
+    if not stream or "/" in stream:
+        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
+    if (wire := place.get("wire", "cbor")) not in get_args(WireForm):
+        raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
+    endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
     known = get_type_hints(ProduceOptions)
     for name in options:
         if name not in known:
@@ -60,14 +66,4 @@ def open_producer(source: str, options: ProduceOptions, named: Callable[[str], s
         on_late=on_late,
         epoch=given.get("epoch"),
     )
-    return Producer(clients_of(region, endpoint, REQUESTS, wire), stream, settings)
-
-
-def _place(source: str) -> tuple[str, str | None, str | None, WireForm]:
-    """Stream, region, endpoint and form of a URL; it is never repeated, since it may hold a secret."""
-    _, stream, options = read_url(source, "SOURCE", _SCHEMES)
-    if not stream or "/" in stream:
-        raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := options.get("wire", "cbor")) not in get_args(WireForm):
-        raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
-    return stream, options.get("region"), endpoint_of(options.get("endpoint"), "SOURCE URL"), cast("WireForm", wire)
+    return Producer(clients_of(place.get("region"), endpoint, REQUESTS, cast("WireForm", wire)), stream, settings)

@@ -11,7 +11,14 @@ from leasehold.balancer.model import Lease, Notes
 
 @frozen
 class Create:
-    """Make this lease, which nobody owns yet, unless its key exists."""
+    """Make this lease, which nobody owns yet, unless its key exists.
+
+    Examples:
+        >>> from leasehold import Config, Me, Shard, TRIM_HORIZON, plan
+        >>> config = Config(initial_position=TRIM_HORIZON)
+        >>> [(type(do).__name__, do.lease.key) for do in plan([], [Shard("shard-0")], Me("worker-a"), config)]
+        [('Create', 'shard-0')]
+    """
 
     lease: Lease
     rule: str
@@ -19,7 +26,14 @@ class Create:
 
 @frozen
 class Renew:
-    """Say that the lease's owner is alive; `notes` travel in the same write."""
+    """Say that the lease's owner is alive; `notes` travel in the same write.
+
+    Examples:
+        >>> from leasehold import Config, Lease, Me, plan
+        >>> mine = Lease("shard-0", owner="worker-a", idle=6.0)
+        >>> [(type(do).__name__, do.lease.key) for do in plan([mine], None, Me("worker-a"), Config())]
+        [('Renew', 'shard-0')]
+    """
 
     lease: Lease
     rule: str
@@ -31,6 +45,12 @@ class Claim:
     """Take a free or expired lease, under the version as seen.
 
     If the write is refused, the alternates are tried in turn until one succeeds.
+
+    Examples:
+        >>> from leasehold import Config, Lease, Me, plan
+        >>> free = Lease("shard-0")
+        >>> [(type(do).__name__, do.lease.key) for do in plan([free], None, Me("worker-a"), Config())]
+        [('Claim', 'shard-0')]
     """
 
     lease: Lease
@@ -40,7 +60,14 @@ class Claim:
 
 @frozen
 class Steal:
-    """Take a lease from its living owner, under the owner as seen."""
+    """Take a lease from its living owner, under the owner as seen.
+
+    Examples:
+        >>> from leasehold import Config, Kcl, Lease, Me, plan
+        >>> theirs = [Lease(f"shard-{n}", owner="worker-b", idle=1.0) for n in range(4)]
+        >>> [(type(do).__name__, do.victim) for do in plan(theirs, None, Me("worker-a"), Config(rules=Kcl()))]
+        [('Steal', 'worker-b')]
+    """
 
     lease: Lease
     victim: str
@@ -53,6 +80,12 @@ class RequestHandoff:
     """Ask the living owner to drain and hand over (H2); replaces a stale heir if one is named.
 
     If somebody else was faster, the alternates are asked for in turn.
+
+    Examples:
+        >>> from leasehold import Lease, RequestHandoff
+        >>> theirs = Lease("shard-0", owner="worker-b", yields=True)
+        >>> RequestHandoff(theirs, victim="worker-b", rule="M6").stale_heir is None
+        True
     """
 
     lease: Lease
@@ -67,6 +100,11 @@ class Release:
     """Give up a lease: mine after draining, to its heir where one is named; or an expired one, for all.
 
     An heir that the lease itself does not name asked for nothing: it finds the lease by its own reading (M14).
+
+    Examples:
+        >>> from leasehold import Lease, Release
+        >>> Release(Lease("shard-0", owner="worker-a", heir="worker-b"), rule="H2", heir="worker-b").heir
+        'worker-b'
     """
 
     lease: Lease
@@ -76,7 +114,13 @@ class Release:
 
 @frozen
 class Delete:
-    """Remove a lease that nothing depends on any more: its shard is done, or gone from the source (L8, L10)."""
+    """Remove a lease that nothing depends on any more: its shard is done, or gone from the source (L8, L10).
+
+    Examples:
+        >>> from leasehold import SHARD_END, Delete, Lease
+        >>> Delete(Lease("shard-0", checkpoint=SHARD_END), rule="L8").lease.ended
+        True
+    """
 
     lease: Lease
     rule: str
@@ -93,6 +137,11 @@ class Look:
     """A look says when to look next (seconds from now), at which leases (None: all), and what renewals should carry.
 
     stale_ok  whether those leases may be read as they were a moment ago
+
+    Examples:
+        >>> from leasehold import Config, Lease, Me, look_again
+        >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), Config()).keys is None  # all of them
+        True
     """
 
     seconds: float

@@ -60,6 +60,11 @@ class Config:
     renew_seconds     own leases idle for this long are renewed
     initial_position  where a shard starts that no lease says anything about
     Raises ValueError or TypeError, naming the field, for a value out of its limits.
+
+    Examples:
+        >>> from leasehold import Config, Kcl
+        >>> Config(rules=Kcl(max_steals=2), lease_seconds=30).cycle_seconds
+        60.05
     """
 
     rules: RuleSet = field(factory=Minimal, validator=_A_RULE_SET)

@@ -113,6 +113,11 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     Their fleet is set to a longer `lease_seconds` (failoverTimeMillis, expiry) than ours. Too slow is
     slower than half of `lease_seconds`, and clearly slower than we renew ourselves; where our own leases
     stood still as long, the store had paused for all, and only what was longer by `lease_seconds` counts.
+
+    Examples:
+        >>> from leasehold import Config, History, Me, slow_owners
+        >>> slow_owners(Me("worker-a", history=History(gaps=(("worker-b", 12.0),))), Config(lease_seconds=10))
+        (('worker-b', 12.0),)
     """
     return _slower(me.history.gaps, me, config)
 

@@ -146,6 +146,11 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
 
     The first two stop creation and deletion for their stream (L2); a hole among the open shards is
     only said, since leases may be right where one listing was not.
+
+    Examples:
+        >>> from leasehold import Shard, problems
+        >>> problems([Shard("shard-0")])
+        ()
     """
     found: list[Problem] = []
     for family in families(shards):
@@ -197,7 +202,14 @@ def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ..
 
 
 def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
-    """L12: a held lease is read only when each parent's lease is absent or at SHARD_END; `leases` by key."""
+    """L12: a held lease is read only when each parent's lease is absent or at SHARD_END; `leases` by key.
+
+    Examples:
+        >>> from leasehold import Lease, readable
+        >>> parent, child = Lease("shard-0"), Lease("shard-1", parents=("shard-0",))
+        >>> readable(child, {"shard-0": parent, "shard-1": child})  # its parent is not read to its end yet
+        False
+    """
     return all(parent not in leases or leases[parent].ended for parent in lease.parents)
 
 
@@ -293,6 +305,12 @@ def births(
 
     A crash between the two writes then strands nobody. A merge child waits until every other parent is
     leased or no longer listed. `leases` by key; `listed` are the ids of the listed shards.
+
+    Examples:
+        >>> from leasehold import Config, Lease, Shard, births
+        >>> child = Shard("shard-1", parents=("shard-0",))
+        >>> [made.lease.key for made in births(Lease("shard-0"), [child], {}, {"shard-0", "shard-1"}, Config())]
+        ['shard-1']
     """
     return tuple(
         _create(child, child_position(config), "L3")

@@ -42,6 +42,11 @@ class Position:
     aggregated record from 0 (under AT_TIMESTAMP it holds the time, in milliseconds since
     1970, as kcl-rust stores it); `token` keeps an opaque offset (Event Hubs).
     Raises ValueError, naming the field, for any other sequence.
+
+    Examples:
+        >>> from leasehold import Position
+        >>> Position("1000").order > Position("999").order  # numbers, not text
+        True
     """
 
     sequence: str = field(validator=_a_sentinel_or_number)
@@ -64,9 +69,9 @@ class Position:
 
         Sentinels are told apart by name, never by length: "17" is shorter than "LATEST".
         """
-        if self.ended:
-            return (2, 0, 0)
-        return (1, int(self.sequence), self.sub) if self.numbered else (0, 0, 0)
+        if self.sequence in SENTINELS:
+            return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
+        return (1, int(self.sequence), self.sub)
 
 
 TRIM_HORIZON = Position("TRIM_HORIZON")
@@ -75,7 +80,13 @@ SHARD_END = Position("SHARD_END")
 
 
 def at_timestamp(milliseconds: int) -> Position:
-    """Start at the first record that arrived at or after this time (ms since 1970)."""
+    """Start at the first record that arrived at or after this time (ms since 1970).
+
+    Examples:
+        >>> from leasehold import at_timestamp
+        >>> at_timestamp(1_700_000_000_000).sequence
+        'AT_TIMESTAMP'
+    """
     return Position("AT_TIMESTAMP", milliseconds)
 
 
@@ -120,6 +131,11 @@ class Lease:
                every write, by one with each renewal
     notes      our own attributes on the row
     Raises ValueError, naming the field, for a weight out of its limits and an owner without a name.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> Lease("shard-0", owner="worker-a", idle=2.5).ended
+        False
     """
 
     key: str
@@ -182,6 +198,11 @@ class Shard:
 
     `id` and `parents` share one name space with lease keys; where a table serves several
     streams the source qualifies them.
+
+    Examples:
+        >>> from leasehold import Shard
+        >>> Shard("shard-2", parents=("shard-0",), hash_range=(0, 99)).open
+        True
     """
 
     id: str
@@ -193,7 +214,13 @@ class Shard:
 
 @frozen
 class Hole:
-    """A hash range of a stream that no unended lease covers, and how often in a row it was seen."""
+    """A hash range of a stream that no unended lease covers, and how often in a row it was seen.
+
+    Examples:
+        >>> from leasehold import Hole
+        >>> Hole("", 100, 199, times=2).last
+        199
+    """
 
     stream: str
     first: int
@@ -224,6 +251,7 @@ class BulletinState:
     looks_still  seconds that the looks stood still
     warned       seconds since the warns last grew; infinite if they never did
     turned       whether a row read alone is gone, or has another owner than at the last full reading
+    call         whom that bulletin calls, as its lookout wrote it (`calls.py`); "" where it says nothing of that
     """
 
     latest: Bulletin = Bulletin()
@@ -232,6 +260,7 @@ class BulletinState:
     looks_still: float = 0.0
     warned: float = math.inf
     turned: bool = False
+    call: str = ""
 
 
 @frozen
@@ -248,10 +277,16 @@ class History:
                   of who is slow, and of who died before the second (C16)
     full_still    seconds since the whole table was last read; 0 right after it was
     full_apart    seconds between the last two readings of the whole table; infinite before the second
+    full_took     seconds that the last reading of the whole table took
     hearing       of bulletins; None where everybody lists the table (C14)
     gone          leases that earlier readings showed and the last ones do not, as last read, in order of key
     led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
                   no lease more (M14)
+
+    Examples:
+        >>> from leasehold import History
+        >>> History(owners_still=30.0).fleet_still
+        0.0
     """
 
     owners_still: float = 0.0
@@ -261,6 +296,7 @@ class History:
     paces: tuple[tuple[str, float], ...] = ()
     full_still: float = 0.0
     full_apart: float = math.inf
+    full_took: float = 0.0
     hearing: BulletinState | None = None
     led: tuple[tuple[str, float], ...] = ()
     gone: tuple[Lease, ...] = ()
@@ -271,6 +307,11 @@ class Me:
     """The worker that asks, and how often it has planned.
 
     `turn` counts this worker's plans; with the worker's name it is all the chance there is.
+
+    Examples:
+        >>> from leasehold import Me
+        >>> Me("worker-a", turn=4).worker
+        'worker-a'
     """
 
     worker: str
@@ -280,7 +321,13 @@ class Me:
 
 @frozen
 class Problem:
-    """A problem is something wrong in a listing of shards: it is reported, never raised."""
+    """A problem is something wrong in a listing of shards: it is reported, never raised.
+
+    Examples:
+        >>> from leasehold import Shard, problems
+        >>> [problem.shard for problem in problems([Shard("shard-0"), Shard("shard-1", parents=("shard-0",))])]
+        ['shard-0']
+    """
 
     stream: str
     shard: str

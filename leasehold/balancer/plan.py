@@ -14,7 +14,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
 from leasehold.balancer.handoff import handoffs
 from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
-from leasehold.balancer.lookout import free_expired, next_look, settle_seconds, until_late_judged
+from leasehold.balancer.lookout import called_for, free_expired, next_look, settle_seconds, until_late_judged
 from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
 
@@ -34,6 +34,12 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     The same input gives the same answer on every machine, whatever the order of leases and shards.
     No action names a key that another names, alternates included. Where two would, the first of these stands: a
     deletion, a taking, a planned move, a release of what has expired, a renewal.
+
+    Examples:
+        >>> from leasehold import Config, Lease, Me, plan
+        >>> leases = [Lease("shard-0", owner="worker-a", idle=2.5), Lease("shard-1", owner="worker-b", idle=31.0)]
+        >>> [(action.rule, action.lease.key) for action in plan(leases, None, Me("worker-a"), Config())]
+        [('M6', 'shard-1')]
     """
     reading = leases if isinstance(leases, Known) else tuple(leases)
     census = take_census(reading, me, config)
@@ -44,8 +50,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
         reading = tuple(lease for lease in reading if lease.key not in deleted_keys)
         census = take_census(reading, me, config)
     # Other workers' leases may have changed since the whole table was read. A reading of a few rows serves only the
-    # moves under way (H2).
-    taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else ()
+    # moves under way (H2), and what the lookout calls this worker to (C6).
+    taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_for(census, me, config)
     claimed_keys = deleted_keys | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
     claimed_keys |= {move.lease.key for move in moves}
@@ -59,6 +65,12 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 
     A worker may ask this more often than `plan`, which includes them. A lease that is being drained for its
     heir is renewed here too, until it is handed over.
+
+    Examples:
+        >>> from leasehold import Config, Lease, Me, renewals
+        >>> mine = [Lease("shard-0", owner="worker-a", idle=6.0), Lease("shard-1", owner="worker-a", idle=1.0)]
+        >>> [renew.lease.key for renew in renewals(mine, Me("worker-a"), Config(lease_seconds=10))]
+        ['shard-0']
     """
     return _renewals(take_census(leases, me, config), config)
 
@@ -68,6 +80,12 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
 
     Leases asked for are looked at alone, until they are handed over; but the whole table is read every
     `cycle_seconds` meanwhile. `me.history` tells whether `leases` come from a reading of all or of a few.
+
+    Examples:
+        >>> from leasehold import Config, Kcl, Lease, Me, look_again
+        >>> config = Config(rules=Kcl(), lease_seconds=10)
+        >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), config).seconds
+        20.05
     """
     did, history, rules = tuple(actions), me.history, config.rules
     reading = leases if isinstance(leases, Known) else tuple(leases)

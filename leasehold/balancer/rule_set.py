@@ -8,7 +8,7 @@ Rule 1: nothing asks which rule set it has; what it needs to know is a value or 
 Rule 2: a rule set sees the settings of its fleet as `FleetSeconds`, for `Config` stands above: it holds a rule set.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from attrs import Attribute, evolve, fields_dict, frozen
@@ -63,6 +63,11 @@ class RuleSet:
     counts_ended     whether ended leases are counted, claimed, renewed, and kept by their owners
     children_later   whether a free child is counted only once its parents' leases have ended (M1)
     starts_at_time   whether children start AT_TIMESTAMP where the stream does
+
+    Examples:
+        >>> from leasehold import Kcl, Minimal, RuleSet
+        >>> [rules.name for rules in RuleSet.__subclasses__() if rules in {Kcl, Minimal}]
+        ['kcl', 'minimal']
     """
 
     name: ClassVar[str]
@@ -75,6 +80,10 @@ class RuleSet:
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
         """Everything that this worker takes now; pure, and the same for all that read alike."""
         raise NotImplementedError
+
+    def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
+        """C6: by worker, the keys of what it will claim or be asked for; no keys: it should read the whole table."""
+        return {}
 
     @classmethod
     def variants(cls) -> Mapping[str, "RuleSet"]:

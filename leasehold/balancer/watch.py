@@ -186,6 +186,14 @@ class Watch:
                 a store that answers nothing for longer has an outage (C17)
     silent_at   when the first reading began of those that were not answered lately
     back_at     end of the first reading that was answered after an outage
+
+    Examples:
+        >>> from leasehold import Lease, Version, Watch
+        >>> row = Lease("shard-0", owner="worker-b", version=Version("7"))
+        >>> watch, _ = Watch().look([row], began=0.0, ended=1.0)
+        >>> watch, (lease,) = watch.look([row], began=9.0, ended=12.0)
+        >>> lease.idle  # from the end of the first reading to the start of the last
+        8.0
     """
 
     history: History = field(factory=History)
@@ -255,6 +263,7 @@ class Watch:
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
             full_apart=history.full_apart if asked is not None else max(0.0, began - self.full_at),
+            full_took=history.full_took if asked is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
             gone=self._gone(sightings, lost),

@@ -19,6 +19,14 @@ def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained
     lease to its heir; without it, the checkpoint as seen. Alternates of a refused Claim, Steal or RequestHandoff are
     tried in turn; the last refusal is the answer. Raises OutcomeUnknown or StoreError as the store does; after an
     unknown outcome no alternate is tried, or two leases could be taken for one.
+
+    Examples:
+        >>> from leasehold import Claim, Lease
+        >>> from leasehold.stores import CreateLease, execute, open_store
+        >>> store = open_store("memory://example-execute")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> execute(store, Claim(row, "M6"), "worker-a").lease.owner
+        'worker-a'
     """
     outcome = store.write(write_of(action, me, notes, drained))
     for alternate in action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ():

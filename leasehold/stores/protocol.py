@@ -22,14 +22,28 @@ from leasehold.stores.writes import Write
 
 @frozen
 class Done:
-    """The write was applied; the lease as stored after it, with its new version."""
+    """The write was applied; the lease as stored after it, with its new version.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, open_store
+        >>> open_store("memory://example-done").write(CreateLease(Lease("shard-0"))).lease.key
+        'shard-0'
+    """
 
     lease: Lease
 
 
 @frozen
 class Lost:
-    """The write was refused; the lease as stored now, by a consistent reading, or None if gone."""
+    """The write was refused; the lease as stored now, by a consistent reading, or None if gone.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import DeleteLease, RenewLease, open_store
+        >>> open_store("memory://example-lost").write(RenewLease(Lease("shard-0", owner="worker-a")))
+        Lost(key='shard-0', lease=None)
+    """
 
     key: str
     lease: Lease | None
@@ -39,11 +53,26 @@ Outcome = Done | Lost
 
 
 class StoreError(Exception):
-    """The store cannot be used as asked: missing table, wrong credentials, refused request."""
+    """The store cannot be used as asked: missing table, wrong credentials, refused request.
+
+    Examples:
+        >>> from leasehold.stores import StoreError, open_store
+        >>> try:
+        ...     open_store("sqlite:///no/such/folder/leases.db").list()
+        ... except StoreError:
+        ...     print("refused")
+        refused
+    """
 
 
 class OutcomeUnknown(StoreError):
-    """The store could not be reached, or did not answer: the write may or may not have happened."""
+    """The store could not be reached, or did not answer: the write may or may not have happened.
+
+    Examples:
+        >>> from leasehold.stores import OutcomeUnknown, StoreError
+        >>> issubclass(OutcomeUnknown, StoreError)  # the next consistent reading is the truth
+        True
+    """
 
 
 @frozen
@@ -64,6 +93,11 @@ class Listing:
     While `malformed` is not empty nothing may be deleted, and nothing made for the line of such a row:
     its shard has a lease.
     `reports` are those of KCL 3.5, where the table keeps them.
+
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> open_store("memory://example-listing").list().leases
+        ()
     """
 
     leases: tuple[Lease, ...]
@@ -78,15 +112,34 @@ class Promises:
     owner_checked_checkpoint  a checkpoint and the ownership check are one atomic write
     free_notes                `AnnotateLease` leaves the version alone
     counts_owners             `epoch` is a fencing number: it grows with each owner and never falls, not by a reset
+    late_checkpoints          a former owner may still move the checkpoint forward once another has the lease
+    groups_writes             renewals and checkpoints that come together are one write, which renews all leases
+
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> open_store("memory://example-promises").promises.owner_checked_checkpoint
+        True
     """
 
     owner_checked_checkpoint: bool = True
     free_notes: bool = True
     counts_owners: bool = True
+    late_checkpoints: bool = True
+    groups_writes: bool = False
 
 
 class Store(Protocol):
-    """A table of leases with compare-and-swap: what a store of your own has to implement."""
+    """A table of leases with compare-and-swap: what a store of your own has to implement.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, open_store
+        >>> store = open_store("memory://example-store")
+        >>> store.write(CreateLease(Lease("shard-0"))).lease.owner is None
+        True
+        >>> [lease.key for lease in store.get(["shard-0", "shard-1"])]
+        ['shard-0']
+    """
 
     @property
     def promises(self) -> Promises:

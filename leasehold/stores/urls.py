@@ -2,13 +2,23 @@
 
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
+file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; no fleet works on it
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
                                                `wire=boto3` has all calls made by boto3
+dynamodb://table?protect=on                    where it is made: with deletion protection and point-in-time recovery
+dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
                                                `start=` says where a partition without a checkpoint begins, and
                                                `endpoint=` names another service than the account's
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
+gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
+postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
+                                               and encryption too, unless `user=` and `sslmode=` say them
+…?layout=sessions                              memory, SQLite, DynamoDB, Azure Blob, S3; fleets of ours alone: one write of a
+                                               worker renews and checkpoints all its leases (`specs/sessions.md`)
+
+Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 
 Addresses of stores and sources, `scheme://place?option=value`, and the modules that open them.
 
@@ -18,13 +28,16 @@ Endpoints of services as users name them, never with credentials, which errors w
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
-from typing import Any, Protocol, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from attrs import frozen
 
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.protocol import Store, StoreError
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 
 @frozen
@@ -82,7 +95,15 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
 class _StoreModule(Protocol):
     """The function that each of the modules below provides."""
 
-    def open_url(self, place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> Store:
+    def open_url(
+        self,
+        place: str,
+        options: Mapping[str, str],
+        *,
+        create: bool,
+        request_seconds: float | None,
+        **session: "Session",
+    ) -> Store:
         """The store at this place; raises ValueError naming an option it cannot use."""
 
 
@@ -93,31 +114,53 @@ class _Provable(Protocol):
         """Raises StoreError if it does not."""
 
 
-_PROVED = frozenset({"dynamodb", "azblob", "s3"})
+AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
+"""The options of every URL of AWS."""
+
+_PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
 _SCHEMES = {
-    "memory": Scheme("leasehold.stores.embedded.memory"),
-    "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", frozenset({"region", "endpoint", "wire"}), "aws"),
+    "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
+    "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
+    "file": Scheme("leasehold.stores.embedded.file"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
     "azblob": Scheme(
-        "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
+        "leasehold.stores.objects.blob",
+        frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
+        "azure",
     ),
-    "s3": Scheme("leasehold.stores.objects.s3", frozenset({"region", "endpoint"}), "aws"),
+    "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
+    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint"}), "gcs"),
+    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode"}), "postgres"),
 }
 
 
-def open_store(url: str, *, create: bool = True, write: bool = True, request_seconds: float | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    create: bool = True,
+    write: bool = True,
+    request_seconds: float | None = None,
+    session: "Session | None" = None,
+) -> Store:
     """The store this URL names; its table is made if there is none, unless `create` is False.
 
     A service is tried first, whether it keeps the conditions of writes, unless `write` is False: then it
     need not even allow writes. No request takes longer than `request_seconds`, its repetitions included: a
     worker gives a third of its `lease_seconds`, so that a stalled request does not cost it the lease. None: as
-    long as suits a tool. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
+    long as suits a tool. A `session` of boto3's has the credentials for a URL of AWS; None: the URL's, or the
+    environment's. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
     secret); StoreError if the store cannot be used as asked; OutcomeUnknown if it cannot be reached.
+
+    Examples:
+        >>> from leasehold.stores import open_store
+        >>> store = open_store("memory://example-open")
+        >>> store.close()
     """
     scheme, place, options = store_address(url)
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
-    store = module.open_url(place, options, create=create, request_seconds=request_seconds)
+    told = session_for(_SCHEMES[scheme], session, "store URL")
+    store = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
     if write and scheme in _PROVED:
         try:
             cast("_Provable", store).prove()
@@ -127,9 +170,30 @@ def open_store(url: str, *, create: bool = True, write: bool = True, request_sec
     return store
 
 
+def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
+    """The argument by which a module of AWS takes a session. Raises ValueError where the URL is none of AWS."""
+    if session is not None and scheme.extra != "aws":
+        raise ValueError(f"{where}: a session of boto3's has the credentials of AWS, and this URL is none of AWS")
+    return {} if session is None else {"session": session}
+
+
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     """The scheme, the place and the options of a store's URL. Raises ValueError, never repeating the URL."""
     return read_url(url, "store", _SCHEMES)
+
+
+_TELLING = ("prefix", "eventhub", "group", "table")
+"""Options that tell two lease tables at one place apart; none of them is a secret."""
+
+
+def name_of(url: str) -> str:
+    """The name of a store for people: its URL with no more options than tell it from its neighbours.
+
+    Raises ValueError, never repeating the URL.
+    """
+    scheme, place, options = store_address(url)
+    told = urlencode({name: options[name] for name in _TELLING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{told}" if told else "")
 
 
 def endpoint_of(url: str | None, where: str = "store URL") -> str | None:

@@ -20,6 +20,14 @@ class CreateLease:
     """Store a new lease, which nobody owns yet. Condition: the key does not exist.
 
     The counter goes on from the lease's own epoch, so that a lease copied from another store keeps growing.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, open_store
+        >>> store = open_store("memory://example-createlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> type(store.write(CreateLease(Lease("shard-0")))).__name__  # the key exists
+        'Lost'
     """
 
     lease: Lease
@@ -31,6 +39,14 @@ class ClaimLease:
 
     So an owner who woke up keeps its lease. To an heir the claim is also the acceptance of a gift: were
     a reading enough, giver and heir could both believe they own the lease.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, open_store
+        >>> store = open_store("memory://example-claimlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> store.write(ClaimLease(row, "worker-a")).lease.owner
+        'worker-a'
     """
 
     lease: Lease
@@ -44,6 +60,15 @@ class StealLease:
 
     Condition: the owner as seen. Where the lease as seen names me as its heir, it must still do so. The version does
     not matter, so that the victim's renewals in between do not defeat the thief.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, StealLease, open_store
+        >>> store = open_store("memory://example-steallease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(StealLease(mine, "worker-b")).lease.owner
+        'worker-b'
     """
 
     lease: Lease
@@ -57,6 +82,15 @@ class RenewLease:
 
     Condition: version and owner as seen, and the lease has not ended since it was seen, for then its
     reader must stop. `lease.weight` is stored where there is one: the owner measures it.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, RenewLease, open_store
+        >>> store = open_store("memory://example-renewlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(RenewLease(mine)).lease.epoch - mine.epoch
+        1
     """
 
     lease: Lease
@@ -69,13 +103,25 @@ class CheckpointLease:
 
     Condition: version and owner as seen, the stored checkpoint not past `position`, and not SHARD_END.
     SHARD_END stores the `children` where the layout has a place for them. SHARD_END drops owner, heir
-    and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own.
+    and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own. A `patient` one may wait for others
+    where the layout writes many at once.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CheckpointLease, ClaimLease, CreateLease, open_store
+        >>> store = open_store("memory://example-checkpointlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> store.write(CheckpointLease(mine, Position("42"))).lease.checkpoint.sequence
+        '42'
     """
 
     lease: Lease
     position: Position
     children: tuple[str, ...] = field(default=(), kw_only=True)
     keep_owner: bool = field(default=False, kw_only=True)
+    patient: bool = field(default=False, kw_only=True)
 
 
 @frozen
@@ -83,6 +129,17 @@ class CheckpointLate:
     """Move the checkpoint forward after a theft; owner and version untouched, so that the new owner is not disturbed.
 
     Condition: the stored checkpoint is before `position` and not SHARD_END.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CheckpointLate, ClaimLease, CreateLease, StealLease, open_store
+        >>> store = open_store("memory://example-checkpointlate")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> theirs = store.write(StealLease(mine, "worker-b")).lease
+        >>> store.write(CheckpointLate(mine, Position("42"))).lease.owner
+        'worker-b'
     """
 
     lease: Lease
@@ -94,6 +151,15 @@ class ReleaseLease:
     """Drop the owner, the heir and any hand-off; with `to`, make that worker the owner, who is none of ours (M14).
 
     Condition: the owner is me; of a foreign expired lease, the version as seen, in case its owner woke up.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, ReleaseLease, open_store
+        >>> store = open_store("memory://example-releaselease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(ReleaseLease(mine, "worker-a")).lease.owner is None
+        True
     """
 
     lease: Lease
@@ -107,6 +173,15 @@ class RequestLease:
 
     Condition: the owner as seen still owns it and answers requests, the lease is not ended, no KCL 3.x
     hand-off runs, and no other heir is named than the (stale) one as seen.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, RequestLease, open_store
+        >>> store = open_store("memory://example-requestlease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(RequestLease(mine, "worker-b")).lease.heir
+        'worker-b'
     """
 
     lease: Lease
@@ -118,6 +193,16 @@ class WithdrawRequest:
     """Remove me as heir; version untouched. Condition: the owner as seen, the heir me, no KCL 3.x hand-off.
 
     A worker that leaves writes it, or an owner would give the lease to a worker that has ended.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, RequestLease, WithdrawRequest, open_store
+        >>> store = open_store("memory://example-withdrawrequest")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> asked = store.write(RequestLease(mine, "worker-b")).lease
+        >>> store.write(WithdrawRequest(asked, "worker-b")).lease.heir is None
+        True
     """
 
     lease: Lease
@@ -130,6 +215,17 @@ class GiveLease:
 
     Condition: version, owner, heir and hand-off as seen, the stored checkpoint not past `position`, and
     not SHARD_END. After a KCL 3.x hand-off the heir may be a worker that answers no requests.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, open_store
+        >>> store = open_store("memory://example-givelease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> asked = store.write(RequestLease(mine, "worker-b")).lease
+        >>> store.write(GiveLease(asked, Position("42"))).lease.owner
+        'worker-b'
     """
 
     lease: Lease
@@ -141,6 +237,18 @@ class TakeBackLease:
     """Own again a lease that I gave and nobody accepted. Condition: owner and version as given.
 
     Refused as soon as the heir has accepted, for that moved the version.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, TakeBackLease, open_store
+        >>> store = open_store("memory://example-takebacklease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> from leasehold import Position
+        >>> asked = store.write(RequestLease(mine, "worker-b")).lease
+        >>> given = store.write(GiveLease(asked, Position("42"))).lease
+        >>> store.write(TakeBackLease(given, "worker-a")).lease.owner
+        'worker-a'
     """
 
     lease: Lease
@@ -149,7 +257,17 @@ class TakeBackLease:
 
 @frozen
 class AnnotateLease:
-    """Set one of our attributes; version untouched where `promises.free_notes`. Condition: the owner as seen."""
+    """Set one of our attributes; version untouched where `promises.free_notes`. Condition: the owner as seen.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import AnnotateLease, ClaimLease, CreateLease, open_store
+        >>> store = open_store("memory://example-annotatelease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> mine = store.write(ClaimLease(row, "worker-a")).lease
+        >>> store.write(AnnotateLease(mine, "team", "orders")).lease.note("team")
+        'orders'
+    """
 
     lease: Lease
     name: str
@@ -177,6 +295,14 @@ class DeleteLease:
     """Remove the lease. Condition: still ended where it was seen ended, whoever owns it; else the version as seen.
 
     Done carries the lease as it was seen; a lease that is gone already is Done.
+
+    Examples:
+        >>> from leasehold import Lease
+        >>> from leasehold.stores import CreateLease, DeleteLease, open_store
+        >>> store = open_store("memory://example-deletelease")
+        >>> row = store.write(CreateLease(Lease("shard-0"))).lease
+        >>> store.write(DeleteLease(row)).lease.key, store.list().leases
+        ('shard-0', ())
     """
 
     lease: Lease

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from attrs import define, evolve, field
 from grounds import ANEW, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import NoMoreDescriptors, NoMoreThreads
+from processes import NoMore, NoMoreThreads
 from schedule import Fault, FaultKind
 from services import Table
 from unsteady_line import HTTP_FAULTS, Lines
@@ -40,7 +40,8 @@ HELD = FaultKind("file locked", seconds=(3.0, 8.0), common=True)
 READ_ONLY = FaultKind("disk read-only", seconds=(3.0, 8.0), common=True)
 NO_THREADS = FaultKind("no more threads")
 NO_DESCRIPTORS = FaultKind("no more descriptors")
-DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS})
+NO_MEMORY = FaultKind("no more memory")
+DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS, NO_MEMORY})
 STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
@@ -83,10 +84,10 @@ class Fleet(Stage):
     leaving: dict[str, tuple[str, Child]] = field(factory=dict)
     _starts: int = 0
     _lasting: dict[Fault, Incident] = field(factory=dict)
-    _short: dict[str, NoMoreThreads | NoMoreDescriptors] = field(factory=dict)
+    _short: dict[str, NoMoreThreads | NoMore] = field(factory=dict)
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _denied: set[str] = field(factory=set)
-    """The processes that were refused threads or their file, and may end of it after the fault is over, too."""
+    """The processes that were refused threads, memory or their file, and may end of it after the fault is over, too."""
 
     # Workers
 
@@ -178,7 +179,7 @@ class Fleet(Stage):
             self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
 
     def _ended_by_itself(self, process: str, child: Child) -> None:
-        """A worker that is refused threads or its file may end, and say so; it is started anew, as its owner would."""
+        """A worker that is refused threads, memory or its file may end, and say so; its owner would start it anew."""
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
@@ -234,8 +235,11 @@ class Fleet(Stage):
                 self._children[process].signal(signal.SIGSTOP)
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
-            case "no more descriptors":
-                self._short[worker] = NoMoreDescriptors(self._children[process].pid)
+            case "no more descriptors" | "no more memory":
+                # A program that is being loaded needs some, and ends without them as any other does.
+                self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
+                refused = NoMore.memory if what == NO_MEMORY.what else NoMore.descriptors
+                self._short[worker] = refused(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, STEPS[step])
             case order:
@@ -313,7 +317,7 @@ class Fleet(Stage):
                 self.join(worker)
             case "stand still":
                 self._children[self.processes[worker]].signal(signal.SIGCONT)
-            case "no more threads" | "no more descriptors":
+            case "no more threads" | "no more descriptors" | "no more memory":
                 self._short.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, 0)

@@ -222,7 +222,7 @@ class HubGround:
     dated: bool = True
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in WIRE_FAULTS),
-        *(PAUSE, GONE),
+        *(PAUSE, GONE, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("detach", "drop", "one more partition")),
     )
 
@@ -265,6 +265,9 @@ class HubGround:
                 self.wire.part(worker)
             case GONE.what:
                 self.wire.cut()
+            case ANEW.what:
+                self._hubs.create(self._hub.hub, self._hub.partitions)
+                return ""
             case "detach":
                 self._hubs.detach(self._hub.hub, partition)
                 return partition

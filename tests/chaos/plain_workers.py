@@ -21,7 +21,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "flee
 
 from attrs import define, evolve, frozen
 from feed import Feed
-from fleet import NO_DESCRIPTORS, NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
+from fleet import NO_DESCRIPTORS, NO_MEMORY, NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
 from grounds import ANEW, KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
 from libc import UnkindLibc, libc_can_be_put_before
 from processes import client_at, threads_can_be_refused
@@ -174,7 +174,7 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
     if not threads:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
     kinds = [*OF_WORKERS, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
-    return [*kinds, NO_DESCRIPTORS, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
+    return [*kinds, NO_DESCRIPTORS, NO_MEMORY, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
 
 
 def limits_now(workers: Sequence[str], promises: Promises) -> Limits:

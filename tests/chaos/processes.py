@@ -2,9 +2,10 @@
 
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 PROC = Path("/proc")
 PIDS = Path("/sys/fs/cgroup/pids")
@@ -56,22 +57,51 @@ class NoMoreThreads:
                 (to / "cgroup.procs").write_text(str(pid))
 
 
-class NoMoreDescriptors:
-    """Limits that let the processes of a worker open no more files and connections than they have open."""
+SPARE_BYTES = 1 << 20
+"""What a process that gets no more memory has left, so that some step far within it is refused some."""
 
-    def __init__(self, group: int) -> None:
+
+def descriptors_of(pid: int) -> int:
+    """One more than the highest that this process has open."""
+    return max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
+
+
+def memory_of(pid: int) -> int:
+    """The bytes of its data, which are what the system counts, and a little more."""
+    status = (PROC / str(pid) / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmData:")) * 1024 + SPARE_BYTES
+
+
+class NoMore:
+    """Limits that let the processes of a worker have no more of something than they have.
+
+    what  the resource, as the system numbers them
+    used  how much of it a process may have
+    """
+
+    def __init__(self, group: int, what: int, used: Callable[[int], int]) -> None:
+        self._what = what
         self._before: dict[int, tuple[int, int]] = {}
         for pid in in_group(group):
             with suppress(ProcessLookupError, FileNotFoundError):
-                used = max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
-                _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-                self._before[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, most))
+                _, most = resource.prlimit(pid, what)
+                self._before[pid] = resource.prlimit(pid, what, (used(pid), most))
+
+    @classmethod
+    def descriptors(cls, group: int) -> Self:
+        """They open no more files and connections."""
+        return cls(group, resource.RLIMIT_NOFILE, descriptors_of)
+
+    @classmethod
+    def memory(cls, group: int) -> Self:
+        """They get no more memory."""
+        return cls(group, resource.RLIMIT_DATA, memory_of)
 
     def end(self) -> None:
         """Let them have what they want; who has gone meanwhile wants nothing."""
         for pid, limits in self._before.items():
             with suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+                resource.prlimit(pid, self._what, limits)
 
 
 def threads_can_be_refused() -> bool:

@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 from disk import Disk
 from libc import STEP_SECONDS, UnkindLibc, libc_can_be_put_before
-from processes import NoMoreDescriptors, NoMoreThreads, threads_can_be_refused
+from processes import NoMore, NoMoreThreads, threads_can_be_refused
 from services import a_table
 from written import WrittenStore, answer_of
 
@@ -87,11 +87,33 @@ for _ in iter(input, ""):
     pids: list[int] = []
     with talking(program, {}, pids) as asked:
         answers = [asked()]
-        short = NoMoreDescriptors(*pids)
+        short = NoMore.descriptors(*pids)
         answers.append(asked())
         short.end()
         answers.append(asked())
     assert answers == ["opened", "Too many open files", "opened"]
+
+
+def test_a_process_has_no_more_memory_and_gets_some_again() -> None:
+    """Without it the fault would be one in name alone."""
+    program = """
+def had():
+    try:
+        bytes(8 << 20)
+        return "had"
+    except MemoryError as error:
+        return type(error).__name__
+for _ in iter(input, ""):
+    print(had(), flush=True)
+"""
+    pids: list[int] = []
+    with talking(program, {}, pids) as asked:
+        answers = [asked()]
+        short = NoMore.memory(*pids)
+        answers.append(asked())
+        short.end()
+        answers.append(asked())
+    assert answers == ["had", "MemoryError", "had"]
 
 
 def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_path: Path) -> None:

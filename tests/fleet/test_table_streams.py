@@ -1,5 +1,6 @@
 """Worker processes on a table whose shards roll: a kill, nothing lost, and each item's changes in order."""
 
+import json
 import sys
 import time
 from collections import defaultdict
@@ -15,6 +16,8 @@ import pytest
 from test_consume_kinesis import Fleet, a_fleet
 from waiters import until
 
+from leasehold.adapters.history.events import Incident, RunHistory, Sent, event_of
+from leasehold.adapters.history.explanations import RunVerdict, verdict_on
 from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.stores.urls import open_store
 
@@ -54,6 +57,24 @@ def numbers(records: list[dict[str, Any]]) -> set[int]:
     return {int(each["sequence_number"]) for each in records}
 
 
+def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
+    """The demo's verdict on what was handed over; a change that nobody was given is known by its number alone."""
+    told = {int(each["sequence_number"]): each for each in fleet.records()}
+    history = RunHistory(
+        sent=[
+            Sent(told[number]["partition_key"], number, told[number]["sha1"])
+            if number in told
+            else Sent("", number, "")
+            for number in sorted(made)
+        ],
+        events=[event_of(json.dumps(each)) for worker in fleet.processes for each in fleet.events(worker)],
+        parents={each.id: (each.parent,) if each.parent else () for each in table.shards.values()},
+        incidents=[Incident(time.time(), "end", "")],
+        end=time.time(),
+    )
+    return verdict_on(history)
+
+
 def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable[[], set[int]]) -> None:
     """Wait until everything was handed over, and end in good order."""
     until(lambda: made() <= numbers(fleet.records()), "every change handed over")
@@ -88,6 +109,8 @@ def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
             drained(fleet, ["a-1", "c-1"], table, lambda: put)
             assert len(put) == SECONDS * RATE
             assert out_of_order(fleet.records()) == []
+            found = verdict(fleet, table, put)
+            assert (found.produced, found.lost, found.strangers, found.faults) == (len(put), 0, 0, ())
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}

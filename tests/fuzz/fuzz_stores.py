@@ -16,17 +16,19 @@ from leasehold.adapters.worker.holding import reach_of
 from leasehold.balancer.lookout import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
 from leasehold.balancer.watch import Reports, Watch
+from leasehold.stores import postgres
 from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
 from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.embedded import file
 from leasehold.stores.embedded.sqlite import COLUMNS, to_row
 from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
 from leasehold.stores.fields import readable
 from leasehold.stores.objects import blob, s3
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import Parts, Stored
 from leasehold.stores.objects.store import Layout
 from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.urls import date_of, endpoint_of, store_address
 
 if TYPE_CHECKING:
@@ -97,6 +99,11 @@ def _row(cells: object) -> None:
         assert token_of(cast("Lease", row_to_lease(cast("Any", to_row(read))))) == token_of(read)
 
 
+def _line(text: str) -> None:
+    if read := _read(file._lease(1, text)):
+        assert token_of(cast("Lease", file._lease(1, file.line_of(read)))) == token_of(read)
+
+
 def _objects(layout: Layout, found: object) -> None:
     parts: dict[str, dict[str, object]] = found if isinstance(found, dict) else {}
     stored = {
@@ -130,10 +137,12 @@ def _notes(found: object) -> None:
 
 
 def _url(url: str) -> None:
-    scheme, _, options = store_address(url)
+    scheme, place, options = store_address(url)
     endpoint_of(options.get("endpoint"))
     if scheme == "azblob":
         blob._layout(options)
+    if scheme == "postgres":
+        postgres.place_of(place, options)
 
 
 STORES = (
@@ -148,6 +157,7 @@ STORES = (
         pack=in_json,
     ),
     FuzzTarget("sqlite-rows", ("stores/embedded/sqlite.py", "stores/fields.py"), _row),
+    FuzzTarget("backup-lines", ("stores/embedded/file.py", "stores/embedded/sqlite.py"), _line),
     FuzzTarget("generic-objects", ("stores/objects/generic_layout.py",), lambda found: _objects(FLEET, found)),
     FuzzTarget("event-hub-blobs", ("stores/objects/event_hubs_layout.py",), lambda found: _objects(HUB, found)),
     FuzzTarget(
@@ -158,7 +168,7 @@ STORES = (
     FuzzTarget("lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py"), _notes),
     FuzzTarget(
         "store-urls",
-        ("stores/urls.py", "stores/urls.py", "stores/urls.py", "stores/objects/blob.py"),
+        ("stores/urls.py", "stores/urls.py", "stores/urls.py", "stores/objects/blob.py", "stores/postgres.py"),
         _url,
         (ValueError,),
         "store URL: ",

@@ -16,6 +16,7 @@ from leasehold.adapters.history.events import (
     Sent,
     WriteAnswer,
     WriteEvent,
+    WriteVerb,
     event_of,
 )
 from leasehold.adapters.history.explanations import UNLIMITED, RunVerdict, judge, verdict_on
@@ -152,6 +153,25 @@ def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
         found = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
         why = "b handed over 1 records of s-0 again that were checkpointed when it took it"
         assert said(found) == (f"handed over again: {why}",)
+
+
+def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_have() -> None:
+    """Each record of the second hub would count as one of the first that came again behind a checkpoint."""
+    second = [evolve(each, place=(each.place[0] - 2, 0)) for each in records(40, "b", 3, 4)]
+    events = [begins(0, "a"), *records(10, "a", 1, 2), ends(20, "a"), begins(30, "b"), *second, ends(50, "b")]
+    found = verdict(sent(1, 2, 3, 4), events, rows=[stored(12, 2)])
+    assert (said(found), found.duplicates, found.owner_changes[0].duplicates) == ((), 0, 0)
+
+
+@pytest.mark.parametrize("verb", ["reset", "annotate"])
+def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) -> None:
+    """What an operator asked for would be a fault of whoever reads it."""
+    claims = [
+        WriteAnswer(5, 4, "z", "claim", "s-0", "done", "z", "3", 3, (1, 102, 0)),
+        WriteAnswer(25, 24, OPERATOR, verb, "s-0", "done", None, "6", 6, (0, 0, 0)),
+    ]
+    run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=claims, rows=[stored(12, 2)], end=40.0)
+    assert ("handed over again" in " ".join(said(verdict_on(run)))) is (verb != "reset")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 
 def tell(told: dict[str, object]) -> None:
@@ -21,11 +23,22 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def main(how: str, at: str) -> None:
+def note(shard: str, message: dict[str, Any]) -> None:
+    """Keep what was given, where the environment names a folder: a daemon that is killed shows no more lines."""
+    if folder := os.environ.get("CHILD_NOTES"):
+        told = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
+        with Path(folder, f"{shard}.{os.getpid()}").open("a") as notes:
+            notes.write(told)
+
+
+def main(how: str, at: str) -> None:  # noqa: C901  a case for each way to behave
     """Answer everything, and do so at that action."""
+    shard = ""
     for line in sys.stdin:
         message = json.loads(line)
         action = message["action"]
+        shard = message.get("shardId", shard)
+        note(shard, message)
         if action == "checkpoint":
             say(f"INFO checkpoint {message['error']}")
             continue
@@ -56,6 +69,9 @@ def main(how: str, at: str) -> None:
                     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                     say(f"has started {started.pid}")
                     sys.exit(0)
+                case "parent":
+                    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                    Path(os.environ["CHILD_NOTES"], f"started.{os.getpid()}").write_text(str(started.pid))
                 case "checkpoint":
                     tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
                     tell({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})

@@ -10,7 +10,7 @@ from leasehold.adapters.multilang.protocol import CheckpointWanted, Conversation
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import SHARD_END, Position
 
-kcl = pytest.importorskip("amazon_kclpy.kcl", reason="amazon_kclpy is not installed: it brings Java's jars")
+kcl = pytest.importorskip("amazon_kclpy.kcl", reason="test_samples runs these where amazon_kclpy is")
 v2 = pytest.importorskip("amazon_kclpy.v2.processor")
 v3 = pytest.importorskip("amazon_kclpy.v3.processor")
 

@@ -186,7 +186,7 @@ def test_what_is_taken() -> None:
         ),
         (
             {"AwsCredentialsProvider": "DefaultCredentialsProvider,com.acme.Vault|secret"},
-            "AwsCredentialsProvider: 'Vault' cannot be had here; take DefaultCredentialsProvider, and name a *",
+            "AwsCredentialsProvider: 'Vault' can only be had in a JVM; take DefaultCredentialsProvider, or *",
         ),
     ],
 )  # fmt: skip

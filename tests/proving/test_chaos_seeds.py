@@ -38,6 +38,11 @@ def test_consumers_that_acknowledge_late_at_random_and_never_are_among_the_fleet
     assert kinds == {"return", "late", "random", "never"}
 
 
+def test_streams_without_hash_ranges_are_among_the_fleets() -> None:
+    """Without it what is found by parents alone, as of a table's stream, would be tried under no fault."""
+    assert {trial(seed).scenario.ranged for seed in range(CHUNK)} == {True, False}
+
+
 def test_whoever_joins_after_rows_were_deleted_skips_nothing() -> None:
     """Without it a worker that starts after a table was emptied begins where others have not read yet."""
     assert _said(JOINED) == {}

@@ -16,6 +16,7 @@ from leasehold.adapters.spark.feed import (
     ReadAheadPace,
     ReadAheadState,
     ShardPrefetcher,
+    joined,
 )
 from leasehold.adapters.spark.kinesis.options import LEAST_MS
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -135,6 +136,26 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
     assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
     assert feed.step(1.0) == math.inf
     assert (stream.opened, worker.store.get(["a"])[0].checkpoint) == ([], LATEST)
+
+
+def test_the_reader_of_a_lease_that_goes_is_closed() -> None:
+    """Without it each lease that moves would leave a connection open, until the process has no more descriptors."""
+    stream, gone = Stream({"a": ["x"]}), list[str]()
+    worker, feed = a_feed(stream, a_shelf(), left=lambda each: gone.append(each.key))
+    feed.step(1.0)
+    assert stream.open_readers == ["a"]
+    assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
+    feed.holding.renew()
+    assert feed.step(2.0) == math.inf
+    assert (stream.open_readers, gone) == ([], ["a"])
+
+
+def test_one_batch_alone_is_not_copied() -> None:
+    """Without it each row of a quick query would be copied once more."""
+    one = pa.RecordBatch.from_pydict({"data": [b"x"]})
+    assert joined([one]) is one
+    both = joined([one, one])
+    assert both.to_pydict() == {"data": [b"x", b"x"]}
 
 
 @pytest.mark.parametrize("last", [20, 19, 21])

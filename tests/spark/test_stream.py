@@ -7,9 +7,10 @@ from typing import Any, Never
 
 import pytest
 from fake_stream import PAGE, Place, Query, Stream
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from leasehold.adapters.spark import stream
+from leasehold.adapters.spark import lease_loop, stream
 from leasehold.adapters.spark.fetching import Transport
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Done, Store, StoreError
@@ -236,3 +237,35 @@ def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
     query.batch()
     query.batch()
     assert len(query.batch()) <= 100 + 2 * PAGE
+
+
+def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a scheduled query would end as if all was read, and its scheduler be told that it went well."""
+    for name in ("STUCK_SECONDS", "EXPIRIES"):
+        monkeypatch.setattr(lease_loop, name, 0.5)
+    place = Place(Stream({"a": ["x"]}), tmp_path / "leases.db")
+    place.stream.unreachable["a"] = 1_000_000
+    query = place.query()
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(TimeoutError, match=r"nothing was heard for 1 s of a \(its end is not reached\)"):
+        query.reader.latestOffset(query.offset, ReadAllAvailable())
+    place.close()
+
+
+def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> None:
+    """Without it a query of many months would keep a plan and the tasks of each of its batches."""
+    query = place.query()
+    while len(query.rows) < 50:
+        query.batch(ReadMaxRows(7))
+    query.reader.commit(query.offset)
+    run = query.reader._run  # noqa: SLF001  what it keeps
+    assert run is not None
+    assert (dict(run._plans), dict(run._parts)) == ({}, {})  # noqa: SLF001  likewise
+
+
+def test_a_task_of_another_source_is_refused(place: Place) -> None:
+    """Without it a mistake would be answered with an empty batch, and its rows be lost."""
+    with pytest.raises(TypeError, match=r"^InputPartition is no partition of this source$"):
+        list(place.query().reader.read(InputPartition(0)))

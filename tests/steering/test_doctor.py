@@ -108,6 +108,21 @@ def test_no_right_to_write_is_used_where_none_may_be() -> None:
     assert well(found)
 
 
+@pytest.mark.parametrize(("write", "state", "proved"), [(FINE, "ok", 1), (StoreError("t: no"), "unknown", 0)])
+def test_conditions_are_tried_where_all_rights_to_write_are_there(
+    write: RightAttempt | Exception, state: str, proved: int
+) -> None:
+    """A store that keeps its conditions would be called careless, as it refuses whoever may not write."""
+    seen, calls = examination._Gathered(), list[int]()  # noqa: SLF001  a step of an examination
+    attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
+    trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
+    assert examination._rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
+    assert ([(each.state) for each in seen.findings if each.what == "conditional writes"], len(calls)) == (
+        [state],
+        proved,
+    )
+
+
 @pytest.mark.parametrize(
     ("listing", "state", "says"),
     [

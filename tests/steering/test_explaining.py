@@ -58,6 +58,12 @@ def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
     assert all(line.endswith("(H2)") for line in b.lines)
 
 
+def test_a_worker_at_its_share_is_said_to_be() -> None:
+    """Of a group at rest each worker would be told to lack something, or to hold too much."""
+    found = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
+    assert [each.lines for each in found] == [("nothing: it holds its share",)] * 2
+
+
 def test_a_worker_that_is_not_there_yet_can_be_asked() -> None:
     """Nobody could try what a newcomer would take before starting it."""
     (newcomer,) = (each for each in plans(table(*FLEET), CONFIG, ("c",)) if each.worker == "c")
@@ -82,7 +88,9 @@ def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> No
     tale = story(table(dead), CONFIG, dead, found)
     assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
     assert tale.should.startswith("c, by M6: ")
-    assert "at c's next look" in tale.moves
+    assert tale.moves == "at c's next look, within 20.05 s"
+    tale = story(table(*FLEET), CONFIG, FLEET[0], plans(table(*FLEET), CONFIG))
+    assert tale.moves == "at b's next look, within 20.05 s, after the running batch"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from leasehold.stores.objects.blob import BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.writes import (
+    CheckpointLate,
     CheckpointLease,
     ClaimLease,
     CreateLease,
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.services
 
 NAMESPACE, HUB, GROUP = WHERE = ("ns.servicebus.windows.net", "Orders", "$Default")
 PLACE = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
-AT_9 = Position("9", 0, "4520")
+AT_9, AT_20 = Position("9", 0, "4520"), Position("20", 0, "9040")
 
 
 @pytest.fixture
@@ -125,3 +126,23 @@ def test_a_start_they_find_is_theirs_to_move(ours: EtagStore, theirs: BlobCheckp
     assert lost(ours.write(CreateLease(Lease("0")))) is not None
     assert lost(ours.write(ClaimLease(lease, "ann"))) is not None
     assert ours.get(["0"])[0].checkpoint == AT_9
+
+
+def test_an_official_reader_that_has_begun_sets_a_late_checkpoint_back(
+    ours: EtagStore, theirs: BlobCheckpointStore
+) -> None:
+    """Late checkpoints would be on for everybody, though beside official workers a blob's checkpoint falls by them.
+
+    Their reader begins where the blob was at its claim, and writes whatever it has handled, under no condition: what
+    we write between is gone with its next checkpoint, which repeats and skips nothing. Ours moves none of theirs back.
+    """
+    lease = done(ours.write(CheckpointLease(placed(ours, Lease("0", owner="ann")), AT_9)))
+    claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
+    assert checkpoints(theirs)["0"] == ("4520", 9)  # where their reader begins
+    done(ours.write(CheckpointLate(lease, AT_20)))
+    assert checkpoints(theirs)["0"] == ("9040", 20)
+    theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "5424", "sequence_number": 11})
+    assert checkpoints(theirs)["0"] == ("5424", 11)
+    theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "9944", "sequence_number": 22})
+    lost(ours.write(CheckpointLate(lease, AT_20)))
+    assert checkpoints(theirs)["0"] == ("9944", 22)

@@ -14,7 +14,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.writes import CreateLease, DeleteLease
+from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
 
 HEALTHY = Listing(())
 ME = Me("a-1")
@@ -239,12 +239,15 @@ def test_another_start_is_refused() -> None:
 
 @define
 class Named(ListSource):
-    """A stream that tells which of its name it is."""
+    """A stream that tells which of its name it is, where it answers."""
 
     name: str = "1"
+    silent: bool = False
 
     def incarnation(self) -> str:
         """The present one."""
+        if self.silent:
+            raise SourceUnavailable("no answer")
         return self.name
 
 
@@ -265,3 +268,82 @@ def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
     assert ours.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
     assert not ours.worker.discovery.unheard(store.list().leases)
+
+
+def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It would be said at the next listing, which is five minutes away."""
+    discovery = Discovery(ListSource(four_shards()))
+    listing = Listing((Lease("s-0", checkpoint=SHARD_END),))
+    for now in range(2):
+        discovery.want()
+        discovery.shards(float(now), listing, ME, listing.leases)
+    (found,) = discovery.contradictions
+    assert caplog.messages == [found.what]
+
+
+def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> None:
+    """Leases would be made that note no stream, and one made anew under its name would not be told apart."""
+    source = Named(four_shards())
+    discovery = Discovery(source)
+    source.silent = True
+    assert discovery.shards(0.0, HEALTHY, ME) is None
+    source.silent = False
+    found = discovery.shards(1.0, HEALTHY, ME)
+    assert (len(found or ()), discovery.incarnation) == (4, "1")
+    source.silent = True
+    discovery.want()
+    assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
+
+
+def recreating(store: FaultyStore) -> tuple[Driven, Named]:
+    """A worker that holds four leases of a stream which has just been made anew, and is to begin it."""
+    source, clock = Named(four_shards()), Clock()
+    worker = Worker(
+        store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, if_recreated="TRIM_HORIZON"
+    )
+    ours = Driven(worker, clock, clock.now, clock.now)
+    ours.run(30)
+    for holding in worker.holdings:
+        assert holding.checkpoint(Position("17"))
+    source.name = "2"
+    return ours, source
+
+
+def test_nothing_begins_anew_beside_a_batch_of_the_former_stream() -> None:
+    """The checkpoint of that batch would be written over the beginning of the new stream."""
+    store = FaultyStore()
+    ours, _ = recreating(store)
+    kept = ours.worker.consumer
+    assert isinstance(kept, Kept)
+    kept.busy = True
+    for _ in range(3):
+        ours.worker.hurry()
+        ours.worker.turn(ours.clock.now)
+    assert {row.checkpoint for row in store.list().leases} == {Position("17")}
+    kept.busy = False
+    ours.worker.hurry()
+    ours.worker.turn(ours.clock.now)
+    assert ours.held == [], "asked for before the consumer is told, or it would find nothing to do"
+    ours.turn_due = ours.clock.now
+    ours.run(60)
+    assert (len(ours.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
+
+
+@pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
+def test_a_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
+    """A step planned on rows as they were would be taken after another worker has gone on."""
+    store = FaultyStore()
+    ours, _ = recreating(store)
+    ours.worker.hurry()
+    ours.worker.turn(ours.clock.now)
+    assert ours.held == []
+    store.rewrite("s-0", lambda row: evolve(row, owner="b-1"))
+    store.asked.clear()
+    store.refuses = (refused,)
+    ours.worker.hurry()
+    ours.worker.turn(ours.clock.now)
+    assert sum(isinstance(write, ResetLease) for write in store.asked) == resets
+    store.refuses = ()
+    ours.turn_due = ours.clock.now
+    ours.run(60)
+    assert {row.checkpoint for row in store.list().leases} == {TRIM_HORIZON}

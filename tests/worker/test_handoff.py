@@ -1,11 +1,13 @@
 """Planned moves between two workers: asked for, given at the batch boundary, accepted by a write."""
 
 import pytest
+from attrs import evolve
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.holding import Identity
+from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.protocol import Done, OutcomeUnknown, Promises
@@ -94,8 +96,11 @@ def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     one.run(MINIMAL.renew_seconds + 0.1)
     assert "s-0" not in one.held
     one.turn_due = clock.now
-    one.run(2.1)
-    assert ("s-0" in one.held, store.row("s-0").owner) == (True, "a-1")
+    while "s-0" not in one.held:
+        store.readings.clear()
+        one.worker._look = evolve(one.worker._look, keys=("s-1",))  # noqa: SLF001  as of a large fleet
+        one.run(0.1)
+    assert (store.row("s-0").owner, store.readings[0]) == ("a-1", (None, True)), "the heir may ask again, and is seen"
 
 
 def test_a_gift_taken_back_without_an_answer_is_held_all_the_same() -> None:
@@ -249,6 +254,60 @@ def test_an_heir_that_leaves_takes_its_requests_back() -> None:
     assert asked != ()
     two.worker.close()
     assert [lease.heir for lease in store.list().leases] == [None] * 4
+
+
+def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
+    """A turn that runs as its worker begins to leave would ask again for what was just taken back."""
+    clock, store = Clock(), FaultyStore()
+    one, two = pair(clock, store)
+    together([Driven(one.worker, clock, clock.now + 1000, clock.now + 1000), two], 9)
+
+    def turn() -> None:
+        if not any(lease.heir for lease in store.list().leases):
+            store.passes = lambda: None
+            two.worker.hurry()
+            two.worker.turn(clock.now)
+
+    store.passes = turn
+    two.worker.close()
+    assert [lease.heir for lease in store.list().leases] == [None] * 4
+
+
+def test_a_release_waits_for_the_batch_in_hand() -> None:
+    """A lease released beside a running batch is another's while that is still being handled."""
+    clock, store = Clock(), FaultyStore()
+    one, _two = pair(clock, store)
+    consumer(one).busy = True
+    one.worker._act(Release(store.row("s-0"), "M11", heir="b-1"))  # noqa: SLF001  as a plan asks for it
+    (held,) = consumer(one).parting
+    assert (held.key, held.parting, store.row("s-0").owner) == ("s-0", True, "a-1")
+    consumer(one).busy = False
+    held.part()
+    assert store.row("s-0").owner != "a-1"
+
+
+def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener() -> None:
+    """A row that still names this worker would be renewed by nobody; or each look would list the whole table."""
+    clock, store = Clock(), FaultyStore()
+    one, two = pair(clock, store)
+    together([one, two], 60)
+    worker = one.worker
+
+    def read() -> list[tuple[str, ...] | None]:
+        store.readings.clear()
+        worker._look, worker._look_due = evolve(worker._look, keys=("s-0",)), clock.now  # noqa: SLF001  as at rest
+        worker.turn(clock.now)
+        return [keys for keys, _ in store.readings][:1]
+
+    assert read() == [("s-0",)]
+    holding = worker.holdings[0]
+    clock.now += MINIMAL.lease_seconds + 1.0
+    holding.drop("not renewed")
+    store.fault = OutcomeUnknown("the store cannot be reached")
+    assert read() == [None]
+    store.fault = None
+    assert read() == [None], "the reading that failed showed nothing"
+    assert read() == [("s-0",)]
 
 
 def test_a_lease_may_go_back_and_forth() -> None:

@@ -9,8 +9,8 @@ from virtual_fleet import FaultyStore
 from waiters import Clock
 
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.worker.holding import Holding, Identity
-from leasehold.balancer.model import SHARD_END, Lease, Position, Version
+from leasehold.adapters.worker.holding import Holding, Identity, latest_notes, noted_latest
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.stores.protocol import Lost, OutcomeUnknown, Promises
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease
 
@@ -164,3 +164,11 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
     )
     assert holding.checkpoint(Position("6"))
     assert (store.row("s-0").checkpoint, caplog.messages) == (Position("6"), [holding.contradiction])
+
+
+@pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
+def test_what_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
+    """A lease would begin at another present than the one it was made at, and skip what lies between."""
+    found = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
+    assert found is not None
+    assert (found.sequence, found.sub, found.token) == (latest.sequence, latest.sub, latest.token)

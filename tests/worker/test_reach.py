@@ -19,7 +19,7 @@ from leasehold.adapters.worker.holding import (
     ReachMeter,
     reach_of,
 )
-from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, at_timestamp
 
 NOW = 1_700_000_000.0
 BATCH = Batch((Record(b"x", "7", arrived=NOW - 5),), Position("7"), 4.0, 0.2)
@@ -194,6 +194,11 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
     source.shelves["s-0"] = ShardRecords(waiting, size=20)
     assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0
+    assert [reader.closed for reader in source.readers] == [True]
+    # Nobody has been at LATEST yet, so that a batch read there tells nothing.
+    unknown = {"s-0": LeaseLag()}
+    assert asked(source, [evolve(java, checkpoint=LATEST)], unknown) == unknown
+    assert len(source.readers) == 1
 
 
 def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:

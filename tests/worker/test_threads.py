@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from leasehold.adapters.sources.call_patience import seconds
-from leasehold.adapters.threads import ThreadQueue, ThreadScheduler
-from leasehold.adapters.worker.scheduler import Signal
+from leasehold.adapters.reading.runner import Pool, Signal
+from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, seconds
 
 
 @contextmanager
@@ -50,6 +49,40 @@ def test_a_queue_waits_until_then_and_no_longer() -> None:
     assert queue.get(-1.0) is None
     queue.put("item")
     assert queue.get(seconds() - 1) == "item"
+
+
+def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
+    """A turn whose write failed would end with an error about nothing, or leave writes behind that nobody awaits."""
+    done: list[int] = []
+
+    def work(item: int) -> int:
+        if item == 1:
+            raise ValueError("refused")
+        done.append(item)
+        return item
+
+    pool = Pool(ThreadScheduler(seconds), 2, "test", lambda _fault: None)
+    with pytest.raises(ValueError, match=r"^refused$"):
+        pool.map(work, range(4))
+    assert sorted(done) == [0, 2, 3]
+
+
+def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
+    """A signal that looks given for ever is given to nobody: a worker would sleep through a lease that it won."""
+    scheduler, queue, taken = ThreadScheduler(seconds), ThreadQueue(seconds), list[bool]()
+    put = queue.put
+
+    def handed(item: object) -> None:
+        put(item)
+        taken.append(signal_of_all.wait(-1.0))  # who waits takes it before `set` returns
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(queue, "put", handed)
+        patched.setattr(scheduler, "queue", lambda: queue)
+        signal_of_all = Signal(scheduler)
+        signal_of_all.set()
+        signal_of_all.set()
+    assert taken == [True, True]
 
 
 def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,19 +202,24 @@ def four_shards() -> list[Shard]:
 
 @define
 class Kept:
-    """A consumer that remembers what it was told; the test does the work."""
+    """A consumer that remembers what it was told; the test does the work.
+
+    busy  a batch is in hand, so that nothing parts yet
+    """
 
     begun: list[Holding] = field(factory=list)
     parting: list[Holding] = field(factory=list)
+    busy: bool = False
 
     def begin(self, holding: Holding) -> None:
         """Remember it."""
         self.begun.append(holding)
 
     def part(self, holding: Holding) -> None:
-        """Part at once, as nothing is running."""
+        """Part at once, where nothing is running."""
         self.parting.append(holding)
-        holding.part()
+        if not self.busy:
+            holding.part()
 
 
 @define

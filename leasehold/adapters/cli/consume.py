@@ -16,8 +16,7 @@ from leasehold.adapters.json_form import RULES
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
 from leasehold.adapters.reading.letters.letter import LetterError
-from leasehold.adapters.reading.run import endings
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError

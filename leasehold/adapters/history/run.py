@@ -208,12 +208,12 @@ class JudgedRun:
         seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
         anew: dict[str, list[float]] = defaultdict(list)
         for answer in self.history.answers:
-            if answer.verb == "delete" and answer.done:
+            if answer.verb in {"delete", "reset"} and answer.done:
                 anew[answer.shard].append(answer.t)
             if answer.verb in TAKES and answer.done:
                 taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
         for write in self.history.writes:
-            if write.done and write.after is not None and write.verb == "create":
+            if write.done and write.after is not None and write.verb in {"create", "reset"}:
                 anew[write.after.shard].append(write.t)
             if write.done and write.after is not None and write.verb in TAKES:
                 taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
@@ -221,12 +221,12 @@ class JudgedRun:
             seen[row.shard].append((row.t, row.checkpoint.order))
         found = []
         for shard, readers in self.tenures.items():
-            earlier: set[RecordPlace] = set()
+            earlier: set[tuple[RecordPlace, str]] = set()  # an event hub that is made anew counts from 0 again
             for before, after in pairwise(readers):
-                earlier.update(record.place for record in before.records)
-                again = earlier.intersection(record.place for record in after.records)
+                earlier.update((record.place, record.digest) for record in before.records)
+                again = earlier.intersection((record.place, record.digest) for record in after.records)
                 # A reader starts at the checkpoint in its claim's reply; where no claims are recorded, at the last
-                # one seen before. Of a row that was deleted and created again only what was written since counts.
+                # one seen before. Of a row that was reset, or deleted and created again, what was written since counts.
                 known = taken.get((after.process, shard)) or seen.get(shard, [])
                 since = max((t for t in anew[shard] if t <= after.begin), default=0.0)
                 start = max((order for t, order in known if since <= t <= after.begin), default=(0, 0, 0))
@@ -238,8 +238,8 @@ class JudgedRun:
                         after=after.process,
                         how=before.how,
                         duplicates=len(again),
-                        since=sum((1, *place) > start for place in earlier),
-                        replayed=sum((1, *place) <= start for place in again),
+                        since=sum((1, *place) > start for place, _ in earlier),
+                        replayed=sum((1, *place) <= start for place, _ in again),
                     )
                 )
         return tuple(sorted(found, key=lambda change: (change.t, change.shard)))

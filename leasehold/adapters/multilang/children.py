@@ -8,8 +8,8 @@ Rule 1: a shard never has two children. The next one is started once the process
 killed, and none once `close` was called. Rule 2: standard output is always read, also between two messages: Node takes
 a full pipe for an error. Rule 3: no wait is without a bound once a child is to end: for its last answers, and for a
 batch that is at work while the lease is gone; then its pipe is closed, and then come TERM and KILL, to its whole group,
-which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, Linux kills its
-children. Elsewhere, and for what they have started themselves, the closed pipe is all that tells them.
+which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, a shell that waits for
+nothing else kills all groups of its children.
 """
 
 import asyncio
@@ -18,10 +18,11 @@ import math
 import os
 import re
 import signal
+import subprocess
 import sys
 from asyncio import Task
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from leasehold.adapters.multilang.protocol import (
@@ -62,13 +63,26 @@ StoreChild = Callable[[Position], Awaitable[CheckpointError | None]]
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _LEVEL_WITHIN = 80  # a level stands at the head of a line, behind a time and a name
 
-# PR_SET_PDEATHSIG. It is set in the new process, before the program takes its place: Python itself should run nothing
-# between fork and exec, since threads of ours may hold locks. A parent that died before has another child's id by now.
+# Reads the group of each child that starts, and of each that has ended. When the daemon is gone, however that came, its
+# end of the pipe is closed, and what is left is killed: children that hang, and what they have started themselves.
+_KEEPER = """
+groups=' '
+while read -r what group; do
+  case $what in
+    +) groups="$groups$group " ;;
+    -) groups="${groups%% $group *} ${groups#* $group }" ;;
+  esac
+done
+for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+"""
+
+# The child itself names its group, before its program takes its place: there is no moment in which it is unknown. It
+# closes the pipe, since the keeper waits for the end of whoever holds it.
 _LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    os.kill(os.getpid(), signal.SIGKILL)
+import os, sys
+keeper = int(sys.argv[1])
+os.write(keeper, b"+ %d\\n" % os.getpid())
+os.close(keeper)
 try:
     os.execvp(sys.argv[2], sys.argv[2:])
 except OSError as error:
@@ -253,6 +267,8 @@ class Children:
         self._children: dict[str, ChildProcess] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._closed = False
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._to_keeper = -1  # our end of its pipe
 
     @property
     def pids(self) -> dict[str, int]:
@@ -325,6 +341,29 @@ class Children:
         """End all children, whatever they do; no other is started."""
         self._closed = True
         await asyncio.gather(*(self._end(shard, kindly=True) for shard in tuple(self._children)))
+        if self._keeper is not None:
+            os.close(self._to_keeper)
+            await asyncio.to_thread(self._keeper.wait)
+            self._keeper = None
+
+    def _kept(self) -> int:
+        """Our end of the keeper's pipe. Where it has ended, which nobody here asks of it, another hears of all."""
+        if self._keeper is None or self._keeper.poll() is not None:
+            if self._keeper is not None:
+                os.close(self._to_keeper)
+            reading, self._to_keeper = os.pipe()
+            # A session of its own: what ends our group must not end it first.
+            self._keeper = subprocess.Popen(  # noqa: S603  the text above
+                ("/bin/sh", "-c", _KEEPER), stdin=reading, start_new_session=True
+            )
+            os.close(reading)
+            for child in self._children.values():
+                self._tell_keeper("+", child.pid)
+        return self._to_keeper
+
+    def _tell_keeper(self, what: str, group: int) -> None:
+        with suppress(BrokenPipeError):  # the next keeper hears of it
+            os.write(self._to_keeper, f"{what} {group}\n".encode())
 
     def _turn(self, shard: str) -> asyncio.Lock:
         return self._turns.setdefault(shard, asyncio.Lock())
@@ -335,8 +374,10 @@ class Children:
         if self._closed:
             raise ChildNotStarted("the daemon ends")
         try:
+            keeper = self._kept()
+            command = (sys.executable, "-ISc", _LAUNCHER, str(keeper), *self._argv)
             process = await asyncio.create_subprocess_exec(
-                *_launched(self._argv), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper,)
             )
         except OSError as error:
             raise ChildNotStarted(f"{self._argv[0]} cannot be started: {said(error)}") from error
@@ -365,9 +406,4 @@ class Children:
         if (child := self._children.get(shard)) is not None:
             await child.end(kindly=kindly)
             self._children.pop(shard, None)
-
-
-def _launched(argv: Iterable[str]) -> tuple[str, ...]:
-    if sys.platform != "linux":
-        return tuple(argv)
-    return (sys.executable, "-ISc", _LAUNCHER, str(os.getpid()), *argv)
+            self._tell_keeper("-", child.pid)

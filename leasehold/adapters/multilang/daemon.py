@@ -1,7 +1,7 @@
 """Children as the handler of a worker: one event loop in a thread of its own pumps them all.
 
 The loop begins before the worker and ends after it, so that a child hears its last message once its lease is given,
-released or lost. On Linux the thread must live as long as the process: children end with the thread that started them.
+released or lost.
 
 Rule 1: nothing reaches a child that was started at a checkpoint before records that another was given: after a fault,
 also in a message that nobody waits for, the next call fails, and the reading begins again at the checkpoint. Rule 2:
@@ -24,8 +24,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
 from leasehold.adapters.multilang.protocol import CheckpointError
-from leasehold.adapters.reading.attempts import PlaceOrder
-from leasehold.adapters.reading.handling import DeadLetter, Delivery, Handling, Happening, Parting
+from leasehold.adapters.reading.handling import DeadLetter, Delivery, Handling, Happening, Parting, PlaceOrder
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.threads import spawn

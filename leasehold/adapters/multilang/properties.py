@@ -19,6 +19,7 @@ import javaproperties
 from attrs import field, frozen
 
 from leasehold.adapters.consuming import Options
+from leasehold.adapters.multilang.credentials import Credentials, credentials_of
 from leasehold.adapters.multilang.protocol import MOST_RECORDS
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
@@ -106,13 +107,6 @@ IGNORED: Mapping[str, str] = {
 }
 
 CREDENTIALS = ("AwsCredentialsProvider", "AwsCredentialsProviderDynamoDB")
-IN_THE_CHAIN = (
-    "EnvironmentVariableCredentialsProvider",
-    "InstanceProfileCredentialsProvider",
-    "ContainerCredentialsProvider",
-    "WebIdentityTokenFileCredentialsProvider",
-    "DefaultAWSCredentialsProviderChain",  # of the first SDK; KCL 3.x finds no class of this name
-)
 
 EMPTY = "callProcessRecordsEvenForEmptyRecordList"
 
@@ -173,6 +167,8 @@ class MultiLangSettings:
 
     argv             the program of a child, and its arguments
     source, store    URLs
+    credentials, table_credentials
+                     of the source, and of the store
     options          of the worker, as in Python
     most_records     no message has more
     empty            whether readings without a record are handed over, too
@@ -183,6 +179,8 @@ class MultiLangSettings:
     argv: tuple[str, ...]
     source: str
     store: str
+    credentials: Credentials
+    table_credentials: Credentials
     options: Options
     most_records: int
     empty: bool
@@ -243,12 +241,14 @@ class _Understanding:
             self.fates[key] = self._fate(key)
         name = self._required("applicationName")
         argv = tuple(each for each in self._required("executableName").split(" ") if each)
-        self._credentials()
+        of_stream, of_table = self._credentials()
         options = self._options()
         return MultiLangSettings(
             argv=argv,
             source=self._source(name),
             store=self._store(self._text("tableName") or name),
+            credentials=of_stream,
+            table_credentials=of_table,
             options=options,
             most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
             empty=self._flag(EMPTY),
@@ -376,22 +376,21 @@ class _Understanding:
             "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
         })  # fmt: skip
 
-    def _credentials(self) -> None:
+    def _credentials(self) -> tuple[Credentials, Credentials]:
+        """Of the stream and of the table; the first serve for both where the file names no others."""
+        found: dict[str, Credentials] = {}
         for given in self.given:
+            # Java finds these keys in any case, and no others.
             key = next((each for each in CREDENTIALS if each.lower() == given.lower()), None)
             if key is None or (value := self._text(given)) is None:
                 continue
-            for name in (each.partition("|")[0].strip().rpartition(".")[2] for each in value.split(",")):
-                if name in IN_THE_CHAIN:
-                    meaning = "credentials come from botocore's chain, which has this provider"
-                    self.fates[given] = Fate(given, "nearest", meaning)
-                elif name != "DefaultCredentialsProvider":
-                    raise ValueError(
-                        f"{given}: {printable(name)!r} cannot be had here; take DefaultCredentialsProvider, and name a "
-                        "profile in AWS_PROFILE: it may have a role or a credential_process"
-                    )
-                else:
-                    self.fates[given] = Fate(given, "taken", "botocore's default chain")
+            try:
+                found[key] = credentials_of(value)
+            except ValueError as error:
+                raise ValueError(f"{given}: {error}") from None
+            self.fates[given] = Fate(given, "taken", str(found[key]))
+        of_stream = found.get(CREDENTIALS[0], Credentials())
+        return of_stream, found.get(CREDENTIALS[1], of_stream)
 
 
 def _url(scheme: str, place: str, options: Mapping[str, str | None]) -> str:

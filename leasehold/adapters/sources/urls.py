@@ -11,31 +11,36 @@ dynamodb-streams://table?region=…       The changes of the items of a table of
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
                                         `transport=websockets` needs port 443 alone;
                                         `prefetch=300` lets a partition send so many events ahead
+
+Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.stores.urls import Scheme, endpoint_of, read_url
+from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 
 class _SourceModule(Protocol):
     """The function that each of the modules below provides."""
 
-    def open_url(self, place: str, options: Mapping[str, str]) -> Source:
+    def open_url(self, place: str, options: Mapping[str, str], **session: "Session") -> Source:
         """The source at this place; raises ValueError naming an option it cannot use."""
 
 
 _SCHEMES = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
-        frozenset({"region", "endpoint", "if_trimmed", "misplaced", "consumer", "wire", "poll_seconds"}),
+        AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds"},
         "aws",
     ),
     "dynamodb-streams": Scheme(
         "leasehold.adapters.sources.dynamodb_streams.source",
-        frozenset({"region", "endpoint", "if_trimmed", "poll_seconds"}),
+        AWS | {"if_trimmed", "poll_seconds"},
         "aws",
     ),
     "eventhubs": Scheme(
@@ -44,15 +49,21 @@ _SCHEMES = {
 }
 
 
-def open_source(url: str) -> Source:
+def open_source(url: str, *, session: "Session | None" = None) -> Source:
     """The source this URL names; nothing is asked of the service yet.
+
+    session  of boto3's, with the credentials for a URL of AWS; None: the URL's, or the environment's
 
     Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret), and
     SourceError if the source cannot be used as asked.
+
+    Examples:
+        >>> from leasehold.adapters import open_source
+        >>> open_source("kinesis://orders?region=eu-west-1").close()
     """
     scheme, place, options = source_address(url)
     module: _SourceModule = _SCHEMES[scheme].load("source", SourceError)
-    return module.open_url(place, options)
+    return module.open_url(place, options, **session_for(_SCHEMES[scheme], session, "source URL"))
 
 
 def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:

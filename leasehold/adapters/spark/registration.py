@@ -16,13 +16,14 @@ ENCRYPTING = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncr
 
 
 def register(spark: "SparkSession") -> None:
-    """Afterwards `kinesis-leased`, `eventhubs-leased` and `lease-table` are formats of this session.
+    """Afterwards `kinesis-leased`, `dynamodb-leased`, `eventhubs-leased` and `lease-table` are formats of this session.
 
     Tasks fetch their rows from the driver where Spark says it is; where Spark encrypts what it sends, rows go within
     the tasks, which are encrypted, too. On a cluster queries ask this program for readers on executors, so it must live
     as long as they do.
     """
     # The pure modules of this package must be importable without pyspark.
+    from leasehold.adapters.spark.dynamodb_streams.data_source import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
     from leasehold.adapters.spark.lease_table import LeaseTable  # noqa: PLC0415
@@ -30,6 +31,7 @@ def register(spark: "SparkSession") -> None:
     here = {"known": _cores(spark) | address_of(spark) | _jobs(spark)}
     # Classes made here are pickled whole for Spark's other processes, with these attributes, and not by name.
     spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), here))
+    spark.dataSource.register(type("DynamoLeasedHere", (DynamoLeased,), here))
     spark.dataSource.register(type("EventHubsLeasedHere", (EventHubsLeased,), here))
     spark.dataSource.register(LeaseTable)
 

@@ -379,6 +379,9 @@ def due_renewals(
         # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
         unsaid = [holding for holding in by_key.values() if now - holding.renewed >= config.renew_seconds]
         due += [*heartbeat(mine, me, config), *(Renew(holding.lease, "C4") for holding in unsaid)]
+    if due and any(holding.grouped for holding in by_key.values()):
+        # One write renews all of them, and they come due together from then on.
+        due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
     wanted = {action.lease.key: action for action in due}
     return [(by_key[key], action) for key, action in wanted.items()]
 

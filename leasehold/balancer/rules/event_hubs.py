@@ -26,7 +26,13 @@ DIALECTS: tuple[Dialect, ...] = ("gist", "dotnet", "java", "python")
 
 @frozen
 class EventHubs(RuleSet):
-    """The Azure SDKs' P/N rules (rules E1 to E7), in one of their dialects."""
+    """The Azure SDKs' P/N rules (rules E1 to E7), in one of their dialects.
+
+    Examples:
+        >>> from leasehold import EventHubs
+        >>> EventHubs("java").mode
+        'balanced'
+    """
 
     name = "event-hubs"
     renewal_rule = "E7"

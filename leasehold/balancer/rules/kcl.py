@@ -25,6 +25,11 @@ class Kcl(RuleSet):
     max_leases           most leases one worker may hold; None: no limit
     max_steals           most leases stolen in one turn
     very_old_multiplier  leases idle for more lease_seconds than this are taken first; 0: off
+
+    Examples:
+        >>> from leasehold import Kcl
+        >>> Kcl(max_leases=100).most_leases
+        100
     """
 
     name = "kcl"
@@ -102,6 +107,11 @@ class KclRust(RuleSet):
 
     leases_to_acquire  most free leases claimed in one turn
     max_leases         most leases one worker may hold; None: no limit
+
+    Examples:
+        >>> from leasehold import Config, KclRust
+        >>> Config(rules=KclRust()).lease_seconds
+        20.0
     """
 
     name = "kcl-rust"

@@ -33,6 +33,10 @@ ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
 
 KEY = ATTRIBUTES["key"]
 
+APPLICATION = "application"
+"""In a table of many applications: the first part of its key, which holds the prefix that the URL names; `KEY` is the
+second, so that a query reads the rows of one of them, and Java workers, who know one part, refuse the table."""
+
 _ODD = frozenset({"parents", "owner", "heir", "yields", "leaving", "notes"})
 """Fields that are more, or less, than one attribute that says one value."""
 

@@ -20,7 +20,7 @@ Whatever else an answer says, and every answer with a binary value, which JSON t
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attrs import evolve, frozen
 from boto3 import Session
@@ -49,7 +49,8 @@ from uuid import uuid4
 from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponential
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.dynamodb.rows import KEY, text, to_item
+from leasehold.stores.dynamodb.cells import CELL, DynamoCells
+from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, text, to_item
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -58,11 +59,14 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 
+from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, Store
+from leasehold.stores.sessions.cells import layout_of
+from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import endpoint_of
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
@@ -80,9 +84,10 @@ _REFUSED = 300  # and all above
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
-    """Have this client take scans apart by orjson, where that is installed."""
+    """Have this client take listings apart by orjson, where that is installed."""
     if orjson is not None:
-        client.meta.events.register("before-parse.dynamodb.Scan", _read)
+        for operation in ("Scan", "Query"):
+            client.meta.events.register(f"before-parse.dynamodb.{operation}", _read)
 
 
 def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
@@ -211,25 +216,41 @@ WAIT_SECONDS = 600
 """How long a table may take to become usable; the Kinesis Client Library waits as long."""
 
 
-def prepare(client: "DynamoDBClient", table: str, *, create: bool) -> None:
+def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
+    """The key of a lease's row; in a table of many applications its first part is the prefix."""
+    return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
+
+
+def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
     """Make sure the table is there, has our key, and can be used.
+
+    With `protect`, one that is made is kept from deletion, and each of its moments of 35 days can be had back.
 
     Raises StoreError where it is missing and may not be made, or is some other program's.
     """
+    made = False
+    kept: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
     with translated(table):
         if _describe(client, table) is None:
             if not create:
+                wanted = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
                     f"{table}: there is no such table, and it may not be made here; make one with the "
-                    f"partition key {KEY} (string), or allow its creation"
+                    f"partition key {wanted}, or allow its creation"
                 )
+            names = tuple(key_of("", prefix))
+            roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
             try:
                 client.create_table(
                     TableName=table,
-                    KeySchema=[{"AttributeName": KEY, "KeyType": "HASH"}],
-                    AttributeDefinitions=[{"AttributeName": KEY, "AttributeType": "S"}],
+                    KeySchema=[
+                        {"AttributeName": name, "KeyType": role} for name, role in zip(names, roles, strict=False)
+                    ],
+                    AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in names],
                     BillingMode="PAY_PER_REQUEST",
+                    **kept,
                 )
+                made = True
             except ClientError as error:
                 # Another worker starting at the same moment was first, which is as good.
                 if code_of(error) != "ResourceInUseException":
@@ -240,25 +261,30 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool) -> None:
             wait=wait_exponential(multiplier=0.02, max=5),
         )
         try:
-            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)))
+            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)), prefix)
         except RetryError as error:
             raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
+        if made and protect:
+            client.update_continuous_backups(
+                TableName=table, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
+            )
 
 
-def prove(client: "DynamoDBClient", table: str) -> None:
+def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
     """Return if the service keeps conditions: each wants a row of this name, which does not exist.
 
     So nothing is left behind, nor ever there for a Java worker to read. The deletion comes first: where
     conditions are ignored it leaves nothing either. Raises StoreError where they are.
     """
-    for ask in probes(client, table).values():
+    for ask in probes(client, table, prefix).values():
         ask()
 
 
-def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], None]]:
+def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
     """The calls of `prove`, by action; each may be made alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
-    row: Mapping[str, Any] = {"TableName": table, "Key": {KEY: text(lease.key)}}
+    key = key_of(lease.key, prefix)
+    row: Mapping[str, Any] = {"TableName": table, "Key": key}
     there = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
@@ -279,7 +305,7 @@ def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], No
     return {
         "DeleteItem": partial(probe, client.delete_item, {**row, **there}),
         "UpdateItem": partial(probe, client.update_item, update),
-        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": to_item(lease), **there}),
+        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **there}),
     }
 
 
@@ -292,13 +318,22 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
         raise
 
 
-def check_key(table: str, found: "TableDescriptionTypeDef") -> None:
-    """Raises StoreError if its key is not a lease table's."""
+def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") -> None:
+    """Raises StoreError if its key is not that of a lease table, or of leases under a prefix."""
     keys = [(key["AttributeName"], key["KeyType"]) for key in found["KeySchema"]]
     kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in found["AttributeDefinitions"]}
-    if keys != [(KEY, "HASH")] or kinds[KEY] != "S":
-        shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
-        raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
+    alone, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
+    if keys in (alone, shared) and all(kinds[name] == "S" for name, _ in keys):
+        if keys == alone and prefix:
+            raise StoreError(
+                f"{table}: it is the table of one application, which Java workers may share; leases under a prefix "
+                f"want a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE): name another one"
+            )
+        if keys == shared and not prefix:
+            raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
+        return
+    shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
+    raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
 
 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
@@ -308,7 +343,10 @@ BATCH = 100
 
 
 class DynamoStore:
-    """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads."""
+    """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads.
+
+    Under a prefix it is the part of one application of a table that many share, and nothing of the others is read.
+    """
 
     def __init__(
         self,
@@ -319,17 +357,19 @@ class DynamoStore:
         create: bool = True,
         session: Session | None = None,
         request_seconds: float | None = None,
+        prefix: str = "",
+        protect: bool = False,
         directly: bool = True,
     ) -> None:
         """Find the table, or make it; credentials come from the session, or as boto3 finds them.
 
         directly  whether calls go past boto3 where they can
         """
-        self._table, self._create = table, create
+        self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
         self._clients = connect(
             session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
         )
-        prepare(self._clients.reads, table, create=create)
+        prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
     def promises(self) -> Promises:
@@ -344,32 +384,41 @@ class DynamoStore:
             if not (self._create and is_missing(fault)):
                 raise
         log.error("table %s was deleted under this process, which makes it anew", self._table)
-        prepare(self._clients.reads, self._table, create=True)
+        prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
         return self.scan()
 
     def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
         """The leases of one part of so many, from 0, for parallel readings; only one owner's, if it is named.
 
-        A row in a hand-off counts for both of its owners.
+        A row in a hand-off counts for both of its owners. Under a prefix the first part is all of it.
         """
         asked: dict[str, Any] = {"TableName": self._table}
-        if parts > 1:
+        values: dict[str, AttributeValue] = {}
+        look: Callable[..., Any] = self._clients.reads.scan
+        if self._prefix:
+            if part:
+                return Listing(())
+            look, values = self._clients.reads.query, {":application": text(self._prefix)}
+            asked["KeyConditionExpression"] = f"{APPLICATION} = :application"
+        elif parts > 1:
             asked |= {"Segment": part, "TotalSegments": parts}
         if owner is not None:
-            asked |= {
-                "FilterExpression": "leaseOwner = :owner OR checkpointOwner = :owner",
-                "ExpressionAttributeValues": {":owner": text(owner)},
-            }
+            asked["FilterExpression"] = "leaseOwner = :owner OR checkpointOwner = :owner"
+            values[":owner"] = text(owner)
+        if values:
+            asked["ExpressionAttributeValues"] = values
         items: list[Item] = []
         with translated(self._table):
             while True:
                 # Repeated here: with a short lease the client tries once, and one throttled page must not cost the
                 # listing.
-                page = unless_throttled(self._clients.reads.scan, asked)
+                page = unless_throttled(look, asked)
                 items += page["Items"]
                 if not (last := page.get("LastEvaluatedKey")):
                     break
                 asked["ExclusiveStartKey"] = last
+            if any(item.get("entityType") == text(CELL) for item in items):
+                raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
             read = [to_lease(item) for item in items]
         leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
         malformed = tuple(row for row in read if isinstance(row, Malformed))
@@ -387,7 +436,7 @@ class DynamoStore:
         return tuple(found[key] for key in asked if key in found)
 
     def _read(self, keys: Sequence[str], *, consistent: bool) -> Sequence[Item]:
-        pending: list[Any] = [{KEY: text(key)} for key in keys]
+        pending: list[Any] = [key_of(key, self._prefix) for key in keys]
         items: list[Item] = []
 
         def read_some() -> bool:
@@ -434,7 +483,32 @@ class DynamoStore:
 
     def prove(self) -> None:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
-        prove(self._clients.writes, self._table)
+        prove(self._clients.writes, self._table, self._prefix)
+
+    def has_leases(self) -> tuple[bool, bool]:
+        """Whether the table has rows of layout `sessions`, and whether of this one, as far as one row tells."""
+        with translated(self._table):
+            rows = unless_throttled(self._clients.reads.scan, {"TableName": self._table, "Limit": 1})["Items"]
+        ours = any(row.get("entityType") == text(CELL) for row in rows)
+        return ours, bool(rows) and not ours
+
+    def cells(self) -> DynamoCells:
+        """The table's rows as those of layout `sessions`."""
+
+        def ask(
+            call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, refusable: bool = False
+        ) -> Mapping[str, Any]:
+            refused: ClientError | None = None
+            with translated(self._table):
+                try:
+                    return unless_throttled(call, arguments)
+                except ClientError as error:
+                    if not refusable or code_of(error) != "ConditionalCheckFailedException":
+                        raise
+                    refused = error
+            raise refused
+
+        return DynamoCells(self._clients, self._table, ask, self.prove)
 
     def close(self) -> None:
         """Close all connections."""
@@ -442,6 +516,9 @@ class DynamoStore:
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
         """The reply, or the refusal of its condition."""
+        if self._prefix:
+            where = "Item" if "Item" in request else "Key"
+            request = {**request, where: {**request[where], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
         with translated(self._table):
             try:
@@ -456,19 +533,57 @@ class DynamoStore:
         return Lost(key, next(iter(self.get([key])), None))
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> DynamoStore:
+def open_url(
+    place: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,
+    request_seconds: float | None,
+    session: Session | None = None,
+) -> Store:
     """The store of this table; raises ValueError where the name or an option cannot be one."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
         raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
+    endpoint = endpoint_of(options.get("endpoint"))
+    if options.get("protect", "on") != "on":
+        raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
     if options.get("wire", "boto3") != "boto3":
         raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
-    return DynamoStore(
+    store = DynamoStore(
         place,
         region=options.get("region"),
-        endpoint=endpoint_of(options.get("endpoint")),
+        endpoint=endpoint,
         create=create,
+        session=session_of(options, session=session),
         request_seconds=request_seconds,
+        prefix=prefix_of(options),
+        protect="protect" in options,
         directly="wire" not in options,
     )
+    if options.get("prefix"):
+        if "layout" in options:
+            store.close()
+            raise ValueError("store URL: option 'layout' wants a table of its own, without 'prefix'")
+        return store
+    try:
+        sessions, others = store.has_leases()
+        if layout_of(place, options.get("layout"), sessions=sessions, others=others):
+            return SessionStore(store.cells())
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+PREFIX_MOST = 255
+"""Characters, of at most four bytes each: half of what a partition key holds."""
+
+
+def prefix_of(options: Mapping[str, str]) -> str:
+    """The prefix that a URL names; "" for a table of one application. Raises ValueError."""
+    prefix = options.get("prefix", "")
+    if len(prefix) > PREFIX_MOST or not prefix.isprintable():
+        raise ValueError(f"store URL: option 'prefix' wants at most {PREFIX_MOST} characters, all of them to be seen")
+    return prefix

@@ -11,6 +11,8 @@ from attrs import Factory, frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
+from leasehold.stores.sessions.cells import MemoryCells, layout_of, memory_has_sessions
+from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import DeleteLease, Write, applied
 
 
@@ -65,12 +67,15 @@ class MemoryStore:
 
 def open_url(
     place: str,
-    options: Mapping[str, str],  # noqa: ARG001  it has none
+    options: Mapping[str, str],
     *,
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
-) -> MemoryStore:
+) -> MemoryStore | SessionStore:
     """The store of this name; raises ValueError where it may not be made and this process has none of that name."""
+    kept, sessions = place in _shared and bool(_shared[place].rows), memory_has_sessions(place)
+    if layout_of(f"memory://{place}", options.get("layout"), sessions=sessions, others=kept):
+        return SessionStore(MemoryCells(place))
     if not create and place not in _shared:
         raise ValueError(
             f"store URL: memory://{place} is seen by the process that made it alone, and this one has not; "

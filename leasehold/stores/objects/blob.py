@@ -26,9 +26,10 @@ from requests.adapters import HTTPAdapter
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.objects.store import EtagStore, Layout
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.objects.which import store_of
+from leasehold.stores.protocol import OutcomeUnknown, Patience, Store, StoreError
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -42,12 +43,15 @@ _ONCE: Mapping[str, Any] = {"retry_total": 0}
 """A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
 
 _CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
+PAGE_LEASES = 20
+"""All metadata of a blob have 8 KB, and notes of a lease some 300 bytes."""
+
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
 _CONNECTIONS = 64
 """Kept open: a runner claims with twenty threads, and those beyond the SDK's ten would connect for each request."""
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> Store:
     """The store at `account/container`.
 
     With `eventhub=<namespace>/<hub>` and `group` (default $Default) the blobs are the Azure SDKs'
@@ -59,7 +63,12 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     layout = _layout(options)
     endpoint = endpoint_of(options.get("endpoint"))
     client = open_container(place, endpoint, create=create, request_seconds=request_seconds)
-    return EtagStore(BlobObjects(client), layout)
+    objects = BlobObjects(client)
+    if isinstance(layout, EventHubLayout):
+        if "layout" in options:
+            raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
+        return EtagStore(objects, layout)
+    return store_of(objects, layout.above, f"container {place!r}", options.get("layout"), page_leases=PAGE_LEASES)
 
 
 def open_container(

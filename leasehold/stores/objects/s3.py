@@ -25,10 +25,10 @@ from botocore.exceptions import (
 )
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
-from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.aws import session_of
+from leasehold.stores.objects.which import store_of
+from leasehold.stores.protocol import OutcomeUnknown, Patience, Store, StoreError
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -48,15 +48,23 @@ _UNTORN = Retrying(retry=retry_if_exception_type(FlexibleChecksumError), stop=st
 """Some services let a reading overlap a write: a body that does not fit its checksum is read again."""
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+def open_url(
+    place: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,
+    request_seconds: float | None,
+    session: boto3.Session | None = None,
+) -> Store:
     """The store at `bucket/prefix`. Raises ValueError, StoreError."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// wants bucket/prefix")
     patience, endpoint = PATIENCE.within(request_seconds), endpoint_of(options.get("endpoint"))
-    objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience)
+    found = session_of(options, session=session)
+    objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience, session=found)
     objects.ensure(create=create)
-    return EtagStore(objects, ObjectLayout(prefix))
+    return store_of(objects, prefix, f"bucket {bucket!r}", options.get("layout"))
 
 
 class S3Objects:
@@ -70,13 +78,14 @@ class S3Objects:
         endpoint: str | None = None,
         skew: SkewWarning | None = None,
         patience: Patience = PATIENCE,
+        session: boto3.Session | None = None,
     ) -> None:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
         # Reading may be tried again at will; a write sent twice could be refused by its own first try.
         with self._asking():
-            self._reads = _client(region, endpoint, patience)
-            self._writes = _client(region, endpoint, evolve(patience, attempts=1))
+            self._reads = _client(region, endpoint, patience, session)
+            self._writes = _client(region, endpoint, evolve(patience, attempts=1), session)
         self._known: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
@@ -239,7 +248,9 @@ class S3Objects:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
 
 
-def _client(region: str | None, endpoint: str | None, patience: Patience) -> "S3Client":
+def _client(
+    region: str | None, endpoint: str | None, patience: Patience, session: boto3.Session | None = None
+) -> "S3Client":
     config = Config(
         connect_timeout=patience.connect_seconds,
         read_timeout=patience.read_seconds,
@@ -247,7 +258,7 @@ def _client(region: str | None, endpoint: str | None, patience: Patience) -> "S3
         max_pool_connections=2 * _FETCHES,
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
-    made = boto3.Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
+    made = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
     without_credentials(made.meta.endpoint_url)
     return made
 

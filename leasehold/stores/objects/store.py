@@ -25,8 +25,8 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.fields import insist, readable
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
+from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 
 _ATTEMPTS = 64

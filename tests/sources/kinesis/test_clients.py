@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.stub import Stubber
 from standins.wire_service import Raw
 
 from leasehold.adapters.sources.kinesis import clients, source
-from leasehold.adapters.sources.kinesis.clients import reading_client, utc
+from leasehold.adapters.sources.kinesis.clients import reading_client, seconds_of, utc
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.protocol import SourceUnavailable
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -43,7 +46,8 @@ def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, o
     """Without it a held shard is unread for half a minute, because the network was silent for a moment."""
     made: list[KinesisClient] = []
 
-    def keep(*given: str | None, read_seconds: float) -> "KinesisClient":
+    def keep(*given: str | None, read_seconds: float, session: object) -> "KinesisClient":
+        assert session is None
         made.append(reading_client(given[0], given[1], read_seconds=read_seconds))
         return made[0]
 
@@ -73,3 +77,56 @@ def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.Mo
 def test_every_form_of_a_time_is_understood(told: object) -> None:
     """Without it one answer in another form would end a shard."""
     assert utc(told) == datetime.fromtimestamp(ARRIVED, UTC)
+
+
+def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
+    """The same seconds would be waited once more, in the thread that reads."""
+    asked: list[str] = []
+
+    def wait(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
+        asked.append(request.url)
+        raise ReadTimeoutError(endpoint_url=request.url)
+
+    client = reading_client("eu-west-1", None)
+    client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", wait))
+    with pytest.raises(ReadTimeoutError):
+        client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        (None, None),
+        (ARRIVED, ARRIVED),
+        (ARRIVED * 1000, ARRIVED),
+        (datetime.fromtimestamp(ARRIVED, UTC), ARRIVED),
+        (str(ARRIVED), ARRIVED),
+    ],
+)
+def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, seconds: float | None) -> None:
+    """A record without a time would end its shard, and one of the other wire be a thousand years old."""
+    assert seconds_of(told) == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"if_trimmed": "LATEST"}, "option 'if_trimmed' wants TRIM_HORIZON"),
+        ({"wire": "xml"}, "option 'wire' wants cbor or json"),
+        ({"misplaced": "both"}, "option 'misplaced' wants keep or drop"),
+    ],
+)
+def test_a_word_that_an_option_does_not_know_is_refused(options: dict[str, str], says: str) -> None:
+    """A slip of the pen would read a stream in another way than its operator wants, without a word."""
+    with pytest.raises(ValueError, match=f"^source URL: {says}"):
+        source.open_url("orders", {"region": "eu-west-1", **options})
+
+
+def test_a_shard_that_cannot_be_asked_about_is_not_gone() -> None:
+    """Its lease, and how far it is read, would be deleted because a service was busy."""
+    kinesis = reading_client("eu-west-1", None)
+    with Stubber(kinesis) as stub:
+        stub.add_client_error("get_shard_iterator", "LimitExceededException")
+        with pytest.raises(SourceUnavailable):
+            KinesisSource(kinesis, "orders").gone("shardId-000000000000")

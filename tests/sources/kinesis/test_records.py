@@ -15,8 +15,8 @@ from test_aggregation import KEYS, packed
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
-from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking
-from leasehold.adapters.sources.kinesis.records import KinesisRecords
+from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking, columns_of
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, KinesisRecords, Mark, marked, unmarked
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
@@ -185,3 +185,26 @@ def test_common_aggregates_are_read_where_they_lie(
         data = packed(list(rows))[0].sealed()
         assert placed(data, hash_range) == told_at_once(data, hash_range)
         assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
+
+
+def test_an_answer_is_gone_once_it_is_columns() -> None:
+    """Each answer would be in memory twice for as long as its batch is handled."""
+    rows = cast("list[RecordTypeDef]", [row(number, b"x") for number in range(3)])
+    assert columns_of(rows).numbers == ["0", "1", "2"]
+    assert rows == []
+
+
+@pytest.mark.parametrize(("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is no text")])
+def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it(name: str, says: str) -> None:
+    """A stand-in's number would become a position that no service takes, and the shard stand there for ever."""
+    rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])
+    with pytest.raises(TypeError, match=says):
+        columns_of(rows)
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), marked(b"", Mark(1, 2))[:-1]])
+def test_a_record_without_a_mark_is_given_as_it_is(data: bytes) -> None:
+    """The first bytes of another producer's records would be cut off, or a short one end its shard."""
+    assert unmarked(data) == (None, data)
+    assert unmarked(marked(data, Mark(7, 9))) == (Mark(7, 9), data)

@@ -26,6 +26,7 @@ from leasehold.adapters.sources.call_patience import (
     WAITING,
     CallPatience,
     StillAsked,
+    TimedClients,
 )
 from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
@@ -168,6 +169,17 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert waits[:2] == [0.4] * 2  # while it grows, the wait for the answer was long enough
     said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
     assert [each.message for each in caplog.records][:2] == [said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])]
+
+
+def test_each_client_that_was_made_is_closed_once() -> None:
+    """A worker that opens and closes a slow stream for days would end for want of descriptors."""
+    closed: list[float] = []
+    clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
+    made = [clients.within(limit) for limit in (5.0, 10.0, 5.0)]
+    assert made[0] is made[2]
+    for _ in range(2):
+        clients.close()
+    assert closed == [5.0, 10.0]
 
 
 def test_a_slow_answer_keeps_the_time_out() -> None:

@@ -240,3 +240,23 @@ def test_a_url_may_name_several_streams() -> None:
     several.close()
     with pytest.raises(ValueError, match="different names with commas in between"):
         open_source("kinesis://orders,orders?region=eu-west-1")
+
+
+def test_a_stream_that_left_is_read_no_more_and_each_is_closed() -> None:
+    """A reader would go on with a stream that somebody else reads by now, or its connections stay for ever."""
+    kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
+    closed: list[str] = []
+    streams = KinesisStreams([KinesisSource(kinesis, "orders"), KinesisSource(kinesis, "carts")])
+    with Stubber(kinesis) as stub, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(KinesisSource, "close", lambda source: closed.append(source.name))
+        for name in ("orders", "carts"):
+            stub.add_response("describe_stream_summary", _summary(name, 7))
+        for _ in range(2):
+            stub.add_response("list_shards", _shards())
+        assert len(streams.shards()) == 2
+        reader = streams.open(Lease("1:orders:7:s-0", stream="1:orders:7"), TRIM_HORIZON)
+        streams.remove("orders")
+        with pytest.raises(SourceError, match="stream '1:orders:7' is no longer read here"):
+            reader.read()
+        streams.close()
+    assert "carts" in closed

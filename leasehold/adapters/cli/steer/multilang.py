@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Annotated, cast
 
 import typer
+from attrs import evolve
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.consuming import consumption, dead_letter_of
@@ -61,6 +62,8 @@ def command(  # noqa: PLR0917  one for each option
         letter = None if dead_letter is None else dead_letter_of(dead_letter, settings.source, settings.store, dashed)
         handler = ChildHandler(children, attempts=attempts, dead_letter=letter, empty=settings.empty, strict=strict)
         described = consumption(settings.source, settings.store, handler.handling, settings.options, dashed)
+        sessions = settings.credentials.session(), settings.table_credentials.session()
+        described = evolve(described, sessions=sessions)
         told = list[int]()
 
         def begun(runner: Runner) -> None:

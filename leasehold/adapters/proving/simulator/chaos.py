@@ -71,7 +71,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    scenario = _acknowledging(seed, scenario)
+    scenario = _unranged(seed, _acknowledging(seed, scenario))
     scenario = _slowed(seed, _emptied(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario)))))
     return Trial(scenario, limits_of(scenario))
 
@@ -234,6 +234,12 @@ def _acknowledging(seed: int, scenario: Scenario) -> Scenario:
     if not _chance(draw, 1 / 4):
         return scenario
     return evolve(scenario, acknowledges=draw.choice(("late", "random", "never")))
+
+
+def _unranged(seed: int, scenario: Scenario) -> Scenario:
+    """An eighth of the streams are those of tables: their shards have no hash ranges, and roll."""
+    draw = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
+    return evolve(scenario, ranged=not _chance(draw, 1 / 8))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:

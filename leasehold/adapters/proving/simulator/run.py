@@ -27,13 +27,15 @@ from leasehold.adapters.proving.simulator.world.world import (
     ShardRecords,
     SimulatedHistory,
     SimulatedTable,
+    UnitBudget,
     World,
-    even_shards,
+    first_shards,
     records,
     shard,
 )
-from leasehold.balancer.model import Lease
+from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
+from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
 from leasehold.stores.writes import counted
 
 _FURTHER = 1_000_000
@@ -43,7 +45,7 @@ _FURTHER = 1_000_000
 def run(scenario: Scenario) -> SimulatedHistory:
     """The history of one run; the same scenario gives the same history, on any machine."""
     tasks = Tasks()
-    source = ListSource(even_shards(scenario.keys) if scenario.keys else [])
+    source = ListSource(first_shards(scenario))
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
     first = tuple(_first_rows(scenario, source))
     table = SimulatedTable(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
@@ -61,7 +63,12 @@ def run(scenario: Scenario) -> SimulatedHistory:
         else:
             process.run()
 
-    world = World(scenario, tasks, table, source, history, join)
+    reads, writes = (
+        UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+    )
+    world = World(scenario, tasks, table, source, history, join, reads, writes)
+    for row in first if scenario.sessions else ():
+        world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
     for member in scenario.members:
         join(member)
     for reshape in scenario.reshapes:
@@ -126,6 +133,9 @@ def _reshape(world: World, reshape: Reshape) -> None:
     """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
     world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     source = world.source
+    if not world.scenario.ranged:
+        _roll(world, reshape)
+        return
     ranged = [(each.hash_range, each) for each in source.listed if each.open and each.hash_range]
     shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
     place = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
@@ -143,9 +153,21 @@ def _reshape(world: World, reshape: Reshape) -> None:
             source.end(left.id, child)
             source.end(right.id, child)
         case "anew":
-            source.recreate(even_shards(world.scenario.keys))
+            source.recreate(first_shards(world.scenario))
         case "merge":
             pass  # there is but one
+
+
+def _roll(world: World, reshape: Reshape) -> None:
+    """The same where shards have no hash ranges: one shard follows another, or two do."""
+    source = world.source
+    shards = [each for each in source.listed if each.open]
+    if reshape.what == "anew":
+        source.recreate(first_shards(world.scenario))
+        return
+    for parent in shards if reshape.what == "double" else [shards[reshape.place % len(shards)]]:
+        ends = ".01" if reshape.what == "merge" else ".0"
+        source.end(parent.id, *(Shard(f"{parent.id}.{end}", parents=(parent.id,)) for end in ends[1:]))
 
 
 ROW_BYTES = 360

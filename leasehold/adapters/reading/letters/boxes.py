@@ -168,6 +168,12 @@ def dead_letters(url: str, *, stream: str = "", table: str = "", source: str = "
 
     stream, table, source  as of `DeadLetters`
     Raises ValueError, naming what is wrong and never repeating the URL, and LetterError if there is no such place.
+
+    Examples:
+        >>> import tempfile
+        >>> from leasehold.adapters import dead_letters
+        >>> callable(dead_letters(f"file://{tempfile.mkdtemp()}", source="kinesis://orders"))
+        True
     """
     return DeadLetters(_opened(url, "dead letter", create=True), stream=stream, table=table, source=source)
 

@@ -17,9 +17,10 @@ from datetime import datetime
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from boto3 import Session
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.kinesis.faults import (
     AwsService,
@@ -32,7 +33,9 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
+from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
@@ -168,14 +171,15 @@ def record_of(row: Mapping[str, Any]) -> Record:
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has {number!r} for a sequence number")
     return Record(
-        _text(row).encode(),
+        text_of(row).encode(),
         number,
-        partition_key=_text(told["Keys"]),
+        partition_key=text_of(told["Keys"]),
         arrived=None if created is None else created.timestamp(),
     )
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """JSON, one text for equal values."""
     return json.dumps(value, default=_written, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -328,14 +332,15 @@ def region_of(name: str, options: Mapping[str, str]) -> str | None:
     return options.get("region") or parts[3]
 
 
-def open_url(name: str, options: Mapping[str, str]) -> TableStream:
+def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> TableStream:
     """The stream of this table, or of this ARN. Raises SourceError if no region is known, ValueError otherwise."""
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit))
-    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit))
+    found = session_of(options, "source URL", session)
+    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit, found))
+    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit, found))
     with said_plainly(name, STREAMS):
         clients.within(clients.limits[0])  # says at once where no region is known
     return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll)

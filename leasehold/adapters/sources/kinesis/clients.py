@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import boto3
-import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
 
 from leasehold.adapters.sources.call_patience import POLL_SECONDS, SUBSCRIPTION_SECONDS, TimedClients
+from leasehold.stores.aws import core_of
 from leasehold.stores.printable import escaped
 
 try:
@@ -50,7 +50,12 @@ class KinesisClients(TimedClients):
 
 
 def reading_client(
-    region: str | None, endpoint: str | None, wire: WireForm = "cbor", *, read_seconds: float = SUBSCRIPTION_SECONDS[0]
+    region: str | None,
+    endpoint: str | None,
+    wire: WireForm = "cbor",
+    *,
+    read_seconds: float = SUBSCRIPTION_SECONDS[0],
+    session: boto3.Session | None = None,
 ) -> "KinesisClient":
     """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
 
@@ -58,7 +63,7 @@ def reading_client(
 
     The time of a record is whatever the service wrote: `seconds_of` tells what it means.
     """
-    client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds)
+    client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds, session)
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
@@ -68,9 +73,15 @@ def reading_client(
     return client
 
 
-def patient_client(service: Any, region: str | None, endpoint: str | None, read_seconds: float) -> Any:  # noqa: ANN401  each service has its own
+def patient_client(
+    service: Any,  # noqa: ANN401  each service has its own
+    region: str | None,
+    endpoint: str | None,
+    read_seconds: float,
+    session: boto3.Session | None = None,
+) -> Any:  # noqa: ANN401  likewise
     """A client of this service for many threads, which gives a connection up where nothing comes for so long."""
-    core = botocore.session.get_session()
+    core = core_of(session)
     # The time of arrival, looked up in a local time zone, is more than half of what a record of 1 KB costs boto3.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
     client = boto3.session.Session(botocore_session=core).client(

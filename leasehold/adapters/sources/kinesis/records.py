@@ -139,10 +139,18 @@ class RecordColumns:
             column.extend(values)
         return made
 
+    def tokened(self, tokens: list[str]) -> "TokenedColumns":
+        """The same records, each with what its position carries along."""
+        made = TokenedColumns()
+        for name in RecordColumns.__slots__:
+            setattr(made, name, getattr(self, name))
+        made.tokens = tokens
+        return made
+
     def add(self, part: "RecordsPart") -> None:
         """Add these records, without an object for each."""
         if isinstance(part, RecordColumns):
-            for name in self.__slots__:
+            for name in RecordColumns.__slots__:
                 getattr(self, name).extend(getattr(part, name))
             return
         count = len(part)
@@ -173,6 +181,26 @@ class RecordColumns:
         return cast("tuple[list[object], ...]", columns)
 
 
+class TokenedColumns(RecordColumns):
+    """User records of a stream into which a Spark sink of ours writes (`sources/repeats.py`)."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        super().__init__()
+        self.tokens: list[str] = []
+
+    def __getitem__(self, at: slice) -> Self:
+        part = type(self)()
+        for name in (*RecordColumns.__slots__, "tokens"):
+            setattr(part, name, getattr(self, name)[at])
+        return part
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(_made, repeat(Record), zip(*self._columns(), self.tokens, repeat(None)))
+
+
 class KinesisRecords(Sequence[Record]):
     """User records in order.
 
@@ -190,7 +218,9 @@ class KinesisRecords(Sequence[Record]):
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
         """The same records as columns."""
-        return cls([RecordColumns.of(records)])
+        rows = [*records]
+        columns, tokens = RecordColumns.of(rows), [row.token for row in rows]
+        return cls([columns.tokened(tokens) if any(tokens) else columns])
 
     def columns(self) -> RecordColumns:
         """The same records as columns, made anew."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from boto3 import Session
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
@@ -24,7 +25,9 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import listed
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
+from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
+from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
@@ -197,7 +200,7 @@ class KinesisSource(PolledStream):
         )
 
 
-def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
+def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> KinesisSource:
     """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
@@ -211,7 +214,10 @@ def open_url(name: str, options: Mapping[str, str]) -> KinesisSource:
         )
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     region, endpoint, form = options.get("region"), options.get("endpoint"), cast("WireForm", wire)
-    clients = KinesisClients(lambda seconds: reading_client(region, endpoint, form, read_seconds=seconds))
+    found = session_of(options, "source URL", session)
+    clients = KinesisClients(
+        lambda seconds: reading_client(region, endpoint, form, read_seconds=seconds, session=found)
+    )
     with said_plainly(name):
         return KinesisSource(
             clients,

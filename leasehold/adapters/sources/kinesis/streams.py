@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 
 from attrs import evolve
+from boto3 import Session
 
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.source import open_url as open_one
@@ -149,13 +150,13 @@ def _qualified(stream: str, shard: Shard) -> Shard:
     return evolve(shard, id=f"{stream}:{shard.id}", stream=stream, parents=parents)
 
 
-def open_url(name: str, options: Mapping[str, str]) -> Source:
+def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> Source:
     """The stream of this name; several, with commas in between, as one source. Raises SourceError, ValueError."""
     names = name.split(",")
     if len(names) == 1:
-        return open_one(name, options)
+        return open_one(name, options, session=session)
     if "" in names or len(set(names)) < len(names):
         raise ValueError("source URL: several streams want different names with commas in between: kinesis://a,b")
     if options.get("consumer", "").startswith("arn:"):
         raise ValueError("source URL: option 'consumer' wants a name for several streams: an ARN is one stream's alone")
-    return KinesisStreams(open_one(each, options) for each in names)
+    return KinesisStreams(open_one(each, options, session=session) for each in names)

@@ -9,15 +9,17 @@ from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.kinesis.faults import said_plainly
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """The checks of the table's stream. Raises SourceError if no region is known, StoreError for a bad endpoint."""
     region, endpoint = region_of(place, options), options.get("endpoint")
+    session = session_of(options, "source URL")
     with said_plainly(place, STREAMS):
-        streams = patient_client("dynamodbstreams", region, endpoint, POLL_SECONDS[-1])
-        tables = patient_client("dynamodb", region, endpoint, POLL_SECONDS[-1])
+        streams = patient_client("dynamodbstreams", region, endpoint, POLL_SECONDS[-1], session)
+        tables = patient_client("dynamodb", region, endpoint, POLL_SECONDS[-1], session)
     for client in (streams, tables):
         without_credentials(client.meta.endpoint_url)
     clock = ServiceClock()

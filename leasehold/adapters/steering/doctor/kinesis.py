@@ -11,6 +11,7 @@ from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
@@ -21,9 +22,10 @@ _ABSENT = "ResourceNotFoundException"
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """The checks of each stream named. Raises SourceError if no region is known, StoreError for a bad endpoint."""
+    region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
     for name in place.split(","):
         with said_plainly(name):
-            client = reading_client(options.get("region"), options.get("endpoint"), read_seconds=POLL_SECONDS[-1])
+            client = reading_client(region, endpoint, read_seconds=POLL_SECONDS[-1], session=session)
         without_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
         client.meta.events.register("after-call.kinesis", clock.heard)

@@ -1,0 +1,240 @@
+"""What a MultiLangDaemon takes in memory and processor time, beside KCL's own on a JVM, and with 500 shards.
+
+    LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/multilang.py [--records N] [--shards 500]
+
+The stream is kinesis-local's; leases are in DynamoDB Local, each daemon's in a table of its own, and both read the same
+`.properties` file but for that. The children are the same Python program, which decodes each record and
+checkpoints each message. What is printed is of the daemon's process alone, as Linux counts it: its processor time from
+its start to its first record, its processor time for each record after that, and its memory at the first and the last
+one. Seconds are not printed: they depend on what else runs here.
+
+Bars: at most half of the JVM's memory, at most its processor time for a record, and at most a third of it until the
+first record. With `--shards`, ours alone holds so many, each with a child. It ends with 1 where a bar is not met.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "multilang"))
+
+import boto3
+from attrs import frozen
+from libraries import java_daemon
+from standins.dynamodb_local import dynamodb_local
+
+from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.services import kinesis_local
+from leasehold.balancer.model import HASH_KEYS
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+SHARDS, SIZE, PUT = 4, 1000, 500
+WAIT_SECONDS = 900
+TICK = os.sysconf("SC_CLK_TCK")
+MIB = 2**20
+
+CHILD = """
+import base64, json, os, sys
+path = os.path.join(os.environ["COUNTS"], str(os.getpid()))
+count = 0
+for line in sys.stdin:
+    message = json.loads(line)
+    action = message["action"]
+    if action == "checkpoint":
+        continue
+    if action == "processRecords":
+        for each in message["records"]:
+            base64.b64decode(each["data"])
+        count += len(message["records"])
+        with open(path + ".new", "w") as out:
+            out.write(str(count))
+        os.replace(path + ".new", path)
+        print('{"action": "checkpoint", "sequenceNumber": null, "subSequenceNumber": null}', flush=True)
+    print(json.dumps({"action": "status", "responseFor": action}), flush=True)
+"""
+
+SMALL_CHILD = """
+while read -r line; do
+  case $line in
+    *'"action":"checkpoint"'*) continue ;;
+    '{"action":"initialize"'*) action=initialize ;;
+    '{"action":"processRecords"'*) action=processRecords; echo 1 > "$COUNTS/$$"; echo '{"action":"checkpoint"}' ;;
+    '{"action":"shutdownRequested"'*) action=shutdownRequested ;;
+    *) action=leaseLost ;;
+  esac
+  echo "{\\"action\\":\\"status\\",\\"responseFor\\":\\"$action\\"}"
+done
+"""
+"""A shell of a MiB: hundreds of Pythons would measure the machine."""
+
+
+@frozen
+class Filled:
+    """A stream, into each shard of which the same number of records is put."""
+
+    client: "KinesisClient"
+    name: str
+    shards: int
+
+    @classmethod
+    def made(cls, client: "KinesisClient", shards: int) -> "Filled":
+        """With one record in each shard."""
+        made = cls(client, f"multilang-{uuid4().hex[:8]}", shards)
+        client.create_stream(StreamName=made.name, ShardCount=shards)
+        client.get_waiter("stream_exists").wait(StreamName=made.name, WaiterConfig={"Delay": 1})
+        made.put(1)
+        return made
+
+    def put(self, records: int) -> None:
+        """So many more in each shard."""
+        width = HASH_KEYS[1] // self.shards
+        keys = [str(shard * width + width // 2) for shard in range(self.shards)]
+        rows: list[Any] = [
+            {"Data": os.urandom(SIZE), "PartitionKey": "k", "ExplicitHashKey": key}
+            for _ in range(records)
+            for key in keys
+        ]
+        for start in range(0, len(rows), PUT):
+            answer = self.client.put_records(StreamName=self.name, Records=rows[start : start + PUT])
+            assert answer["FailedRecordCount"] == 0
+
+
+@frozen
+class Taken:
+    """What a daemon took until some moment."""
+
+    processor_seconds: float
+    memory_bytes: int
+
+
+def taken(pid: int) -> Taken:
+    """By this process so far, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    memory = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    return Taken((int(fields[11]) + int(fields[12])) / TICK, memory)
+
+
+def counts(folder: Path) -> list[int]:
+    """The records that each child was given."""
+    return [int(file.read_text()) for file in folder.iterdir() if not file.suffix]
+
+
+def awaited(process: "subprocess.Popen[bytes]", log: Path, holds: Callable[[], bool]) -> None:
+    """Wait for it; end with the daemon's last words where it does not come."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"no records came:\n{log.read_text()[-3000:]}")
+        time.sleep(0.05)
+
+
+@contextmanager
+def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A daemon with this file, ended in good order."""
+    file, told = folder / "app.properties", folder / "counts"
+    told.mkdir(parents=True)
+    file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
+    there = {**os.environ, "COUNTS": str(told)}
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen((*command, str(file)), stdout=log, stderr=log, env=there) as run,  # noqa: S603  as above
+    ):
+        try:
+            yield run
+            run.send_signal(signal.SIGTERM)
+            run.wait(WAIT_SECONDS)
+        finally:
+            run.kill()
+
+
+def measured(
+    command: Sequence[str], folder: Path, properties: dict[str, str], stream: Filled, records: int
+) -> list[Taken]:
+    """What was taken at the first record of each shard, and at the last."""
+    told = folder / "counts"
+    with daemon(command, folder, properties | {"streamName": stream.name, "applicationName": stream.name}) as process:
+        awaited(process, folder / "log", lambda: len(counts(told)) == stream.shards)
+        first = taken(process.pid)
+        stream.put(records)
+        awaited(process, folder / "log", lambda: sum(counts(told)) == stream.shards * (records + 1))
+        return [first, taken(process.pid)]
+
+
+def main() -> None:
+    """Print a table; end with 1 where a bar is not met."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--records", type=int, default=1_500, help="of each of four shards")
+    parser.add_argument("--shards", type=int, help="hold so many by one of ours, and nothing else")
+    chosen = parser.parse_args()
+    ours = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
+    work = Path(tempfile.mkdtemp(prefix="leasehold-multilang-"))
+    (work / "child.py").write_text(CHILD)
+    (work / "child.sh").write_text(SMALL_CHILD)
+    child = f"/bin/sh {work / 'child.sh'}" if chosen.shards else f"{sys.executable} {work / 'child.py'}"
+    shards, records = chosen.shards or SHARDS, 0 if chosen.shards else chosen.records
+    try:
+        with kinesis_local() as stream, dynamodb_local() as table:
+            os.environ |= ENVIRONMENT
+            client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=stream.url)
+            properties = {
+                "executableName": child,
+                "AwsCredentialsProvider": "DefaultCredentialsProvider",
+                "initialPositionInStream": "TRIM_HORIZON",
+                "regionName": "eu-west-1",
+                "kinesisEndpoint": stream.url,
+                "dynamoDBEndpoint": table.url,
+                "retrievalMode": "POLLING",
+                "idleTimeBetweenReadsInMillis": "250",
+                "metricsLevel": "NONE",
+            }
+            commands = {"ours": ours} if chosen.shards else {"ours": ours, "Java": java_daemon()}
+            found = {
+                name: measured(command, work / name, properties, Filled.made(client, shards), records)
+                for name, command in commands.items()
+            }
+    finally:
+        shutil.rmtree(work)
+    good = report(found, shards, records)
+    sys.exit(0 if good else 1)
+
+
+def report(found: dict[str, list[Taken]], shards: int, records: int) -> bool:
+    """Print what was found; whether the bars are met."""
+    print(f"{shards} shards, {records} records of {SIZE} bytes in each\n")
+    print("| | " + " | ".join(found) + " | bar |\n|---|" + "---|" * (len(found) + 1))
+    rows: list[tuple[str, Callable[[list[Taken]], float], float]] = [
+        ("processor seconds until each shard's first record", lambda told: told[0].processor_seconds, 1 / 3),
+        ("MiB then", lambda told: told[0].memory_bytes / MIB, 1 / 2),
+        ("MiB at the last record", lambda told: told[1].memory_bytes / MIB, 1 / 2),
+        (
+            "processor microseconds a record",
+            lambda told: 1e6 * (told[1].processor_seconds - told[0].processor_seconds) / (shards * max(records, 1)),
+            1.0,
+        ),
+    ]
+    good = True
+    for name, figure, bar in rows:
+        figures = [figure(told) for told in found.values()]
+        met = len(figures) == 1 or figures[0] <= bar * figures[1]
+        good = good and met
+        verdict = "" if len(figures) == 1 else f"{bar:.2f} x {'pass' if met else 'FAIL'}"
+        print(f"| {name} | " + " | ".join(f"{each:.1f}" for each in figures) + f" | {verdict} |")
+    return good
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Spark's data source over the stream of a DynamoDB table."""

@@ -1,0 +1,28 @@
+"""Each public name has an example in its docstring, and each example is run."""
+
+import doctest
+import inspect
+
+import pytest
+
+import leasehold
+from leasehold import adapters, balancer, stores
+
+ELSEWHERE = {"arun", "produce", "read", "run", "worker"}
+"""Those of the front door, which want a stream: `tests/worker/test_front_door.py` runs their examples."""
+
+NAMES = [
+    (module, name)
+    for module in (balancer, stores, adapters, leasehold)
+    for name in module.__all__
+    if not (module is leasehold and (name in ELSEWHERE or name in balancer.__all__))
+    and (inspect.isclass(getattr(module, name)) or inspect.isfunction(getattr(module, name)))
+]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{module.__name__}.{name}" for module, name in NAMES])
+def test_each_public_name_has_an_example_that_runs(module: object, name: str) -> None:
+    """Without it the first thing that an editor shows of a name would be missing, or wrong."""
+    (found,) = doctest.DocTestFinder(recurse=False).find(getattr(module, name), name, globs={})
+    assert found.examples
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found).failed == 0

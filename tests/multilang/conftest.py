@@ -1,0 +1,21 @@
+"""The stream on which the command is tried."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from ground import Ground
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+
+@pytest.fixture
+def ground(dynalite_url: str, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path) -> Iterator[Ground]:
+    """A stream of one shard."""
+    made = Ground(kinesis_client, kinesis_url, dynalite_url, tmp_path)
+    kinesis_client.create_stream(StreamName=made.stream, ShardCount=1)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=made.stream, WaiterConfig={"Delay": 1})
+    yield made
+    kinesis_client.delete_stream(StreamName=made.stream)

@@ -1,0 +1,136 @@
+"""The command over stand-ins of the services, as a process whose words are awaited."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import IO, TYPE_CHECKING
+from uuid import uuid4
+
+from libraries import PATH
+
+from leasehold.stores.urls import open_store
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+COMMAND = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
+CHILD = Path(__file__).with_name("child.py")
+WAIT = 60.0
+
+
+def processor(how: str, at: str = "none") -> str:
+    """The command of a child that does so, at this action."""
+    return f"{sys.executable} {CHILD} {how} {at}"
+
+
+class Daemon:
+    """The command at work, and the lines that it has said."""
+
+    def __init__(self, process: "subprocess.Popen[str]", store: str) -> None:
+        self.process, self.store = process, store
+        self.said: list[str] = []
+        self._lines: Queue[str | None] = Queue()
+        assert process.stderr is not None
+        Thread(target=self._read, args=(process.stderr,), daemon=True).start()
+
+    def _read(self, stderr: IO[str]) -> None:
+        for line in stderr:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def await_line(self, wanted: Callable[[str], bool]) -> str:
+        """The first line from here on that is wanted."""
+        while True:
+            try:
+                line = self._lines.get(timeout=WAIT)
+            except Empty:
+                line = None
+            assert line is not None, "".join(self.said)
+            self.said.append(line)
+            if wanted(line):
+                return line
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its status, once it was told to end."""
+        self.process.send_signal(number)
+        return self.await_end()
+
+    def await_end(self) -> int:
+        """Its status, with all that it said in `said`."""
+        while (line := self._lines.get(timeout=WAIT)) is not None:
+            self.said.append(line)
+        return self.process.wait(WAIT)
+
+    def children_said(self) -> list[str]:
+        """What children wrote to standard error, of one shard or the others."""
+        return [line.partition(": ")[2].partition(": ")[2].strip() for line in self.said if ": got " in line]
+
+    def checkpoints(self) -> dict[str, str]:
+        """The row of each shard, by its last number."""
+        store = open_store(self.store, create=False)
+        try:
+            return {lease.shard: lease.checkpoint.sequence for lease in store.list().leases}
+        finally:
+            store.close()
+
+
+class Ground:
+    """The services of one test, and its stream."""
+
+    def __init__(
+        self, kinesis: "KinesisClient", kinesis_url: str, dynamodb_url: str, folder: Path, region: str = "eu-west-1"
+    ) -> None:
+        self.kinesis, self.folder = kinesis, folder
+        self.stream = f"multilang-{uuid4().hex}"
+        self.properties = {
+            "streamName": self.stream,
+            "applicationName": f"{self.stream}-app",
+            "AwsCredentialsProvider": "DefaultCredentialsProvider",
+            "initialPositionInStream": "TRIM_HORIZON",
+            "regionName": region,
+            "kinesisEndpoint": kinesis_url,
+            "dynamoDBEndpoint": dynamodb_url,
+            "retrievalMode": "POLLING",
+            "idleTimeBetweenReadsInMillis": "250",
+            "failoverTimeMillis": "3000",
+            "metricsLevel": "NONE",
+        }
+        self.store = f"dynamodb://{self.stream}-app?region={region}&endpoint={dynamodb_url}"
+
+    def put(self, *texts: str) -> list[str]:
+        """The sequence numbers of these records, put one by one."""
+        return [
+            self.kinesis.put_record(StreamName=self.stream, Data=text.encode(), PartitionKey=text)["SequenceNumber"]
+            for text in texts
+        ]
+
+    @contextmanager
+    def daemon(self, program: str, *arguments: str, **properties: str) -> Iterator[Daemon]:
+        """The command over this stream, which is ended if the test has not ended it."""
+        with self.started(str(self.file("app", program, **properties)), *arguments) as daemon:
+            yield daemon
+
+    def file(self, name: str, program: str, **properties: str) -> Path:
+        """The `.properties` of a daemon by this name."""
+        file = self.folder / f"{name}.properties"
+        told = self.properties | {"executableName": program} | properties
+        file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+        return file
+
+    @contextmanager
+    def started(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+        """The command with these arguments, likewise."""
+        there = {**os.environ, "PATH": PATH, **(environment or {})}
+        with subprocess.Popen(
+            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=there, cwd=self.folder
+        ) as process:
+            try:
+                yield Daemon(process, self.store)
+            finally:
+                process.kill()

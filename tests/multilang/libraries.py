@@ -1,0 +1,76 @@
+"""What processors are written with and run by, as their registries have it: libraries, and the real daemon."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from leasehold.adapters.local.node import ServiceError, filled, find_node, install
+
+KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
+"""The sources: to install it would bring Java's jars, and its Python part needs none of them."""
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
+
+
+def kclpy() -> Path:
+    """The folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
+
+    def fill(folder: Path) -> None:
+        wanted = folder / "wanted.txt"
+        wanted.write_text(KCLPY)
+        sources = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes", "-r", str(wanted))
+        command = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", *sources)
+        done = subprocess.run((*command, "-d", str(folder)), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServiceError(f"amazon_kclpy cannot be fetched: {done.stderr[-300:]}")
+        (archive,) = folder.glob("*.tar.gz")
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+        # Samples are found by the PATH, as where the library is installed.
+        (folder / "amazon_kclpy-3.1.3" / "samples" / "sample_kclpy_app.py").chmod(0o755)
+
+    return filled(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
+
+
+def kclpy_environment() -> dict[str, str]:
+    """In which a sample of amazon_kclpy is a program of this Python. Raises ServiceError."""
+    folder = kclpy()
+    return {"PYTHONPATH": str(folder), "PATH": f"{folder / 'samples'}{os.pathsep}{PATH}"}
+
+
+def node_processor() -> str:
+    """The command of a processor of aws-kcl. Raises ServiceError."""
+    node = find_node()
+
+    def fill(folder: Path) -> None:
+        install(NODE_TREE, folder)
+        shutil.copy(NODE_TREE / "processor.cjs", folder)  # beside the packages, where it looks for them
+
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
+    return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
+
+
+def java_daemon(*options: str) -> tuple[str, ...]:
+    """The command of KCL's MultiLangDaemon, without its file; options are the JVM's. Raises ServiceError."""
+    if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
+        raise ServiceError(f"no {', no '.join(missing)} on the PATH")
+    pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"
+
+    def fill(folder: Path) -> None:
+        fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}/jars")
+        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServiceError(f"the MultiLangDaemon cannot be fetched: {done.stdout[-300:]}")
+
+    folder = filled(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
+    return (
+        str(shutil.which("java")),
+        *options,
+        "-cp",
+        f"{folder}/jars/*",
+        "software.amazon.kinesis.multilang.MultiLangDaemon",
+    )

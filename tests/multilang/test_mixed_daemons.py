@@ -1,0 +1,166 @@
+"""Ours and KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
+
+import os
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import boto3
+import pytest
+from attrs import define, field
+from ground import Daemon, Ground, processor
+from libraries import PATH, java_daemon
+from waiters import until
+
+from leasehold.adapters.local.node import ServiceError
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java"), pytest.mark.timeout(1800)]
+
+WAIT = 300.0
+"""Java lists its leases every two failover times, and starts slowly where several tests share a machine."""
+CHILD_LINE = re.compile(r"shard (\S+), child (\d+): (started|ended)")
+
+
+@define
+class Fleet:
+    """Daemons of both makes, what was put, and what their children were given."""
+
+    ground: Ground
+    notes: Path
+    java: tuple[str, ...]
+    put: list[str] = field(factory=list)
+    ours: list[Daemon] = field(factory=list)
+
+    def owners(self) -> dict[str, str | None]:
+        """The owner of each lease that has not ended; nothing where nobody has made the table yet."""
+        try:
+            store = open_store(self.ground.store, create=False, write=False)
+        except StoreError:
+            return {}
+        try:
+            return {lease.shard: lease.owner for lease in store.list().leases if not lease.ended}
+        finally:
+            store.close()
+
+    def read_by(self, *workers: str) -> None:
+        """Wait until each of these has a lease, and nobody else any."""
+        until(lambda: set(self.owners().values()) == {*workers}, f"{workers}: {self.owners()}", WAIT)
+
+    def given(self) -> dict[str, list[tuple[str, int]]]:
+        """The records of each child, by shard and process."""
+        lines = {file.name: file.read_text().splitlines() for file in self.notes.iterdir()}
+        return {
+            name: [(key, int(number)) for key, number in (line.split() for line in told)]
+            for name, told in lines.items()
+        }
+
+    def all_given(self) -> None:
+        """Wait until each record that was put was given to a child."""
+        until(lambda: {key for told in self.given().values() for key, _ in told} >= {*self.put}, "every record", WAIT)
+
+    @contextmanager
+    def of_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
+        """A daemon of Java."""
+        # So each worker takes leases by itself, as all of KCL 2.x and ours do; else their leader waits for minutes.
+        version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
+        file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
+        log = self.ground.folder / f"{worker}.log"
+        there = {**os.environ, "PATH": PATH, "CHILD_NOTES": str(self.notes)}
+        with (
+            log.open("wb") as out,
+            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=there) as started,
+        ):
+            try:
+                yield started
+            finally:
+                started.kill()
+
+    @contextmanager
+    def of_ours(self, worker: str) -> Iterator[Daemon]:
+        """One of ours, by the same file but for its name."""
+        file = self.ground.file(worker, processor("faithful"), workerId=worker)
+        with self.ground.started(str(file), environment={"CHILD_NOTES": str(self.notes)}) as daemon:
+            self.ours.append(daemon)
+            yield daemon
+
+
+@contextmanager
+def putting(fleet: Fleet) -> Iterator[None]:
+    """Records, all the time."""
+    over = Event()
+
+    def put() -> None:
+        while not over.wait(0.05):
+            key = f"k-{len(fleet.put)}"
+            fleet.ground.put(key)
+            fleet.put.append(key)
+
+    thread = Thread(target=put)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def most_children(daemon: Daemon) -> dict[str, int]:
+    """How many children of each shard there were at once."""
+    there, most = defaultdict[str, int](int), dict[str, int]()
+    for line in daemon.said:
+        if found := CHILD_LINE.search(line):
+            there[found[1]] += 1 if found[3] == "started" else -1
+            most[found[1]] = max(most.get(found[1], 0), there[found[1]])
+    return most
+
+
+def test_both_daemons_share_a_table_and_outlive_each_other(
+    kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
+) -> None:
+    """Who moves over would lose records on the day on which both run."""
+    try:
+        # Several of these share a machine of two cores with the services.
+        java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    except ServiceError as missing:
+        pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {missing}")
+    client = boto3.client("kinesis", endpoint_url=kinesis_url)
+    ground = Ground(client, kinesis_url, dynamodb_local_url, tmp_path)
+    client.create_stream(StreamName=ground.stream, ShardCount=4)
+    client.get_waiter("stream_exists").wait(StreamName=ground.stream, WaiterConfig={"Delay": 1})
+    (tmp_path / "notes").mkdir()
+    fleet = Fleet(ground, tmp_path / "notes", java)
+    with ExitStack() as stack:
+        with putting(fleet):
+            first = stack.enter_context(fleet.of_java("java-1"))
+            fleet.read_by("java-1")
+            with fleet.of_ours("ours-1") as ours:
+                fleet.read_by("java-1", "ours-1")  # Java hands over to ours
+                assert ours.end() == 0
+            fleet.read_by("java-1")  # ours hand over to Java
+            second = stack.enter_context(fleet.of_ours("ours-2"))
+            fleet.read_by("java-1", "ours-2")
+            first.kill()
+            fleet.read_by("ours-2")
+            client.split_shard(
+                StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**125)
+            )
+            until(lambda: fleet.owners().keys() >= {f"shardId-00000000000{number}" for number in (4, 5)}, "split", WAIT)
+            stack.enter_context(fleet.of_java("java-2"))
+            fleet.read_by("java-2", "ours-2")
+            second.process.kill()
+            second.await_end()
+            fleet.read_by("java-2")
+            last = stack.enter_context(fleet.of_ours("ours-3"))
+            fleet.read_by("java-2", "ours-3")
+        fleet.all_given()
+        assert last.end() == 0
+    given = fleet.given()
+    assert [told for told in given.values() if told != sorted(told, key=lambda each: each[1])] == []
+    assert {count for daemon in fleet.ours for count in most_children(daemon).values()} == {1}
+    assert {shard.partition(".")[0] for shard in given} == {f"shardId-00000000000{number}" for number in range(6)}

@@ -1,0 +1,155 @@
+"""The libraries of Python and Node under the command, unchanged, on a stream that splits, plain and aggregated."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from hashlib import md5
+from pathlib import Path
+from typing import TypeVar
+
+import boto3
+import pytest
+from ground import Daemon, Ground
+from libraries import kclpy, kclpy_environment, node_processor
+
+from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.timeout(1800)]
+
+REGION = "us-east-1"
+LINE = re.compile(r"shard (\S+), child (\d+): (.*)")
+OF_KCLPY = re.compile(r"Record \(Partition Key: (\S+), Sequence Number: (\d+), Subsequence Number: (\d+), ")
+OF_NODE = re.compile(r"Record (\S+) (\d+) (\d+);")
+
+T = TypeVar("T")
+Told = tuple[str, int, int]
+
+
+@pytest.fixture
+def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator[Ground]:
+    """A stream of one shard that can be subscribed to: a file that sets no polling key asks for that."""
+    client = boto3.client("kinesis", endpoint_url=ferrokinesis_url, region_name=REGION)
+    made = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
+    client.create_stream(StreamName=made.stream, ShardCount=1)
+    client.get_waiter("stream_exists").wait(StreamName=made.stream, WaiterConfig={"Delay": 1})
+    yield made
+    client.delete_stream(StreamName=made.stream)
+
+
+def had(make: Callable[[], T]) -> T:
+    """What a registry has; skip with the true reason where it does not answer."""
+    try:
+        return make()
+    except ServiceError as missing:
+        pytest.skip(f"PROCESSORS OF KCL ARE NOT TESTED: {missing}")
+
+
+def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
+    """The keys of so many records by themselves and as many in aggregates, one key each."""
+    keys = [f"{name}-{number}" for number in range(count)]
+    ground.put(*keys[: count // 2])
+    packed: dict[bool, Aggregate] = defaultdict(lambda: Aggregate(1 << 20))
+    for key in keys[count // 2 :]:
+        # A user record belongs to the shard in whose range its own key is.
+        upper = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16) >= 2**127
+        assert packed[upper].add(b"x", key)
+    for upper, aggregate in packed.items():
+        ground.kinesis.put_record(
+            StreamName=ground.stream,
+            Data=aggregate.sealed(),
+            PartitionKey="a",
+            ExplicitHashKey=str(2**128 - 1 if upper else 0),
+        )
+    return keys
+
+
+def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> dict[tuple[str, str], list[Told]]:
+    """What each child was given, by shard and process; a line of theirs may be shown in parts."""
+    texts = defaultdict[tuple[str, str], str](str)
+    for line in daemon.said:
+        if found := LINE.search(line):
+            texts[found[1], found[2]] += found[3]
+    return {
+        child: [(key, int(number), int(sub)) for key, number, sub in record.findall(text)]
+        for child, text in texts.items()
+    }
+
+
+def read_through_a_split(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
+    """Put, split, put, and end; each record came once, in the order of its shard."""
+
+    def all_of(keys: list[str]) -> Callable[[str], bool]:
+        return lambda _line: (
+            {key for told in told_by_children(daemon, record).values() for key, _, _ in told} >= {*keys}
+        )
+
+    before = put_both_ways(ground, "before", 40)
+    daemon.await_line(all_of(before))
+    ground.kinesis.split_shard(
+        StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127)
+    )
+    daemon.await_line(lambda line: ended in line)
+    after = put_both_ways(ground, "after", 40)
+    daemon.await_line(all_of(after))
+    assert daemon.end() == 0
+    children = told_by_children(daemon, record)
+    assert [[each[1:] for each in told] for told in children.values()] == [
+        sorted(each[1:] for each in told) for told in children.values()
+    ]
+    assert sorted(key for told in children.values() for key, _, _ in told) == sorted(before + after)
+    assert {shard for shard, _ in children} == {f"shardId-00000000000{number}" for number in range(3)}
+    assert len(children) == 3
+    assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
+
+
+def over_the_file(ground: Ground) -> list[str]:
+    """What every user changes in a sample's file, and nothing else."""
+    properties = {
+        "streamName": ground.stream,
+        "streamArn": f"arn:aws:kinesis:{REGION}:000000000000:stream/{ground.stream}",
+        "applicationName": ground.properties["applicationName"],
+        "kinesisEndpoint": ground.properties["kinesisEndpoint"],
+        "dynamoDBEndpoint": ground.properties["dynamoDBEndpoint"],
+    }
+    return [f"--set={key}={value}" for key, value in properties.items()]
+
+
+def test_the_sample_of_amazon_kclpy_and_its_file_run_unchanged(fanned: Ground) -> None:
+    """A processor or a file that has to be changed would not be moved."""
+    file, environment = had(kclpy) / "samples" / "sample.properties", had(kclpy_environment)
+    with fanned.started(str(file), *over_the_file(fanned), environment=environment) as daemon:
+        read_through_a_split(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
+
+
+def test_the_library_of_python_understands_what_we_write() -> None:
+    """Its conversations are tried in a process of their own, where the library can be found."""
+    environment = {**os.environ, **had(kclpy_environment)}
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(Path(__file__).with_name("test_kclpy.py")),
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"^2 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:
+    """Node's library checkpoints by numbers alone, and takes a full pipe for an error."""
+    with ground.daemon(had(node_processor)) as daemon:
+        read_through_a_split(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
+
+
+def test_the_sample_of_amazon_kclpy_runs_on_polled_shards(ground: Ground) -> None:
+    """Most users set a polling key, and read without fan-out."""
+    environment = had(kclpy_environment)
+    file = str(ground.file("app", "sample_kclpy_app.py"))
+    with ground.started("-p", file, "-l", "logback.xml", environment=environment) as daemon:
+        read_through_a_split(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")

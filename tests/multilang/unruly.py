@@ -1,0 +1,88 @@
+"""A child that misbehaves as chance has it, some times: it crashes, hangs, babbles, and checkpoints late or oddly.
+
+    unruly.py FOLDER SEED
+
+What it is done with it writes down first, a file for each process; so often may all children of a shard misbehave.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MISDEEDS = 6
+CHANCE = 0.2
+
+
+def tell(told: dict[str, Any]) -> None:
+    """Write one message."""
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def checkpoint(number: str | None) -> str | None:
+    """The error that the daemon answers with."""
+    tell({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
+    error: str | None = json.loads(sys.stdin.readline())["error"]
+    return error
+
+
+def misbehave(draw: random.Random) -> None:
+    """One misdeed, after which there may be no answer."""
+    match draw.choice(["crash", "hang", "close", "wrong", "babble", "null", "surplus", "stderr"]):
+        case "crash":
+            os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
+        case "hang":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(600)
+        case "close":
+            os.close(1)
+            time.sleep(600)
+        case "wrong":
+            tell({"action": "status", "responseFor": "nothing"})
+        case "babble":
+            sys.stdout.write("debug\n\n\x00\xff {" * 5000 + "\n")
+        case "null":
+            sys.stdout.write("null\n" + "x" * 100_000 + "\n")
+        case "surplus":
+            checkpoint(str(10**60))
+            checkpoint("-1")
+        case _:
+            sys.stderr.write("no line end" * 1000)
+
+
+def main(folder: Path, seed: str) -> None:
+    """Answer everything, but for misdeeds."""
+    shard, draw = "", random.Random()  # noqa: S311  a draw of misdeeds
+    for line in sys.stdin:
+        message = json.loads(line)
+        action = message["action"]
+        if action == "initialize":
+            shard = message["shardId"]
+            begun = len(list(folder.glob(f"{shard}.*")))
+            draw = random.Random(f"{seed} {shard} {begun}")  # noqa: S311  likewise
+        done = folder / f"{shard}.{os.getpid()}"
+        done.touch()
+        numbers = [each["sequenceNumber"] for each in message.get("records", ())]
+        part = draw.randint(0, len(numbers)) if draw.random() < CHANCE else len(numbers)
+        with done.open("a") as notes:
+            notes.write("".join(f"{number}\n" for number in numbers[:part]))
+        deeds = folder / f"misdeeds-{shard}"
+        count = int(deeds.read_text()) if deeds.exists() else 0
+        if count < MISDEEDS and draw.random() < CHANCE:
+            deeds.write_text(str(count + 1))
+            misbehave(draw)
+        with done.open("a") as notes:
+            notes.write("".join(f"{number}\n" for number in numbers[part:]))
+        if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
+            # The last that was delivered, or one of this message that was done.
+            checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
+        tell({"action": "status", "responseFor": action})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,81 @@
+"""The changes of a table in a real session: every change once, each item's in order, and what was there on the way."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+from test_streaming import Job, a_job
+from waiters import until
+
+from leasehold.adapters.local.tables import TableStreams, served
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]:
+    """A table of two lanes of shards, and its address."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "demo")
+    streams = TableStreams(lanes=2)
+    with served(streams) as endpoint:
+        yield streams, endpoint
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) -> Iterator[Job]:
+    """Queries over its stream, from the beginning."""
+    options = {
+        "dynamodb.tableName": "orders",
+        "dynamodb.region": "eu-west-1",
+        "dynamodb.endpointUrl": table[1],
+        "dynamodb.startingPosition": "TRIM_HORIZON",
+    }
+    with a_job(spark, tmp_path, "dynamodb-leased", options) as made:
+        yield made
+
+
+def changed(streams: TableStreams, first: int, count: int) -> None:
+    """So many changes of five items, each made, changed, and removed again."""
+    for number in range(first, first + count):
+        streams.put(f"i-{number % 5}", None if number // 5 % 3 == 2 else {"n": {"N": str(number)}})
+
+
+def test_scheduled_queries_read_each_change_once_while_shards_roll(
+    job: Job, table: tuple[TableStreams, str], spark: SparkSession
+) -> None:
+    """A nightly job over a table would lose changes with each shard that ends, or have them in another order."""
+    streams, _ = table
+    changed(streams, 0, 60)
+    job.parquet("out", now=True)
+    streams.roll()
+    changed(streams, 60, 60)
+    job.parquet("out", now=True)
+    rows = spark.read.parquet(str(job.folder / "out")).collect()
+    by_number = {int(row.sequenceNumber): row for row in rows}
+    assert (len(rows), len(by_number)) == (120, 120)
+    found = [by_number[number] for number in sorted(by_number)]
+    for item in range(5):
+        of_item = [row for row in found if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
+        assert [row.event for row in of_item] == ["INSERT", "MODIFY", "REMOVE"] * 8
+        values = [row.newImage and int(json.loads(row.newImage)["n"]["N"]) for row in of_item]
+        assert values == [number if each % 3 < 2 else None for each, number in enumerate(range(item, 120, 5))]
+        before = [row.oldImage and int(json.loads(row.oldImage)["n"]["N"]) for row in of_item]
+        assert before == [None if each % 3 == 0 else values[each - 1] for each in range(24)]
+    assert {row.expired for row in rows} == {False}
+    assert all(json.loads(row.data)["dynamodb"]["SequenceNumber"] == row.sequenceNumber for row in rows)
+    assert None not in {row.createdTime for row in rows}
+    until(lambda: {*job.owners()} == {""}, "nothing held")
+
+
+def test_there_are_no_batches_of_a_table(job: Job, spark: SparkSession) -> None:
+    """A batch that ended at the tip would leave out, now and then, what lies behind an empty answer."""
+    with pytest.raises((AnalysisException, PySparkException), match=r"there are no batches of it; readStream with "):
+        spark.read.format("dynamodb-leased").options(**job.options).load().collect()
+    with pytest.raises(
+        (AnalysisException, PySparkException), match=r"option dynamodb\.tableName: is missing; name the "
+    ):
+        spark.readStream.format("dynamodb-leased").options(**{"lease.store": job.url}).load()

@@ -1,0 +1,162 @@
+"""The credentials that a URL of AWS names: a profile, a role of another account, a session of the caller's."""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs
+
+import boto3
+import pytest
+
+from leasehold.adapters.multilang.credentials import credentials_of
+from leasehold.adapters.sources.kinesis.clients import patient_client
+from leasehold.adapters.sources.urls import open_source
+from leasehold.stores.aws import session_of
+from leasehold.stores.urls import open_store
+
+ROLE = "arn:aws:iam::123456789012:role/reader"
+CONFIG = """[profile team]
+region = eu-north-1
+aws_access_key_id = AKIATEAM
+aws_secret_access_key = team
+"""
+ANSWER = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>
+<AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>role</SecretAccessKey><SessionToken>token</SessionToken>
+<Expiration>2999-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>"""
+
+Asked = list[tuple[str, dict[str, list[str]]]]
+
+
+@pytest.fixture
+def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
+    """A service that gives a role to whoever asks, and who asked, for what."""
+    asked: Asked = []
+
+    class Roles(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            asked.append((self.headers["Authorization"], parse_qs(body)))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(ANSWER.encode())
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Roles)
+    Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "config").write_text(CONFIG)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "AKIAENVIRONMENT"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("AWS_CONFIG_FILE", str(tmp_path / "config")),
+        ("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none")),
+        ("AWS_DEFAULT_REGION", "eu-west-1"),
+        ("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.server_port}"),
+    ):
+        monkeypatch.setenv(name, value)
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def _key(session: boto3.Session | None) -> str:
+    assert session is not None
+    found: Any = session.get_credentials()
+    return str(found.get_frozen_credentials().access_key)
+
+
+def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's keys would read another account's stream of the same name."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    session = session_of({"profile": "team"})
+    client = patient_client("kinesis", None, None, 5.0, session)
+    assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
+    # boto3 itself tells clients apart from their credentials only by what they sign.
+    assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
+    assert session_of({}) is None
+    assert sts == []
+
+
+@pytest.mark.parametrize("profile", [None, "team"])
+def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked, profile: str | None) -> None:
+    """A role that wants an external id gives nothing without it; one that is asked for early may never be needed."""
+    options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
+    session = session_of(options)
+    client = patient_client("kinesis", "eu-west-1", None, 5.0, session)
+    assert sts == []
+    assert _key(session) == "ASIAROLE"
+    signed = client._request_signer._credentials.get_frozen_credentials()  # noqa: SLF001
+    assert (signed.access_key, signed.token) == ("ASIAROLE", "token")
+    # Two clients, and one request: the credentials are shared until they expire.
+    ((authorization, told),) = sts
+    assert (told["RoleArn"], told["ExternalId"], told["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
+    assert ("AKIATEAM" if profile else "AKIAENVIRONMENT") in authorization
+
+
+@pytest.mark.usefixtures("sts")
+def test_a_session_of_the_callers_serves_source_and_store() -> None:
+    """A program with credentials of its own would have to put them into the environment of all its threads."""
+    session = boto3.Session("AKIAOWN", "own", region_name="eu-south-1")
+    source: Any = open_source("kinesis://orders", session=session)
+    client = source._clients.within(5.0)  # noqa: SLF001
+    assert (client.meta.region_name, client._request_signer._credentials.access_key) == ("eu-south-1", "AKIAOWN")  # noqa: SLF001
+    source.close()
+    with pytest.raises(ValueError, match=r"^source URL: choose one: the session given, or profile, role_arn "):
+        open_source("kinesis://orders?profile=team", session=session)
+    with pytest.raises(ValueError, match=r"^store URL: choose one: the session given, or profile, role_arn "):
+        open_store(f"dynamodb://leases?role_arn={ROLE}", session=session)
+    with pytest.raises(ValueError, match=r"^store URL: a session of boto3's has the credentials of AWS, and this URL "):
+        open_store("memory://leases", session=session)
+
+
+@pytest.mark.parametrize(
+    "address", ["kinesis://orders", "dynamodb-streams://orders", "dynamodb://orders", "s3://orders"]
+)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("profile=tema", r"option 'profile': AWS's configuration has no profile 'tema'$"),
+        ("role_arn=reader", r"option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME$"),
+        ("external_id=x", r"option 'external_id' wants the role_arn that it is for$"),
+    ],
+)
+@pytest.mark.usefixtures("sts")
+def test_what_a_url_cannot_mean_is_refused(address: str, options: str, said: str) -> None:
+    """A misspelt profile would be the environment's credentials."""
+    opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
+    with pytest.raises(ValueError, match=rf"^(store|source) URL: {said}"):
+        opened(f"{address}?{options}")
+
+
+def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records would be read with other credentials than the file says."""
+    role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
+    assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
+    assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
+    ((authorization, told),) = sts
+    assert (told["RoleSessionName"], told["ExternalId"]) == (["me"], ["e-2"])
+    assert "/us-west-2/sts/" in authorization
+    either = "EnvironmentVariableCredentialsProvider, ProfileCredentialsProvider|team"
+    assert _key(credentials_of(either).session()) == "AKIAENVIRONMENT"
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert _key(credentials_of(either).session()) == "AKIATEAM"
+    # That one alone, and not the rest of the chain.
+    session = credentials_of("EnvironmentVariableCredentialsProvider").session()
+    assert session is not None
+    assert session.get_credentials() is None
+    assert credentials_of("DefaultCredentialsProvider").session() is None
+
+
+def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network without a way to the default endpoint would have no role."""
+    with monkeypatch.context() as patched:
+        endpoint = boto3.Session().client("sts").meta.endpoint_url
+        patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
+        said = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
+        assert _key(credentials_of(said).session()) == "ASIAROLE"
+    assert "/eu-west-3/sts/" in sts[0][0]
