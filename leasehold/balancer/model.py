@@ -251,6 +251,7 @@ class BulletinState:
     looks_still  seconds that the looks stood still
     warned       seconds since the warns last grew; infinite if they never did
     turned       whether a row read alone is gone, or has another owner than at the last full reading
+    call         whom that bulletin calls, as its lookout wrote it (`calls.py`); "" where it says nothing of that
     """
 
     latest: Bulletin = Bulletin()
@@ -259,6 +260,7 @@ class BulletinState:
     looks_still: float = 0.0
     warned: float = math.inf
     turned: bool = False
+    call: str = ""
 
 
 @frozen
@@ -275,6 +277,7 @@ class History:
                   of who is slow, and of who died before the second (C16)
     full_still    seconds since the whole table was last read; 0 right after it was
     full_apart    seconds between the last two readings of the whole table; infinite before the second
+    full_took     seconds that the last reading of the whole table took
     hearing       of bulletins; None where everybody lists the table (C14)
     gone          leases that earlier readings showed and the last ones do not, as last read, in order of key
     led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
@@ -293,6 +296,7 @@ class History:
     paces: tuple[tuple[str, float], ...] = ()
     full_still: float = 0.0
     full_apart: float = math.inf
+    full_took: float = 0.0
     hearing: BulletinState | None = None
     led: tuple[tuple[str, float], ...] = ()
     gone: tuple[Lease, ...] = ()

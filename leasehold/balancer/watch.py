@@ -263,6 +263,7 @@ class Watch:
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
             full_apart=history.full_apart if asked is not None else max(0.0, began - self.full_at),
+            full_took=history.full_took if asked is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
             gone=self._gone(sightings, lost),

@@ -158,12 +158,12 @@ def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
     two = [ROW, evolve(ROW, key="s-2", owner="b")]
     watch, _ = Watch().look(two, began=0, ended=1)
     watch, _ = watch.look(two, began=10, ended=11)
-    assert watch.history == History(owners_still=9, fleet_still=9, full_apart=9)
+    assert watch.history == History(owners_still=9, fleet_still=9, full_apart=9, full_took=1)
     swapped = [evolve(two[0], owner="b"), evolve(two[1], owner="a")]
     watch, _ = watch.look(swapped, began=20, ended=21)
-    assert watch.history == History(owners_still=0, fleet_still=19, full_apart=9)
+    assert watch.history == History(owners_still=0, fleet_still=19, full_apart=9, full_took=1)
     watch, _ = watch.look([evolve(lease, owner="c") for lease in swapped], began=30, ended=31)
-    assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9)
+    assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9, full_took=1)
 
 
 def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None:

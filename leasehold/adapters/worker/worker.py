@@ -42,6 +42,7 @@ from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.adapters.worker.tidings import HoldingConsumer, Outbox
 from leasehold.adapters.worker.tracing.configured import spans_of
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.calls import going_on
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
@@ -453,6 +454,7 @@ class Worker:
         self._renewing = Renewing(self.config, self.consumer.part)
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
+        self._listing_since: float | None = None
         self._hurry, self._turns, self._closing = Event(), 0, False
         self._dropped = Event()
         self.rows_remade, self._gone_rows = 0, deque[str]()
@@ -473,7 +475,10 @@ class Worker:
         `each` need not wait for the renewals that it begins: one that stalls holds up no other.
         Raises WorkerError if another living process uses this worker's id.
         """
-        self._renewing.begin(self.holdings, now, self._asking(), self._look, each)
+        look, since = self._look, self._listing_since
+        if since is not None and look.notes:
+            look = evolve(look, notes=going_on(look.notes, now - since))
+        self._renewing.begin(self.holdings, now, self._asking(), look, each)
         if self.discovery.unheard(holding.lease for holding in self.holdings):
             self.hurry()
         self._holdings.check_identity()
@@ -629,7 +634,7 @@ class Worker:
         if asked is None:
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        told = news(self.holdings, self.me) if self._look.notes else []
+        told = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
 
     def _found(self, asked: tuple[str, ...] | None) -> Listing:
@@ -637,6 +642,7 @@ class Worker:
         began, dropped = self.clock(), asked is None and self._dropped.is_set()
         if dropped:
             self._dropped.clear()
+        self._listing_since = began if asked is None else None
         try:
             return self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
         except StoreError:
@@ -644,6 +650,8 @@ class Worker:
             if dropped:
                 self._dropped.set()
             raise
+        finally:
+            self._listing_since = None
 
     def _leave_all(self) -> None:
         """Finish the running batches and release everything: the records are not those that the leases count (L14)."""

@@ -24,6 +24,7 @@ from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, 
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.proving.simulator.world.world import (
     ListSource,
+    Meter,
     ShardRecords,
     SimulatedHistory,
     SimulatedTable,
@@ -61,7 +62,10 @@ def run(scenario: Scenario) -> SimulatedHistory:
         else:
             process.run()
 
-    world = World(scenario, tasks, table, source, history, join)
+    reads, writes = (
+        Meter(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+    )
+    world = World(scenario, tasks, table, source, history, join, reads, writes)
     for member in scenario.members:
         join(member)
     for reshape in scenario.reshapes:

@@ -53,6 +53,8 @@ class Member:
     rate    how fast its clock runs
     drain_seconds
             most time for its drain
+    knows_calls
+            whether it reads and writes whom the bulletin calls, as earlier versions do not
     """
 
     worker: str
@@ -66,6 +68,7 @@ class Member:
     foreign: bool = False
     rate: float = 1.0
     drain_seconds: float = DRAIN_SECONDS
+    knows_calls: bool = True
 
     def alive(self, t: float) -> bool:
         """Whether it runs then."""
@@ -101,6 +104,28 @@ class Network:
     reading: tuple[float, float] = (0.0, 0.0)
     slow: tuple[Nap, ...] = ()
     patience: tuple[float, ...] = POLL_SECONDS
+
+
+@frozen
+class Capacity:
+    """What the table serves, as a table of DynamoDB does; the default has no limits.
+
+    row_bytes        length of each row
+    bytes_per_second how fast one listing is read, page after page; each page shows its rows as they are then
+    page_bytes       most of one page
+    table_units      read units a second of the whole table, at eventual consistency 8 KB each; a listing waits for them
+    row_units        read units a second of one row
+    writes           writes a second of the whole table
+    patience_seconds who waits for longer is refused, as a client library does that has tried again often enough
+    """
+
+    row_bytes: int = 513
+    bytes_per_second: float = math.inf
+    page_bytes: int = 1 << 20
+    table_units: float = math.inf
+    row_units: float = math.inf
+    writes: float = math.inf
+    patience_seconds: float = 20.0
 
 
 @frozen
@@ -159,6 +184,7 @@ class Scenario:
               when handlers are done with a record
     ranged    whether shards have hash ranges; as in the stream of a table, they have none, each rolls where it would
               split and is followed by one, and splits where it would merge, since none has two parents
+    capacity  what the table serves
     """
 
     seed: int
@@ -187,6 +213,7 @@ class Scenario:
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
     acknowledges: Acknowledging = "return"
     ranged: bool = True
+    capacity: Capacity = field(factory=Capacity)
 
     @property
     def keys(self) -> tuple[str, ...]:
