@@ -95,6 +95,14 @@ def told(
     return _figures(history, AT)
 
 
+def slow(seconds: float, share: float, seed: int) -> Told:
+    """The figures of 20 workers whose listing takes so long, and of which this share dies."""
+    leases, workers = 200, 20
+    capacity = Capacity(bytes_per_second=leases * Capacity().row_bytes / seconds, page_bytes=8 * Capacity().row_bytes)
+    gone = slice(-round(share * workers), None) if share else slice(0, 0)
+    return told(partial(_ends, gone), workers, seed, capacity=capacity, leases=leases)
+
+
 def _figures(history: SimulatedHistory, since: float) -> Told:
     within = [(began, ended) for began, ended, _ in history.listings if ended >= since]
     edges = sorted([(began, 1) for began, _ in within] + [(ended, -1) for _, ended in within])
@@ -125,6 +133,15 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--json", action="store_true", help="print one JSON object a line")
     given = options.parse_args()
+    for seconds, share in ((12.0, 0.0), (8.0, 0.3)):
+        if re.search(given.only, "slow"):
+            for seed in range(given.seed, given.seed + 3):
+                found = slow(seconds, share, seed)
+                print(
+                    f"a listing takes {seconds:g} s, {share:.0%} of 20 workers die (seed {seed}): "
+                    f"{found.listings} listings in 60 s, {found.together} at once at most, owned after {found.unowned} s",
+                    flush=True,
+                )
     for size in map(int, given.workers.split(",")):
         rest = told(EVENTS["at rest"], size, given.seed).listings
         for name, event in EVENTS.items():

@@ -3,11 +3,12 @@
 The lookout has read the whole table, and all that read alike decide alike. So it knows who will claim which free lease,
 and who will be asked for which of its own. It writes that beside the bulletin's counts, on all its rows:
 
-    8 0 s-17 4f2a91c0=s-3,s-4 9be01d22
-    |  | |    |                 a worker that should read the whole table
-    |  | |    a worker, by the first digits of its digest, and the rows that it should read
-    |  | the row that carries the bulletin: the lookout renews it more often than any other
-    |  for how many seconds the listing went on; while one goes on, so far
+    8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
+    | | |    |   |                a worker that should read the whole table
+    | | |    |   a worker, by the first digits of its digest, and the rows that it should read
+    | | |    a row of whoever stands in first, and of the next ones: their bulletins would stand there
+    | | the row that carries the bulletin: the lookout renews it more often than any other
+    | for how many seconds the listing went on; while one goes on, so far
     the looks of the bulletin that this belongs to
 
 A worker that is not named reads nothing; one that is reads those rows, claims those that are free, and hands over what
@@ -48,6 +49,7 @@ class Call:
     looks    those of the bulletin that it belongs to
     seconds  how long the listing takes
     row      the key of the row that carries the bulletin
+    next     a key of each worker that stands in, in this order
     to_all   whether everybody should read the whole table
     names    by the digits of each worker that is called, the keys to read; none: the whole table
     """
@@ -55,6 +57,7 @@ class Call:
     looks: int
     seconds: int
     row: str
+    next: tuple[str, ...] = ()
     to_all: bool = False
     names: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
@@ -74,17 +77,24 @@ def digits_of(worker: str) -> str:
 
 
 def note_of_call(
-    looks: int, seconds: float, row: str, names: Mapping[str, Sequence[str]], *, to_all: bool = False
+    looks: int, seconds: float, rows: Sequence[str], names: Mapping[str, Sequence[str]], *, to_all: bool = False
 ) -> Notes:
-    """The note; everybody is called where the names are too many, and nobody where the row's key cannot be written."""
+    """The note; everybody is called where the names are too many, and nobody where the row's key cannot be written.
+
+    rows  the bulletin's, and those of who stands in
+    """
     words = {digits_of(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    # Keys of Kinesis and Event Hubs have neither spaces nor commas; of another stream everybody is called.
-    plain = all(key and not set(key) & set(" ,=") for keys in words.values() for key in keys)
     each = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
-    text = " ".join([f"{looks} {min(int(seconds), SECONDS_MOST)} {row}", *each])
-    if to_all or not plain or len(text) > CALL_MOST:
-        text = f"{looks} {min(int(seconds), SECONDS_MOST)} {row} *"
-    return ((CALL, text),) if row and " " not in row else ((CALL, ""),)
+    begin = f"{looks} {min(int(seconds), SECONDS_MOST)} {','.join(rows)}"
+    text = " ".join([begin, *each])
+    if to_all or len(text) > CALL_MOST or not all(_plain(key) for keys in words.values() for key in keys):
+        text = f"{begin} *"
+    return ((CALL, text),) if rows and all(map(_plain, rows)) else ((CALL, ""),)
+
+
+def _plain(key: str) -> bool:
+    """Keys of Kinesis and Event Hubs have neither spaces nor commas; of another stream everybody is called."""
+    return bool(key) and not set(key) & set(" ,=")
 
 
 @lru_cache(maxsize=100)
@@ -95,8 +105,8 @@ def call_of(text: str) -> Call | None:
     if not counts or not row:
         return None
     names = {name: tuple(keys.split(",")) if equals else () for name, equals, keys in (w.partition("=") for w in words)}
-    to_all = names.pop("*", None) is not None
-    return Call(int(looks), min(int(seconds), SECONDS_MOST), row, to_all, names)
+    to_all, (first, *others) = names.pop("*", None) is not None, row.split(",")
+    return Call(int(looks), min(int(seconds), SECONDS_MOST), first, tuple(others), to_all, names)
 
 
 def call_beside(lease: Lease, bulletin: Bulletin) -> str:

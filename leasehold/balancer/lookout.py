@@ -44,14 +44,14 @@ showed it to the start of the latest reading.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.calls import CALL, call_beside, call_of, note_of_call, rank_digest
+from leasehold.balancer.calls import CALL, Call, call_beside, call_of, note_of_call, rank_digest
 from leasehold.balancer.census import Census, Known, signed, signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
@@ -106,6 +106,9 @@ AT_ONCE_SECONDS = 0.05
 LISTING_MOST = 60.0
 """A lookout that has listed for longer may hang: others stand in after twice this, and two missing looks (C8)."""
 
+STAND_INS = 4
+"""The first in rank, whose rows are read where the bulletin's row falls silent (C8)."""
+
 LISTED = 12
 """A listing reads so many rows for the price of one row asked for by its key."""
 
@@ -120,12 +123,14 @@ DIGITS_MAX = 18
 class LookoutRanks:
     """Our living workers stand here by rank, with the row that carries the bulletin, if any does (C3, C4).
 
-    left  whether its owner has let that row go: nobody keeps the lookout, and the next in rank need not wait
+    left   whether its owner has let that row go: nobody keeps the lookout, and the next in rank need not wait
+    place  after how many others this worker stands in, as the latest call says; None where none was heard
     """
 
     ranks: tuple[str, ...]
     row: Lease | None
     left: bool = False
+    place: int | None = None
 
     @property
     def silent(self) -> float:
@@ -145,7 +150,8 @@ class LookoutRanks:
         if silent <= 0:
             return False
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
-        return silent > (rank - 1) * scaled(STAND_IN_SECONDS, config)
+        place = rank - 1 if self.place is None else self.place
+        return silent > place * scaled(STAND_IN_SECONDS, config)
 
 
 def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
@@ -169,14 +175,19 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and call is not None and ranks and ranks[0] != me.worker:
-        if isinstance(leases, Known):
-            named = leases.get(call.row)
-        else:
-            named = next((lease for lease in leases if lease.key == call.row), None)
+        rows: Mapping[str, Lease | None] = {key: _of_key(leases, key) for key in (call.row, *call.next)}
+        owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
+        rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
+        place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
         # Its own row tells a worker nothing of who keeps the lookout: it stood in, and goes by the ranks.
+        named = rows[call.row]
         if named is not None and named.owner != me.worker and not named.ended:
-            return LookoutRanks(ranks, named, left=not signed(named))
+            return LookoutRanks(ranks, named, left=not signed(named), place=place)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
+
+
+def _of_key(leases: Sequence[Lease], key: str) -> Lease | None:
+    return leases.get(key) if isinstance(leases, Known) else next((each for each in leases if each.key == key), None)
 
 
 @lru_cache(maxsize=100)  # most looks find the workers that the look before found
@@ -338,17 +349,10 @@ def next_look(
         if own is None or rest <= soon or LISTED * len(wanted) > len(leases):
             return Look(min(rest, 2 * soon) if wanted else rest, notes=notes)
         return Look(soon, keys=tuple(dict.fromkeys((own.key, *wanted))), notes=notes, stale_ok=True)
-    call = call_of(hearing.call)
-    called = () if call is None else call.keys(me.worker)
-    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
-    early = scaled(EARLY_SECONDS, config) + (0.0 if call is None else 2 * call.seconds)
-    unheard = me.history.full_still > ours.silent > early
-    # C7: whoever is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
-    concerns = call is None or call.lists(me.worker) or not census.mine
-    news = (hearing.turned and call is None) or (hearing.latest.acts != hearing.acts_read and concerns)
-    last_resort = me.history.full_still > scaled(LAST_RESORT_SECONDS, config) * len(ours.ranks)  # C11
-    if partial and (news or unheard or last_resort):
+    if partial and _news(leases, me, config, ours, census):
         return Look(0.0, notes=notes)
+    call = call_of(hearing.call)
+    called = _called(leases, me, call)
     # C8: is it the row that stands still, or one heartbeat late?
     silent = ours.left or ours.silent > heartbeat_seconds(config)
     hurried = wanted or called or silent or hearing.warned < scaled(WARNED_SECONDS, config)
@@ -356,17 +360,42 @@ def next_look(
     if called and not hearing.looks_still:
         pause = scaled(AT_ONCE_SECONDS, config)
     keys = (ours.row.key, *(() if call is None else (call.row,)), *called, *wanted)
-    if (
-        ours.left
-        or hearing.looks_still > _looks_silent(me, hearing, config)
-        or ours.silent > scaled(SILENT_SECONDS, config)
-    ):
+    stopped = hearing.looks_still > _looks_silent(me, hearing, config)
+    stopped |= ours.left or ours.silent > scaled(SILENT_SECONDS, config)
+    if stopped and len(leases) >= LISTED * STAND_INS:
         # C8: who stands in says so on its rows, and need not be looked for in the whole table.
-        keys += tuple(row.key for each in ours.ranks[:4] if (row := bulletin_row(leases, each)) is not None)
-    keys = tuple(dict.fromkeys(keys))
+        keys += _next_rows(leases, ours.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted) > len(leases):
         return Look(2 * pause, notes=notes)
-    return Look(pause, keys=keys, notes=notes, stale_ok=True)
+    return Look(pause, keys=tuple(dict.fromkeys(keys)), notes=notes, stale_ok=True)
+
+
+def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
+    """The rows on which the bulletin stands where these keep the lookout."""
+    rows = (bulletin_row(leases, each) for each in workers)
+    return tuple(each.key for each in rows if each is not None)
+
+
+def _called(leases: Sequence[Lease], me: Me, call: Call | None) -> tuple[str, ...]:
+    """The rows that this worker is called to, unless a listing of all costs less."""
+    keys = () if call is None else call.keys(me.worker)
+    return keys if LISTED * len(keys) <= len(leases) else ()
+
+
+def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
+    """C7, C8, C11: whether this reader should list the whole table now."""
+    hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
+    call = call_of(hearing.call)
+    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
+    early = scaled(EARLY_SECONDS, config) + (0.0 if call is None else 2 * call.seconds)
+    unheard = full_still > ours.silent > early
+    # Whoever is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
+    cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
+    concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
+    acts = hearing.latest.acts != hearing.acts_read and concerns
+    turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
+    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * len(ours.ranks)
+    return acts or turned or unheard or last_resort
 
 
 def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -469,7 +498,8 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     # A call without effect becomes one to all, once a cycle.
     moves = fresh or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
     names = config.rules.calls(census, me, config) if moves and not lasting else {}
-    call = note_of_call(latest.looks + 1, me.history.full_took, row.key, names, to_all=lasting)
+    rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
+    call = note_of_call(latest.looks + 1, me.history.full_took, rows, names, to_all=lasting)
     return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned), call)
 
 
@@ -496,5 +526,6 @@ def _abdication(
     if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):
         return ()
     row = bulletin_row(leases, ours.ranks[0]) if ours.ranks else None
-    call = () if row is None else note_of_call(latest.looks + 1, me.history.full_took, row.key, {})
+    others = ours.ranks[1:STAND_INS]
+    call = () if row is None else note_of_call(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
     return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

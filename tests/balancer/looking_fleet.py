@@ -32,11 +32,13 @@ TABLE = tuple(row(f"s-{place:02}", f"w-{place % 6}") for place in range(18))
 LOOKOUT, NEXT, *THIRDS, READER, LAST = lookout_ranks(TABLE, CONFIG).ranks
 TABLE = tuple(row(lease.key, lease.owner, bulletin="7 2 1") if lease.owner == LOOKOUT else lease for lease in TABLE)
 BOARD = bulletin_row(TABLE, LOOKOUT)
+ROWS = [each.key for name in (LOOKOUT, NEXT, *THIRDS) if (each := bulletin_row(TABLE, name)) is not None]
+"""Of the lookout, and of who stands in for it."""
 
 
 def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Notes:
     """What a lookout writes on its rows: the counts, and whom it calls."""
-    words = " ".join((f"{looks} 0 {row or (BOARD and BOARD.key)}", *called))
+    words = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called))
     return note_of(Bulletin(looks, acts, warns), (("call", words),))
 
 

@@ -14,6 +14,7 @@ from looking_fleet import (
     NEXT,
     QUIET,
     READER,
+    ROWS,
     TABLE,
     heard,
     look,
@@ -24,7 +25,7 @@ from looking_fleet import (
 from leasehold.balancer.actions import Claim, Look
 from leasehold.balancer.calls import CALL_MOST, Call, call_of, digits_of, going_on, note_of_call
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.lookout import BulletinTracker, bulletin_row, lookout_ranks
+from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
 from leasehold.balancer.model import Bulletin, History, Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.minimal import Minimal
@@ -33,6 +34,9 @@ from leasehold.balancer.watch import Watch
 assert BOARD is not None
 BOARD_KEY = BOARD.key
 NEWS = Bulletin(8, 3, 1)
+MORE = (*TABLE, *(row(f"t-{place:02}", f"w-{place % 6}") for place in range(42)))
+"""A table that costs more to list than a few rows to read."""
+
 FREE = (*TABLE, row("s-x", None), row("s-y", None))
 
 
@@ -78,10 +82,11 @@ def test_who_is_not_called_reads_nothing_though_the_counts_moved() -> None:
     quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
     assert look(READER, TABLE, called(f"{digits_of(LAST)}=s-x")) == quiet
     assert look(READER, TABLE, called()) == quiet
-    assert look(READER, TABLE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(
+    assert look(READER, TABLE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(0.0), "cheaper than two rows alone"
+    assert look(READER, MORE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(
         0.5, keys=(BOARD_KEY, "s-x", "s-y"), stale_ok=True
     )
-    at_once = evolve(called(f"{digits_of(READER)}=s-x"), hearing=evolve(called(f"{digits_of(READER)}=s-x").hearing))
+    at_once = called(f"{digits_of(READER)}=s-x")
     assert at_once.hearing is not None
     at_once = evolve(at_once, hearing=evolve(at_once.hearing, looks_still=0.0))
     assert look(READER, TABLE, at_once).seconds == 0.05
@@ -125,12 +130,12 @@ def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
     keys = look(READER, new, called(row="z-9")).keys
     assert keys == ("z-9",)
     assert look(READER, TABLE, called(row="z-9")).keys == (BOARD_KEY, "z-9"), "unknown until it is read"
-    left = tuple(evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in TABLE)
-    stand_ins = look(READER, left, evolve(called(), hearing=evolve(called().hearing, turned=True))).keys
-    ranks = lookout_ranks(left, CONFIG).ranks
-    rows = [bulletin_row(left, worker) for worker in ranks[:4]]
-    assert stand_ins == (BOARD_KEY, *(each.key for each in rows if each is not None))
-    assert look(NEXT, left, called()) == Look(0.0), "the next in rank need not wait for a lookout that has left"
+    left = tuple(evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in MORE)
+    gone = called(row=",".join(ROWS))
+    assert look(READER, left, gone).keys == tuple(ROWS), "whoever stands in is heard there"
+    assert look(NEXT, left, gone) == Look(0.0), "the next in rank need not wait for a lookout that has left"
+    stranger = evolve(gone, hearing=evolve(HEARING, call=f"8 0 {BOARD_KEY},t-00", latest=NEWS, looks_still=1.0))
+    assert look("w-0", left, stranger) == Look(0.0), "the call knows better than an old listing who is next"
 
 
 def test_a_replaced_lookout_says_where_the_bulletin_stands_now() -> None:
@@ -148,7 +153,7 @@ def test_nobody_stands_in_for_a_listing_that_goes_on() -> None:
         assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == duty
     assert going_on(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
         ("bulletin", "8 2 1"),
-        ("call", f"8 7 {BOARD_KEY} 4f2a91c0=s-3"),
+        ("call", f"8 7 {','.join(ROWS)} 4f2a91c0=s-3"),
     )
     slow = evolve(FULL, full_took=8.0)
     assert look(LOOKOUT, TABLE, slow).seconds == 0.05, "a look begins every 3 s, or when the last one ends"
@@ -169,12 +174,13 @@ def test_what_cannot_be_read_is_no_call(text: str) -> None:
 )
 def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
     """A worker that is read as another one, or a key cut short, would leave a lease unread."""
-    ((_, text),) = note_of_call(looks, seconds, "s-0", names)
+    ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
     found = call_of(text)
     assert found == Call(
         looks,
         min(int(seconds), 10**6),
         "s-0",
+        ("s-1",),
         names={digits_of(name): tuple(dict.fromkeys(keys)) for name, keys in sorted(names.items())},
     )
 
@@ -183,9 +189,9 @@ def test_a_call_that_cannot_be_written_calls_everybody() -> None:
     """C6: a row has room for so much only, and a key with a space in it would be read as another."""
     many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_MOST // 20)}
     for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
-        ((_, text),) = note_of_call(8, 0.0, "s-0", names)
+        ((_, text),) = note_of_call(8, 0.0, ["s-0"], names)
         assert text == "8 0 s-0 *"
-    assert note_of_call(8, 0.0, "s 0", {}) == (("call", ""),)
+    assert note_of_call(8, 0.0, ["s 0"], {}) == (("call", ""),)
 
 
 def test_a_lease_that_nobody_took_for_long_calls_everybody() -> None:

@@ -161,7 +161,7 @@ def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> 
     assert look(LOOKOUT, (*TABLE, free), LATELY).notes[:1] == LOUD
     assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).notes[:1] == SILENT
     own = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
-    assert look(LOOKOUT, own, LATELY).notes == SILENT
+    assert look(LOOKOUT, own, LATELY).notes[:1] == SILENT
 
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
