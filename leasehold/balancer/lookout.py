@@ -394,7 +394,8 @@ def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, c
     concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
     acts = hearing.latest.acts != hearing.acts_read and concerns
     turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
-    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * len(ours.ranks)
+    # Of a worker that was never seen to sign a row the ranks know nothing; its leases are known.
+    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ours.ranks), len(census.counts))
     return acts or turned or unheard or last_resort
 
 
