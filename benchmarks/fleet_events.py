@@ -139,7 +139,7 @@ def main() -> None:
                 found = slow(seconds, share, seed)
                 print(
                     f"a listing takes {seconds:g} s, {share:.0%} of 20 workers die (seed {seed}): "
-                    f"{found.listings} listings in a minute, at most {found.together} at once, owned after {found.unowned} s",
+                    f"{found.listings} listings, {found.together} at once at most, owned after {found.unowned} s",
                     flush=True,
                 )
     for size in map(int, given.workers.split(",")):
