@@ -144,7 +144,7 @@ class LookoutRanks:
         if self.row is None or self.ranks[0] == me.worker:
             return True
         silent = max(
-            self.silent - (0.0 if self.left else scaled(SILENT_SECONDS, config)),
+            self.silent - (0.0 if self.left else _row_silent(me, hearing, config)),
             hearing.looks_still - _looks_silent(me, hearing, config),
         )
         if silent <= 0:
@@ -154,14 +154,23 @@ class LookoutRanks:
         return silent > place * scaled(STAND_IN_SECONDS, config)
 
 
+def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
+    """C8: for how many seconds this table is listed, or is being listed, as far as its lookout and this worker know."""
+    call = call_of(hearing.call)
+    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_MOST, config)))
+
+
 def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
     """C8: *looks* may stand still for so long: two are missing then, each as long as the listings of this table take.
 
     While a listing goes on, its lookout says for how long (`going_on`), and nobody stands in for it.
     """
-    call = call_of(hearing.call)
-    took = max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_MOST, config)))
-    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * took
+    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
+
+
+def _row_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+    """C8: its row may stand still for so long. Where a listing is dear, a heartbeat that stalls may come later, too."""
+    return scaled(SILENT_SECONDS, config) + math.floor(_listing(me, hearing, config)) / 2
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
@@ -361,7 +370,7 @@ def next_look(
         pause = scaled(AT_ONCE_SECONDS, config)
     keys = (ours.row.key, *(() if call is None else (call.row,)), *called, *wanted)
     stopped = hearing.looks_still > _looks_silent(me, hearing, config)
-    stopped |= ours.left or ours.silent > scaled(SILENT_SECONDS, config)
+    stopped |= ours.left or ours.silent > _row_silent(me, hearing, config)
     if stopped and len(leases) >= LISTED * STAND_INS:
         # C8: who stands in says so on its rows, and need not be looked for in the whole table.
         keys += _next_rows(leases, ours.ranks[:STAND_INS]) if call is None else call.next
