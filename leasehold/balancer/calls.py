@@ -43,7 +43,7 @@ rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ra
 
 
 @frozen
-class Call:
+class Summons:
     """What stands in the note.
 
     looks    those of the bulletin that it belongs to
@@ -98,7 +98,7 @@ def _plain(key: str) -> bool:
 
 
 @lru_cache(maxsize=100)
-def call_of(text: str) -> Call | None:
+def call_of(text: str) -> Summons | None:
     """The call that this text says; None if it says none, or none that can be read."""
     looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
     counts = all(word.isascii() and word.isdigit() and len(word) <= 18 for word in (looks, seconds))  # noqa: PLR2004  as a bulletin's
@@ -106,7 +106,7 @@ def call_of(text: str) -> Call | None:
         return None
     names = {name: tuple(keys.split(",")) if equals else () for name, equals, keys in (w.partition("=") for w in words)}
     to_all, (first, *others) = names.pop("*", None) is not None, row.split(",")
-    return Call(int(looks), min(int(seconds), SECONDS_MOST), first, tuple(others), to_all, names)
+    return Summons(int(looks), min(int(seconds), SECONDS_MOST), first, tuple(others), to_all, names)
 
 
 def call_beside(lease: Lease, bulletin: Bulletin) -> str:

@@ -51,7 +51,7 @@ from heapq import nsmallest
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.calls import CALL, Call, call_beside, call_of, note_of_call, rank_digest
+from leasehold.balancer.calls import CALL, Summons, call_beside, call_of, note_of_call, rank_digest
 from leasehold.balancer.census import Census, Known, signed, signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
@@ -385,7 +385,7 @@ def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ..
     return tuple(each.key for each in rows if each is not None)
 
 
-def _called(leases: Sequence[Lease], me: Me, call: Call | None) -> tuple[str, ...]:
+def _called(leases: Sequence[Lease], me: Me, call: Summons | None) -> tuple[str, ...]:
     """The rows that this worker is called to, unless a listing of all costs less."""
     keys = () if call is None else call.keys(me.worker)
     return keys if LISTED * len(keys) <= len(leases) else ()

@@ -23,7 +23,7 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Look
-from leasehold.balancer.calls import CALL_MOST, Call, call_of, digits_of, going_on, note_of_call
+from leasehold.balancer.calls import CALL_MOST, Summons, call_of, digits_of, going_on, note_of_call
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
 from leasehold.balancer.model import Bulletin, History, Lease, Me
@@ -176,7 +176,7 @@ def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: in
     """A worker that is read as another one, or a key cut short, would leave a lease unread."""
     ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
     found = call_of(text)
-    assert found == Call(
+    assert found == Summons(
         looks,
         min(int(seconds), 10**6),
         "s-0",

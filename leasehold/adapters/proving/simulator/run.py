@@ -24,10 +24,10 @@ from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, 
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.proving.simulator.world.world import (
     ListSource,
-    Meter,
     ShardRecords,
     SimulatedHistory,
     SimulatedTable,
+    UnitBudget,
     World,
     first_shards,
     records,
@@ -63,7 +63,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
             process.run()
 
     reads, writes = (
-        Meter(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+        UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
     )
     world = World(scenario, tasks, table, source, history, join, reads, writes)
     for member in scenario.members:

@@ -28,7 +28,7 @@ from leasehold.adapters.proving.simulator.mishaps import (
     CallEvent,
     generated,
 )
-from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, Meter, World
+from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, UnitBudget, World
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.worker.scheduler import Scheduler
@@ -166,7 +166,7 @@ class Client:
             rows += [shown[key] for key in page if key in shown]
         return Listing(tuple(rows))
 
-    def _throttled(self, meter: Meter, units: float) -> None:
+    def _throttled(self, meter: UnitBudget, units: float) -> None:
         """Wait until the table has served this. Raises OutcomeUnknown where that takes longer than patience lasts."""
         seconds = meter.wait(units)
         if not seconds:
@@ -186,7 +186,7 @@ class Client:
             self._travel()
             if self._capacity.row_units < math.inf:
                 for key in asked:
-                    meter = Meter(self._capacity.row_units, lambda: self._tasks.now)
+                    meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
                     self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(asked))
             self._travel()

@@ -108,7 +108,7 @@ class SimulatedTable(MemoryStore):
         return outcome
 
 
-class Meter:
+class UnitBudget:
     """A budget of units that grows by so many a second, up to what one second brings; who is late, waits in turn."""
 
     def __init__(self, per_second: float, now: Callable[[], float]) -> None:
@@ -259,9 +259,9 @@ class World:
     source: ListSource
     history: SimulatedHistory
     join: Callable[[Member], None]
-    reads: Meter
-    writes: Meter
-    row_reads: dict[str, Meter] = field(factory=dict)
+    reads: UnitBudget
+    writes: UnitBudget
+    row_reads: dict[str, UnitBudget] = field(factory=dict)
 
 
 class Caller(Protocol):
