@@ -15,8 +15,8 @@ s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that 
 gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
 postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
                                                and encryption too, unless `user=` and `sslmode=` say them
-…?layout=sessions                              memory, SQLite, DynamoDB, Azure Blob, S3; fleets of ours alone: one write of a
-                                               worker renews and checkpoints all its leases (`specs/sessions.md`)
+…?layout=sessions                              memory, SQLite, DynamoDB, Azure Blob, S3, for fleets of ours alone:
+                                               one write of a worker renews and checkpoints all of its leases
 
 Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 

@@ -21,10 +21,10 @@ from leasehold.stores.writes import CreateLease
         ("postgresql://h/db", r"unknown scheme 'postgresql'; choose one of .*dynamodb, .*; did you mean 'postgres'\?"),
         ("leases.db", r"unknown scheme ''"),
         ("http://[", r"it cannot be read as a URL"),
-        ("memory://x?size=3", r"unknown option 'size'; this store has none"),
+        ("memory://x?size=3", r"unknown option 'size'; choose among layout"),
         (
             "dynamodb://t?regoin=x",
-            r"unknown option 'regoin'; choose among endpoint, external_id, prefix, profile, protect, region, role_arn",
+            r"unknown option 'regoin'; choose among endpoint, external_id, layout, prefix, profile, protect, region, ",
         ),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
         ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
