@@ -146,6 +146,7 @@ def test_a_part_of_a_shared_table_has_the_rights_that_its_worker_asks_for(dynali
         store = open_store(url, create=False)
         owned(store)
         store.list()
+        store.get(["none"])
         store.close()
     assert {f"dynamodb:{operation}" for operation in line.asked} == {find, *keep}
     client.close()

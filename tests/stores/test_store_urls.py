@@ -24,7 +24,7 @@ from leasehold.stores.writes import CreateLease
         ("memory://x?size=3", r"unknown option 'size'; choose among layout"),
         (
             "dynamodb://t?regoin=x",
-            r"unknown option 'regoin'; choose among endpoint, external_id, layout, prefix, profile, protect",
+            r"unknown option 'regoin'; choose among endpoint, external_id, layout, prefix, profile, protect, region, ",
         ),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
         ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
