@@ -15,8 +15,8 @@ from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import SHARD_END, Lease, Position
-from leasehold.stores.aws_calls.line import Answer, Silent
-from leasehold.stores.aws_calls.line import Line as DirectCallsLine
+from leasehold.stores.aws_calls.line import HttpAnswer, Silent
+from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
 from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
@@ -92,11 +92,11 @@ class DirectLine(Line):
         super().__init__(Session())
         ask, send = DirectCallsLine.ask, URLLib3Session.send
 
-        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> Answer:
+        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
             told = self._next(head, body)
             if isinstance(told, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
-                return Answer(told.status_code, headers, b"".join(told.raw.stream()))
+                return HttpAnswer(told.status_code, headers, b"".join(told.raw.stream()))
             answer = ask(line, head, body, again=again)
             if self.lose_reply:
                 self.lose_reply = False

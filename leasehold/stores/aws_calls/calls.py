@@ -43,7 +43,7 @@ from botocore.exceptions import (
 from botocore.httpsession import where
 from urllib3 import HTTPResponse
 
-from leasehold.stores.aws_calls.line import Answer, Broken, Line, Silent, SocketOption, Unconnected
+from leasehold.stores.aws_calls.line import CutOff, HttpAnswer, KeptLine, Silent, SocketOption, Unconnected
 from leasehold.stores.aws_calls.signing import ALGORITHM, DATE, Signer
 from leasehold.stores.printable import escaped, said
 
@@ -80,10 +80,10 @@ _NETWORK = attrgetter(
 )
 
 T = TypeVar("T")
-Outcome = Answer | BotoCoreError
+Attempted = HttpAnswer | BotoCoreError
 
 
-class _Unknown(Exception):
+class _StrangeError(Exception):
     """Something of a call is not understood; it says what."""
 
 
@@ -101,9 +101,9 @@ class Pattern:
     url: str
     head: str
     signer: Signer
-    line: Line
+    line: KeptLine
 
-    def ask(self, body: bytes, *, again: bool) -> Answer:
+    def ask(self, body: bytes, *, again: bool) -> HttpAnswer:
         """Make a call. Raises what the line raises."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
@@ -123,7 +123,7 @@ class DirectCalls:
     def __init__(self, client: Any, operations: Iterable[str]) -> None:  # noqa: ANN401  each service has its own type
         self._client, self._service = client, client.meta.service_model.service_id.hyphenize()
         self._patterns: dict[str, Pattern] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, KeptLine] = {}
         self._unknown: set[str] = set()
         self._mine, self._lock = local(), Lock()
         for operation in operations:
@@ -150,7 +150,7 @@ class DirectCalls:
         outcome = self._outcome(operation, body, form, again=again)
         if outcome is None:
             return by_boto()
-        if isinstance(outcome, Answer) and _is_plain(outcome, form) and (told := read(outcome.body)) is not None:
+        if isinstance(outcome, HttpAnswer) and _is_plain(outcome, form) and (told := read(outcome.body)) is not None:
             return told
         self._mine.outcome = outcome
         try:
@@ -164,7 +164,7 @@ class DirectCalls:
             for line in self._lines.values():
                 line.close()
 
-    def _outcome(self, operation: str, body: bytes, form: str, *, again: bool) -> Outcome | None:
+    def _outcome(self, operation: str, body: bytes, form: str, *, again: bool) -> Attempted | None:
         """None if nothing was sent: boto3 is to make the call."""
         pattern = self._patterns.get(operation)
         if pattern is None or pattern.form != form:
@@ -180,7 +180,7 @@ class DirectCalls:
             return pattern.ask(body, again=again)
         except Silent as late:
             return ReadTimeoutError(**url, error=late.__cause__)
-        except Broken as fault:
+        except CutOff as fault:
             return ConnectionClosedError(**url, error=fault, request=None)
         except Unconnected as fault:
             if isinstance(fault.__cause__, ssl.SSLError):
@@ -193,12 +193,12 @@ class DirectCalls:
 
     def _sent(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
         """Hand boto3 what has come already; else keep what it sends."""
-        outcome: Outcome | None = getattr(self._mine, "outcome", None)
+        outcome: Attempted | None = getattr(self._mine, "outcome", None)
         self._mine.outcome, self._mine.request = None, None
         if outcome is None:
             self._mine.request = request
             return None
-        if not isinstance(outcome, Answer):
+        if not isinstance(outcome, HttpAnswer):
             raise outcome
         raw = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
         return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
@@ -219,7 +219,7 @@ class DirectCalls:
             log.info("%s goes through boto3: %s", name, said(odd))
 
     def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
-        """The pattern of this request. Raises _Unknown, or anything else where boto3 is not as it is known here."""
+        """Raises _StrangeError, or anything else where boto3 is not as it is known here."""
         verify, certificate, options, proxies, credentials, handlers = _NETWORK(self._client)
         for event in _EVENTS:
             for each in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
@@ -227,9 +227,9 @@ class DirectCalls:
         _check_ours(vars(BaseClient)["_make_api_call"])
         parts = urlsplit(request.url)
         if certificate or not verify or proxies.proxy_url_for(request.url):
-            raise _Unknown("a proxy, a certificate of its own, or no check of certificates is set")
+            raise _StrangeError("a proxy, a certificate of its own, or no check of certificates is set")
         if request.method != "POST" or (parts.path, parts.query, parts.username) != ("/", "", None):
-            raise _Unknown(f"it is no plain POST: {request.method} {parts.path}")
+            raise _StrangeError(f"it is no plain POST: {request.method} {parts.path}")
         default = {"http": 80, "https": 443}[parts.scheme]
         host = parts.netloc if parts.port not in {None, default} else parts.netloc.removesuffix(f":{default}")
         headers = {
@@ -237,7 +237,7 @@ class DirectCalls:
             for name, value in request.headers.items()
         }
         if odd := headers.keys() - _KEPT - _MADE - {_TOKEN}:
-            raise _Unknown(f"headers that are not known: {', '.join(sorted(odd))}")
+            raise _StrangeError(f"headers that are not known: {', '.join(sorted(odd))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
@@ -250,17 +250,17 @@ class DirectCalls:
             headers={name: told[name] for name in signed if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
-            raise _Unknown(f"it is not signed by {ALGORITHM} as it is known here")
+            raise _StrangeError(f"it is not signed by {ALGORITHM} as it is known here")
         kept = "".join(f"{name}: {value}\r\n" for name, value in told.items() if name not in _MADE)
         head = f"POST / HTTP/1.1\r\n{kept}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         line = self._line(parts.scheme, parts.hostname or "", parts.port or default, verify, options)
         return Pattern(keys, headers["content-type"], request.url, head, signer, line)
 
-    def _line(self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]) -> Line:
+    def _line(self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]) -> KeptLine:
         config = self._client.meta.config
         with self._lock:
             if (place := f"{scheme}://{host}:{port}") not in self._lines:
-                self._lines[place] = Line(
+                self._lines[place] = KeptLine(
                     host,
                     port,
                     _trusting(where() if verify is True else str(verify)) if scheme == "https" else None,
@@ -271,7 +271,7 @@ class DirectCalls:
             return self._lines[place]
 
 
-def _is_plain(answer: Answer, form: str) -> bool:
+def _is_plain(answer: HttpAnswer, form: str) -> bool:
     told = answer.headers.get("x-amz-crc32")
     return (
         answer.status == OK
@@ -282,14 +282,14 @@ def _is_plain(answer: Answer, form: str) -> bool:
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
-    """Raises _Unknown if its code is neither boto3's nor this package's: others may watch calls, or change them."""
+    """Raises _StrangeError if its code is not boto3's or this package's: others may watch calls, or change them."""
     while isinstance(handler, partial):
         handler = handler.func
     # The module in which it was written: a wrapper may carry the name of what it wraps.
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:
-        raise _Unknown(f"{module} has a hand in it")
+        raise _StrangeError(f"{module} has a hand in it")
 
 
 def _trusting(authorities: str) -> ssl.SSLContext:

@@ -34,7 +34,7 @@ SocketOption = tuple[int, int, int]
 
 
 @frozen
-class Answer:
+class HttpAnswer:
     """An answer: its status, its headers under lower-case names, and its whole body."""
 
     status: int
@@ -50,11 +50,11 @@ class Silent(Exception):
     """Nothing came in time; what was asked may have been done."""
 
 
-class Broken(Exception):
+class CutOff(Exception):
     """The connection ended before the answer did; what was asked may have been done."""
 
 
-class Line:
+class KeptLine:
     """Connections to one host.
 
     connect_seconds, read_seconds  how long a connection is tried, and how long the next bytes are waited for
@@ -81,8 +81,8 @@ class Line:
         self.opened = 0
         """How many connections there were in all."""
 
-    def ask(self, head: bytes, body: bytes, *, again: bool) -> Answer:
-        """Send this, and read the answer. Raises Unconnected, Silent or Broken.
+    def ask(self, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
+        """Send this, and read the answer. Raises Unconnected, Silent or CutOff.
 
         again  whether asking twice does no harm
         """
@@ -146,11 +146,11 @@ def _close_all(connections: deque[socket.socket]) -> None:
             connections.pop().close()
 
 
-class _Unanswered(Broken):
+class _Unanswered(CutOff):
     """No byte of the answer came."""
 
 
-def _exchanged(connection: socket.socket, head: bytes, body: bytes) -> tuple[Answer, bool]:
+def _exchanged(connection: socket.socket, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
     """The answer, and whether the connection ends with it."""
     try:
         if len(body) <= TOGETHER:
@@ -170,13 +170,13 @@ def _exchanged(connection: socket.socket, head: bytes, body: bytes) -> tuple[Ans
     except TimeoutError as late:
         raise Silent from late
     except (OSError, HTTPException, ValueError) as fault:  # the last of numbers that are none
-        raise Broken(str(fault) or type(fault).__name__) from fault
+        raise CutOff(str(fault) or type(fault).__name__) from fault
 
 
-def _read(connection: socket.socket, begun: bytes) -> tuple[Answer, bool]:
+def _read(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
     while (end := begun.find(b"\r\n\r\n")) < 0 and len(begun) < HEAD_BYTES:
         if not (more := connection.recv(HEAD_BYTES)):
-            raise Broken("its head is cut off")
+            raise CutOff("its head is cut off")
         begun += more
     text = begun[: max(end, 0)].decode("latin-1")
     status, *lines = text.split("\r\n")
@@ -187,29 +187,29 @@ def _read(connection: socket.socket, begun: bytes) -> tuple[Answer, bool]:
     size = headers.get("content-length", "")
     plain = status.startswith(_WITH_BODY) and "transfer-encoding" not in headers and size.isascii() and size.isdigit()
     if size.isdigit() and len(size) > _DIGITS:
-        raise Broken(f"it tells of {size} bytes")
+        raise CutOff(f"it tells of {size} bytes")
     if not plain or text.lower().count("\r\ncontent-length:") > 1:
         return _read_otherwise(connection, begun)
     body, come = bytearray(int(size)), begun[end + 4 :]
     if (filled := len(come)) > len(body):
-        raise Broken("more came than it told")
+        raise CutOff("more came than it told")
     with memoryview(body) as room:
         room[:filled] = come
         while filled < len(room):
             if not (count := connection.recv_into(room[filled:])):
-                raise Broken(f"it ended {len(room) - filled} bytes before its end")
+                raise CutOff(f"it ended {len(room) - filled} bytes before its end")
             filled += count
-    return Answer(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
+    return HttpAnswer(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
 
 
-def _read_otherwise(connection: socket.socket, begun: bytes) -> tuple[Answer, bool]:
+def _read_otherwise(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
     """Any form of an answer that there is, as the standard library reads it."""
     with HTTPResponse(cast("socket.socket", _Come(connection, begun)), method="POST") as response:
         response.begin()
         body = response.read()
         headers = {name.lower(): value for name, value in response.getheaders()}
         # What was read ahead is gone: such a connection is not kept.
-        return Answer(response.status, headers, body), True
+        return HttpAnswer(response.status, headers, body), True
 
 
 class _Come(io.RawIOBase):

@@ -46,7 +46,7 @@ _DEPTH: Final = 64  # of what is passed over
 _EIGHT_BITS: Final = -0x7F7F7F7F7F7F7F80  # the highest bits of eight bytes
 
 
-class _Rows:
+class _FoundRows:
     """The views of an answer's records, as they are found."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def viewed(body: bytes) -> Viewed | None:
     """
     if len(body) >= _LIMIT:
         return None
-    rows = _Rows()
+    rows = _FoundRows()
     try:
         begin = _begin(body)
         end = _rows(body, begin, rows)
@@ -113,7 +113,7 @@ def _begin(body: bytes) -> i64:
     raise _DeclinedError
 
 
-def _rows(body: bytes, at: i64, rows: _Rows) -> i64:
+def _rows(body: bytes, at: i64, rows: _FoundRows) -> i64:
     """Add the rows of the array that begins here; where it ends."""
     left, at = _opened(body, at, _ARRAY)
     while left > 0 or (left < 0 and body[at] != _BREAK):
@@ -122,7 +122,7 @@ def _rows(body: bytes, at: i64, rows: _Rows) -> i64:
     return at + 1 if left < 0 else at
 
 
-def _row(body: bytes, at: i64, rows: _Rows) -> i64:
+def _row(body: bytes, at: i64, rows: _FoundRows) -> i64:
     """Add the row that begins here; where it ends. What the service always writes is there once."""
     head: i64 = body[at]
     left: i64 = 5 if head == _MAP_OPEN else head - _MAP
