@@ -35,13 +35,14 @@ from spark_kills import Victim
 from standins import executors
 from standins.spark import ON_CLUSTER, SOON, spark_session
 
-sys.path.append(str(Path(__file__).parents[1] / "fleet"))
-import java_kcl
+sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "sources/kinesis")]
+import kcl_jar
 from faulty_line import Line, Refused, Reset, line
 
 from leasehold.adapters.demo.child import Child, isolate
 from leasehold.adapters.demo.stage import Stream, client, put, services
 from leasehold.adapters.spark.pipeline import begun
+from leasehold.balancer.model import HASH_KEYS
 
 ROUND = 150
 """Rows that are sent between two kills."""
@@ -236,6 +237,7 @@ def plain(folder: Path, stream: Stream, count: int) -> list[tuple[str, bytes]]:
         "    sys.stdout.flush()\n"
     )
     words = ("consume", stream.url, "--store", f"sqlite:///{folder}/plain.db", "--handler", "given:handle")
+    words += ("--initial-position", "TRIM_HORIZON")
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
     try:
@@ -245,14 +247,19 @@ def plain(folder: Path, stream: Stream, count: int) -> list[tuple[str, bytes]]:
     return [(key, data.encode()) for key, data in map(json.loads, found)]
 
 
-def kcl(folder: Path, kinesis: str, dynamodb: str, stream: Stream, count: int) -> set[str]:
-    """The digests of what the Java KCL is given."""
-    worker = java_kcl.started("kcl", "2.7.2", (kinesis, dynamodb, stream.name, "kcl"), folder)
-    try:
-        found = _lines(worker, count)
-    finally:
-        worker.kill()
-    return {told["sha1"] for told in map(json.loads, found) if told.get("event") == "record"}
+def kcl(kinesis: str, stream: Stream) -> set[bytes]:
+    """What the Java KCL's own code makes of the records of each shard."""
+    asked = list[tuple[bytes, int, int]]()
+    with closing(client(kinesis)) as to:
+        for shard in stream.shards():
+            place: Any = {"StreamName": stream.name, "ShardId": shard.id, "ShardIteratorType": "TRIM_HORIZON"}
+            told = to.get_records(ShardIterator=to.get_shard_iterator(**place)["ShardIterator"])
+            while told["Records"] or told["MillisBehindLatest"]:
+                asked += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in told["Records"]]
+                if not (following := told.get("NextShardIterator")):
+                    break
+                told = to.get_records(ShardIterator=following)
+    return {data for kept in kcl_jar.verdicts(asked) for _, _, data, _, _ in kept}
 
 
 def _lines(worker: Child, count: int) -> list[bytes]:
@@ -297,29 +304,35 @@ def main() -> int:
     if sys.argv[1:2] == ["--application"]:
         place, source, sink, master = sys.argv[2:]
         return application(Path(place), json.loads(source), json.loads(sink), master)
-    asked = ArgumentParser(description="Kill a pipeline from Kinesis into Kinesis, and judge what readers were given.")
-    asked.add_argument("--kills", type=int, default=40, help="how often (%(default)s)")
-    asked.add_argument("--minutes", type=float, default=600.0, help="how long is killed at most (%(default)s)")
-    asked.add_argument("--seed", type=int, default=0, help="what is killed when (%(default)s)")
-    asked.add_argument("--cluster", action="store_true", help="on a cluster of this machine, whose executors die, too")
-    asked.add_argument("--java", action="store_true", help="have the Java KCL read what came, too")
-    given = asked.parse_args()
+    options = ArgumentParser(
+        description="Kill a pipeline from Kinesis into Kinesis, and judge what readers were given."
+    )
+    options.add_argument("--kills", type=int, default=40, help="how often (%(default)s)")
+    options.add_argument("--minutes", type=float, default=600.0, help="how long is killed at most (%(default)s)")
+    options.add_argument("--seed", type=int, default=0, help="what is killed when (%(default)s)")
+    options.add_argument(
+        "--cluster", action="store_true", help="on a cluster of this machine, whose executors die, too"
+    )
+    options.add_argument("--java", action="store_true", help="have the Java KCL read what came, too")
+    asked = options.parse_args()
     isolate()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
         kinesis, dynamodb = stack.enter_context(services())
-        master = stack.enter_context(cluster()) if given.cluster else ""
-        pipeline = Pipeline(folder, kinesis, dynamodb, given.seed, master, time.monotonic() + 60 * given.minutes)
-        sent, stream = pipeline.run(given.kills, to_stderr)
-        of_plain = judged(sent, plain(folder, stream, len(sent)))
-        of_spark = judged(sent, by_spark(folder, kinesis, stream))
-        found: dict[str, Any] = {"kills": dict(Counter(pipeline.kills)), "lives": pipeline.lives, "sent": len(sent)}
-        found |= {"plain": asdict(of_plain), "spark": asdict(of_spark)}
-        faults = sum(each.lost + each.doubled + each.order for each in (of_plain, of_spark))
-        if given.java:
-            seen = kcl(folder, kinesis, dynamodb, stream, len(sent))
-            found["kcl"] = {"lost": sum(row.sent.digest not in seen for row in sent)}
-            faults += found["kcl"]["lost"]
+        master = stack.enter_context(cluster()) if asked.cluster else ""
+        pipeline = Pipeline(folder, kinesis, dynamodb, asked.seed, master, time.monotonic() + 60 * asked.minutes)
+        sent, stream = pipeline.run(asked.kills, to_stderr)
+        given = {
+            "plain": judged(sent, plain(folder, stream, len(sent))),
+            "spark": judged(sent, by_spark(folder, kinesis, stream)),
+        }
+        found: dict[str, object] = {"kills": dict(Counter(pipeline.kills)), "lives": pipeline.lives, "sent": len(sent)}
+        found |= {name: asdict(each) for name, each in given.items()}
+        faults = sum(each.lost + each.doubled + each.order for each in given.values())
+        if asked.java:
+            seen = kcl(kinesis, stream)
+            lost = sum(row.data not in seen for row in sent)
+            found, faults = found | {"kcl": {"lost": lost}}, faults + lost
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return 1 if faults else 0
 

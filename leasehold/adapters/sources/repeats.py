@@ -10,23 +10,25 @@ may stand in the stream several times, and its tag says which it is:
     part     the task's partition of the batch, and the section of it
     edition  a digest of all rows of that section: two attempts with the same edition write the same rows
     row      the number of the row within the part
+    span     the hash keys of the shard that the writer meant: it may have been split or merged before the record came
 
-What a writer promises, of each attempt and each hash key range, whatever is lost, refused or split meanwhile:
+What a writer promises, whatever is lost, refused, late or resharded meanwhile:
 
-W1. The first copies of its rows come in the order of their numbers: a row is sent once all before it that go to the
-    same shard are known to be written.
+W1. When a row is written, all rows of the same attempt with lower numbers and a hash key of the row's span are known to
+    be written. Of other hash keys nothing is said: after a merge, what was under way to one parent may come before
+    lower rows that wait for the other.
 W2. A batch begins once every part of the batch before is known to be written whole.
 
 What a reader keeps of each query (`Had`): the batch that it is at, and of each part and edition the highest row.
 
-R1. A row of that batch is a repetition if its part and edition have been read as far (by W1: whichever attempt wrote
-    the highest row had written all before it that belong here, and attempts of one edition have the same rows).
+R1. A row of that batch is a repetition if its part and edition have been read as far for its hash key: by rows whose
+    span has that key (by W1: whichever attempt wrote the highest of them had written all before it of that key, and
+    attempts of one edition have the same rows).
 R2. A row of an earlier batch is one (by W2), unless a later run wrote it: then the query was set back to an earlier
     place by its user, who wants it again.
 R3. Anything else is new. Of a part with another edition nothing is known: its rows come, perhaps twice, and none is
     lost because other rows went before it under its number.
-R4. Children of a shard begin with what was had of their parents. After a merge the rows of each parent's hash keys are
-    held against what that parent had, until they are the same.
+R4. Children of a shard begin with what was had of their parents, each hash key with what its own parent had.
 
 It is bounded: by the parts of one batch for each of the `QUERIES` that wrote last, which reader, checkpoint and offset
 forget in the same order. It is a function of what was read alone, so that a batch that is read again comes the same.
@@ -58,28 +60,31 @@ class Tag(NamedTuple):
     part: str
     edition: str
     row: int
+    span: HashRange = HASH_KEYS
 
     @property
     def context(self) -> bytes:
-        """All but the row, as a record carries it."""
+        """All but row and span, as a record carries it."""
         return f"{self.query}.{self.run}.{self.batch}.{self.part}.{self.edition}".encode()
 
 
 _NAME = r"[A-Za-z0-9_-]{1,40}"
-_TAG = re.compile(rf"({_NAME})\.(\d{{1,12}})\.(\d{{1,19}})\.({_NAME})\.({_NAME})\.(\d{{1,15}})".encode())
+_TEXT = rf"({_NAME})\.(\d{{1,12}})\.(\d{{1,19}})\.({_NAME})\.({_NAME})\.(\d{{1,15}})"
+_TAG = re.compile(rf"{_TEXT}(?:\.([0-9a-f]{{1,32}})-([0-9a-f]{{1,32}}))?".encode())
 _ROW = re.compile(rb"\d{1,15}")
 
 
 def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
-    """The tags of an aggregate's records, in order: a bare row has the context of the record before it.
+    """The tags of an aggregate's records, in order: a bare row has context and span of the record before it.
 
     What is no tag of a sink is none: such a record is new each time.
     """
     found, last = list[Tag | None](), None
     for value in values:
         if (whole := _TAG.fullmatch(value)) is not None:
-            query, run, batch, part, edition, row = (each.decode() for each in whole.groups())
-            last = Tag(query, int(run), int(batch), part, edition, int(row))
+            query, run, batch, part, edition, row, *span = (each and each.decode() for each in whole.groups())
+            spans = HASH_KEYS if span[0] is None else (int(span[0], 16), int(span[1], 16))
+            last = Tag(query, int(run), int(batch), part, edition, int(row), spans)
         elif last is None or _ROW.fullmatch(value) is None:
             last = None
         else:
@@ -101,10 +106,12 @@ class _Query:
             return tag.batch < self.batch and tag.run <= self.run  # R2
         return tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)  # R1
 
-    def note(self, tag: Tag) -> None:
+    def reach(self, tag: Tag) -> None:
         if tag.batch != self.batch:
             self.run, self.batch, self.parts = tag.run, tag.batch, {}
         self.run = max(self.run, tag.run)
+
+    def note(self, tag: Tag) -> None:
         editions = self.parts.setdefault(tag.part, {})
         editions[tag.edition] = max(tag.row, editions.pop(tag.edition, -1))
         for known, most in ((editions, EDITIONS), (self.parts, PARTS)):
@@ -121,7 +128,7 @@ _Queries = dict[str, _Query]
 
 @define
 class Had:
-    """What the reader of a shard has had of each query, for each part of the hash keys that had its own past.
+    """What the reader of a shard has had of each query, for each part of the hash keys of which that differs.
 
     pieces  the last hash key of each part, rising, and what was had of its records
     at      the record by which it was last changed
@@ -129,7 +136,7 @@ class Had:
 
     pieces: list[tuple[int, _Queries]] = field(factory=lambda: [(HASH_KEYS[1], {})])
     at: Position | None = None
-    _text: str | None = None
+    _text: str | None = field(default=None, eq=False)
 
     def __bool__(self) -> bool:
         return any(queries for _, queries in self.pieces)
@@ -147,18 +154,35 @@ class Had:
         return False
 
     def note(self, tag: Tag, position: Position) -> None:
-        """A new record came: by W1 and W2 it speaks for all hash keys of the shard."""
+        """A new record came: it speaks for the hash keys of its span (W1), and as to batches for all (W2)."""
         self.at, self._text = position, None
-        for _, queries in self.pieces:
+        first, last = tag.span
+        for bound in (first - 1, last):
+            self._cut(bound)
+        for bound, queries in self.pieces:
             known = queries.pop(tag.query, None) or _Query(tag.run, tag.batch)
             if not known.has(tag):
-                known.note(tag)
+                known.reach(tag)
+                if first <= bound <= last:  # cut at both ends, a piece lies in the span whole, or not at all
+                    known.note(tag)
             queries[tag.query] = known
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
-        first = self.pieces[0][1]
-        if len(self.pieces) > 1 and all(queries == first for _, queries in self.pieces):
-            self.pieces = self.pieces[-1:]
+        if len(self.pieces) > 1:
+            kept = self.pieces[-1:]
+            for piece in reversed(self.pieces[:-1]):
+                if piece[1] != kept[0][1]:
+                    kept.insert(0, piece)
+            self.pieces = kept
+
+    def _cut(self, bound: int) -> None:
+        """Have a piece end with this hash key."""
+        for place, (last, queries) in enumerate(self.pieces):
+            if bound < 0 or bound == last:
+                return
+            if bound < last:
+                self.pieces.insert(place, (bound, {name: each.copy() for name, each in queries.items()}))
+                return
 
     def copy(self) -> Self:
         """Another one, which changes by itself."""
@@ -231,7 +255,7 @@ def _query_of(text: str) -> tuple[str, _Query]:
 def inherited(parents: Sequence[Lease]) -> str:
     """The token with which the child of these shards begins (R4); "" where nothing is known of them.
 
-    Of two parents whose hash keys are not known only what both had in the same way is.
+    Of two parents whose hash keys are not known nothing is.
     """
     known = [(each.hash_range, Had.of(each.checkpoint)) for each in parents if each.ended]
     if not any(had for _, had in known):

@@ -37,7 +37,7 @@ def _entry(tag: bytes, text: str) -> bytes:
     return tag + _varint(len(raw)) + raw
 
 
-_FIELDS: Final = 100  # tags and lengths around one record, its hash key and its row: fewer in fact
+_FIELDS: Final = 170  # tags and lengths around one record, its hash key and its row: fewer in fact
 
 
 def framing_of(context: bytes) -> int:
@@ -50,12 +50,14 @@ class Aggregate:
 
     A lone user record travels as it is, under its own partition key, as it does with the KPL; one with a tag cannot.
 
-    A tag is a context and a row. The first record of a context carries both, as `context.row`; each that follows it
-    with the same carries the row alone: a hundred bytes of data would else have fifty of tag.
+    A tag is a context, a row and the hash keys of the shard that all of them are meant for. The first record of a
+    context carries all, as `context.row.first-last`; each that follows it with the same carries the row alone: a
+    hundred bytes of data would else have as many of tag.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
         """Hold at most `limit` bytes, counted as Kinesis counts them: data and partition key."""
+        self._span = b".%x-%x" % (first, last)
         self.count = 0
         self._limit = limit
         self._keys: dict[str, bytes] = {}  # how a record refers to each key
@@ -66,6 +68,7 @@ class Aggregate:
         self._body_size = 0
         self._lone_size = 0
         self._context = b""
+        self._tagged = False
 
     @property
     def size(self) -> int:
@@ -74,7 +77,7 @@ class Aggregate:
 
     @property
     def _framed(self) -> bool:
-        return self.count > 1 or bool(self._context)
+        return self.count > 1 or self._tagged
 
     @property
     def partition_key(self) -> str:
@@ -99,7 +102,7 @@ class Aggregate:
         head = key + hash_key + b"\x1a" + _varint(len(data))
         tail = b""
         if context:
-            value = b"%d" % row if context == self._context else b"%b.%d" % (context, row)
+            value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
             tail = b"\x0a" + _varint(len(OURS)) + OURS + b"\x12" + _varint(len(value)) + value
             tail = b"\x22" + _varint(len(tail)) + tail
         head = b"\x1a" + _varint(len(head) + len(data) + len(tail)) + head
@@ -120,7 +123,8 @@ class Aggregate:
         self._records.append(data)
         if context:
             self._records.append(tail)
-            self._context = context
+            self._tagged = True
+        self._context = context  # a record without a tag stands between two contexts
         self._body_size = body_size
         self.count += 1
         return True

@@ -215,7 +215,7 @@ class ShardQueue:
 
     def pack(self, size: int) -> Unit:
         """A unit of at most `size` bytes from the oldest records; a larger record travels alone."""
-        aggregate = Aggregate(max(size, self.queue[0].alone))
+        aggregate = Aggregate(max(size, self.queue[0].alone), *self.hash_range)
         entries: list[Entry] = []
         while self.queue:
             entry = self.queue[0]
