@@ -8,6 +8,7 @@ WRITES takes a line for each write of its leases. Whatever time of day the proce
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from written import WrittenStore, true_time
@@ -43,9 +44,9 @@ class MisbehavingLines(EventLines):
 if __name__ == "__main__":
     MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
 
-    def opened(url: str, *, create: bool, request_seconds: float) -> Store:
+    def opened(url: str, **options: Any) -> Store:  # noqa: ANN401  as the function it stands for
         """The store, and a line for each of its writes."""
-        return WrittenStore(open_store(url, create=create, request_seconds=request_seconds), writes)
+        return WrittenStore(open_store(url, **options), writes)
 
     # The command has no place for a handler beside --events, nor for a store that is not named by its URL alone.
     with (

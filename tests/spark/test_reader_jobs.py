@@ -394,7 +394,7 @@ def test_a_program_listens_where_its_session_is_on_a_cluster(
         monkeypatch.setattr(jobs, "listener", lambda: listener)
         register(spark)
         known = [getattr(kind, "known", {}).get("lease.readerJobs") for kind in kinds]
-        assert known == ([listener.place] * 2 if asked else [None] * 2) + [None]
+        assert known == ([listener.place] * 3 if asked else [None] * 3) + [None]
         assert (listener.context is spark.sparkContext) == asked
 
 
@@ -410,7 +410,7 @@ def test_a_program_without_a_place_to_listen_registers_all_the_same(
     spark, kinds = a_session("yarn")
     with caplog.at_level(logging.WARNING, "leasehold.spark"):
         register(spark)
-    assert [getattr(kind, "known", {}).get("lease.readerJobs") for kind in kinds] == [None] * 3
+    assert [getattr(kind, "known", {}).get("lease.readerJobs") for kind in kinds] == [None] * 4
     assert "will be on this machine, and not on executors: AF_UNIX path too long" in caplog.text
 
 

@@ -23,7 +23,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
     """The bucket behind every client that is made."""
     made = S3Bucket()
 
-    def client(region: str | None, _endpoint: str | None, patience: Patience) -> S3Memory:
+    def client(region: str | None, _endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
         return S3Memory(made, patience.attempts, region or "eu-west-1")
 
     monkeypatch.setattr(s3, "_client", client)
@@ -310,7 +310,7 @@ def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -
     made: list[tuple[str | None, str | None, Patience]] = []
     bucket = S3Bucket()
 
-    def client(region: str | None, endpoint: str | None, patience: Patience) -> S3Memory:
+    def client(region: str | None, endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
         made.append((region, endpoint, patience))
         return S3Memory(bucket, patience.attempts)
 
@@ -357,7 +357,7 @@ def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections would stay open for each store that was used once."""
     made: list[S3Memory] = []
 
-    def client(_region: str | None, _endpoint: str | None, patience: Patience) -> S3Memory:
+    def client(_region: str | None, _endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
         made.append(S3Memory(S3Bucket(), patience.attempts))
         return made[-1]
 

@@ -182,7 +182,7 @@ import leasehold.adapters.cli.consume as consume
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 names = ("s-0", "s-1", "s-2", "s-3")
 source = ListSource(even_shards(names), {name: ShardRecords(records(5000)) for name in names})
-consuming.open_source = lambda _url: source
+consuming.open_source = lambda _url, **_options: source
 consume.app()
 """
 
