@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from mutants import ROOT, Excuse, Group, Mutant, Tally, excuses, groups, page, planted_again
-from statements import faults, rooms
+from statements import THOROUGH, faults, rooms, unseen
 
 
 def test_every_listed_module_and_test_exists() -> None:
@@ -100,6 +100,7 @@ def test_what_is_assigned_is_used_after_it_and_a_constructor_puts_nothing_back()
 
 def test_every_module_and_test_of_a_room_exists() -> None:
     """A file that was renamed would be left out, and its faults with it."""
-    paths = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
+    named = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
+    paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in unseen()]
     assert paths
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
