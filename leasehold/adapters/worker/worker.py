@@ -337,10 +337,7 @@ class Recreated:
         return tuple(sorted(notes.items()))
 
     def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
-        """Tell those who see the table alone, and owners that have not listed the shards since.
-
-        The row of an owner is noted only where that does not cost it a renewal.
-        """
+        """Tell who sees the table alone; an owner whose renewal that costs, only of a stream that was made anew."""
         wrong = {each.key: each.what for each in found}
         whole = next((each.what for each in found if each.of_stream), None)
         present = {None, SETTLED, self._discovery.incarnation}
@@ -348,7 +345,8 @@ class Recreated:
             before = lease.note(CONTRADICTION)
             strange = whole if lease.note(INCARNATION) not in present else None
             said = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
-            if said not in {None, before} and (lease.owner is None or self._store.promises.free_notes):
+            free = lease.owner is None or strange is not None or self._store.promises.free_notes
+            if said not in {None, before} and free:
                 try:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
                 except StoreError as fault:
