@@ -1,8 +1,9 @@
 """What streams and their services say: aggregates, answers, events, listings; and the URLs that name the streams."""
 
 import hashlib
+import json
 import os
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import cache
 from struct import pack
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +22,7 @@ from standins.in_c import scan
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
 from leasehold.adapters.sources.changes import change_of
+from leasehold.adapters.sources.dynamodb_streams.source import record_of
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
 from leasehold.adapters.sources.event_hubs.poller import starting
 from leasehold.adapters.sources.event_hubs.records import record
@@ -37,8 +39,9 @@ from leasehold.adapters.sources.kinesis.wire import views
 from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.spark.dynamodb_streams import rows as change_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
-from leasehold.balancer.model import HASH_KEYS, Position
+from leasehold.balancer.model import HASH_KEYS, Lease, Position
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -55,6 +58,19 @@ def _change(data: bytes) -> None:
     found = change_of(data)
     assert found.created is None or found.created.tzinfo is UTC
     assert isinstance(found.keys, dict)
+
+
+def _change_row(data: bytes) -> None:
+    try:
+        row = json.loads(data)
+        told = row["dynamodb"]
+        if (created := told.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
+            told["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
+        made = record_of(row)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
+        raise ValueError("no change") from odd  # a record that no poller hands on
+    rows = change_rows.columns().rows(Lease("shard-0"), [made])
+    assert rows.column("sequenceNumber").to_pylist() == [made.sequence_number]
 
 
 def _aggregate(data: bytes) -> None:
@@ -262,6 +278,14 @@ SOURCES = (
         _change,
         (ValueError,),
         "this record's data is no change of an item of DynamoDB",
+        pack=in_json,
+    ),
+    FuzzTarget(
+        "change-rows",
+        ("adapters/spark/dynamodb_streams/rows.py",),
+        _change_row,
+        (ValueError,),
+        "no change",
         pack=in_json,
     ),
     FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out.py",), _sent, (SourceError,)),

@@ -133,8 +133,11 @@ def _reshape(world: World, reshape: Reshape) -> None:
     """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
     world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     source = world.source
+    if reshape.what == "anew":
+        source.recreate(first_shards(world.scenario))
+        return
     if not world.scenario.ranged:
-        _roll(world, reshape)
+        _roll(source, reshape)
         return
     ranged = [(each.hash_range, each) for each in source.listed if each.open and each.hash_range]
     shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
@@ -152,22 +155,17 @@ def _reshape(world: World, reshape: Reshape) -> None:
             child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
             source.end(left.id, child)
             source.end(right.id, child)
-        case "anew":
-            source.recreate(first_shards(world.scenario))
         case "merge":
             pass  # there is but one
 
 
-def _roll(world: World, reshape: Reshape) -> None:
+def _roll(source: ListSource, reshape: Reshape) -> None:
     """The same where shards have no hash ranges: one shard follows another, or two do."""
-    source = world.source
     shards = [each for each in source.listed if each.open]
-    if reshape.what == "anew":
-        source.recreate(first_shards(world.scenario))
-        return
+    followers = 2 if reshape.what == "merge" else 1
     for parent in shards if reshape.what == "double" else [shards[reshape.place % len(shards)]]:
-        ends = ".01" if reshape.what == "merge" else ".0"
-        source.end(parent.id, *(Shard(f"{parent.id}.{end}", parents=(parent.id,)) for end in ends[1:]))
+        children = [Shard(f"{parent.id}.{number}", parents=(parent.id,)) for number in range(followers)]
+        source.end(parent.id, *children)
 
 
 ROW_BYTES = 360

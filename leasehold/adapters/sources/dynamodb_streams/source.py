@@ -170,6 +170,10 @@ def record_of(row: Mapping[str, Any]) -> Record:
     number, created = told["SequenceNumber"], told.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has {number!r} for a sequence number")
+    # Whoever reads the data, Spark's columns among them, need not ask again whether these are as they should be.
+    usual = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
+    if not usual:
+        raise ValueError(f"record {number} has another eventName or userIdentity than the service gives")
     return Record(
         text_of(row).encode(),
         number,
