@@ -263,6 +263,12 @@ def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: Tabl
     assert size <= 20_000
 
 
+def test_a_page_tells_a_lag_of_nothing_from_one_that_nobody_knows(port: int) -> None:
+    """A lease at the end of its shard would look like one whose owner is silent."""
+    told = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
+    assert (told["s-0"], told["s-1"], told["s-9"]) == (12.5, 0.0, None)
+
+
 def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watcher: TableWatcher, port: int) -> None:
     """Nobody would see whether a lease falls behind or catches up."""
     assert "polyline" not in got(port, "/lag.svg?lease=s-0")[2]

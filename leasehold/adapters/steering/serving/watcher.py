@@ -353,4 +353,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
     told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host")}
     told["says"] = None if row["status"] == "OK" else row["says"]
-    return {name: value for name, value in told.items() if value not in {None, "", False}}
+    # A lag of 0 equals False, and is known all the same. Whole numbers are told without a point: each look pays for it.
+    known = {name: value for name, value in told.items() if value is not None and value is not False and value != ""}
+    return {name: int(each) if isinstance(each, float) and each.is_integer() else each for name, each in known.items()}
