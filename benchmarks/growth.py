@@ -23,6 +23,9 @@ from rich.table import Table
 
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.steering.explaining import plans
+from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holdings import Renewing
+from leasehold.balancer.actions import Look
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import ripe
 from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
@@ -30,6 +33,7 @@ from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.watch import Watch
 from leasehold.stores.dynamodb.rows import to_item, to_lease
+from leasehold.stores.embedded.memory import MemoryStore
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
@@ -107,7 +111,19 @@ def works(workers: int) -> dict[str, Work]:
         renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in of)
         return watch.look(renewed, now, now + 0.5, asked)
 
+    identity = Identity(ME.worker, "p", lambda: "")
+    held = tuple(
+        Holding(MemoryStore(), each, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+        for each in leases
+    )
+    renewing = Renewing(CONFIG, lambda _holding: None)
+    renewing.begin(held, 0.1, ME, Look(0.0), map)
+
+    def renew() -> object:
+        return renewing.begin(held, 0.2, ME, Look(0.0), map), renewing.due(0.2)
+
     return {
+        "renew, nothing is due, one worker holds all": renew,
         "plan, everybody has its share": lambda: plan(leases, None, ME, CONFIG),
         "plan of a newcomer": lambda: plan(joined, None, ME, CONFIG),
         "plan, a worker is dead": lambda: plan(dead, None, ME, CONFIG),

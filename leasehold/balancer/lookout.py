@@ -450,16 +450,19 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
     others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not others:
         return min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
-    # The reading began `took` ago, and what stood still since has done so for as much longer. Where listings take long,
-    # everybody renews from one to the next: what did not move at all is suspected, too.
+    # Seconds count from the start of the reading, as `idle` does. Where listings take long, everybody renews from one
+    # to the next, and what did not move at all is suspected, too.
     took = me.history.full_took
     left = [
-        limit - idle - took
+        limit - idle
         for idle in others
         if (_overdue(idle, config) or (idle > 0 and _overdue(idle + took, config))) and idle <= limit
     ]
+    rest = scaled(LOOK_SECONDS, config)
+    # A look that takes long and begins a moment too early judges nobody, and the next one ends a whole listing later.
+    soonest = min(left) if left and took >= rest else min([rest, *left])
     # 0.05: however close the limit is, 50 ms pass before the next look.
-    return max(scaled(0.05, config), min([scaled(LOOK_SECONDS, config) - took, *left]))
+    return max(scaled(0.05, config), soonest)
 
 
 def _overdue(idle: float, config: Config) -> bool:

@@ -156,9 +156,10 @@ def test_nobody_stands_in_for_a_listing_that_goes_on() -> None:
         ("call", f"8 7 {','.join(ROWS)} 4f2a91c0=s-3"),
     )
     slow = evolve(FULL, full_took=8.0)
-    assert look(LOOKOUT, TABLE, slow).seconds == 0.05, "a look begins every 3 s, or when the last one ends"
+    moved = tuple(evolve(lease, idle=0.0) for lease in TABLE)
+    assert look(LOOKOUT, moved, slow).seconds == 3.0, "from the start of the last one, so at once when it ends"
     unmoved = tuple(evolve(lease, idle=0.5) if lease.owner == READER else evolve(lease, idle=0.0) for lease in TABLE)
-    assert look(LOOKOUT, unmoved, slow).seconds == pytest.approx(2.0 if 10.5 - 0.5 - 8.0 < 0.05 else 0.05)
+    assert look(LOOKOUT, unmoved, slow).seconds == pytest.approx(10.0), "it begins when it can judge"
 
 
 @pytest.mark.parametrize("text", ["", "8", "8 0", "x 0 s-0", "8 x s-0", "8 0 ", "9" * 19 + " 0 s-0"])

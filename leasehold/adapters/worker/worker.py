@@ -474,11 +474,12 @@ class Worker:
         look, since = self._look, self._listing_since
         if since is not None and look.notes:
             look = evolve(look, notes=going_on(look.notes, now - since))
-        self._renewing.begin(self.holdings, now, self._asking(), look, each)
-        if self.discovery.unheard(holding.lease for holding in self.holdings):
+        pause = renew_pause(self.watch, self.config)
+        seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
+        if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
         self._holdings.check_identity()
-        soon = min(self._renewing.due(self.holdings, now), now + renew_pause(self.watch, self.config))
+        soon = min(self._renewing.due(now), now + pause)
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
