@@ -471,10 +471,8 @@ class Worker:
         `each` need not wait for the renewals that it begins: one that stalls holds up no other.
         Raises WorkerError if another living process uses this worker's id.
         """
-        look, since = self._look, self._listing_since
-        if since is not None and look.notes:
-            look = evolve(look, notes=going_on(look.notes, now - since))
-        pause = renew_pause(self.watch, self.config)
+        going = 0.0 if (since := self._listing_since) is None else now - since
+        look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
         if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
