@@ -198,9 +198,7 @@ def main(
             for sessions in (False, True)
             for seed in range(seeds)
         }
-        print(
-            "| shards, workers | store | layout | writes a second | reads a second | US$ a month | of the usual |"
-        )
+        print("| shards, workers | store | layout | writes a second | reads a second | US$ a month | of the usual |")
         print("|---|---|---|---|---|---|---|")
         for fleet in fleets:
             print(*fleet.result(), sep="\n", flush=True)
