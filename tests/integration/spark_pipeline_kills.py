@@ -236,8 +236,8 @@ def plain(folder: Path, stream: Stream, count: int) -> list[tuple[str, bytes]]:
         "        sys.stdout.write(json.dumps([record.partition_key, record.data.decode()]) + '\\n')\n"
         "    sys.stdout.flush()\n"
     )
-    words = ("consume", stream.url, "--store", f"sqlite:///{folder}/plain.db", "--handler", "given:handle")
-    words += ("--initial-position", "TRIM_HORIZON")
+    store, start = f"sqlite:///{folder}/plain.db", "TRIM_HORIZON"
+    words = ("consume", stream.url, "--store", store, "--handler", "given:handle", "--initial-position", start)
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
     try:

@@ -82,9 +82,9 @@ def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
     found, last = list[Tag | None](), None
     for value in values:
         if (whole := _TAG.fullmatch(value)) is not None:
-            query, run, batch, part, edition, row, *span = (each and each.decode() for each in whole.groups())
-            spans = HASH_KEYS if span[0] is None else (int(span[0], 16), int(span[1], 16))
-            last = Tag(query, int(run), int(batch), part, edition, int(row), spans)
+            query, run, batch, part, edition, row, low, high = (each.decode() for each in whole.groups(b""))
+            span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
+            last = Tag(query, int(run), int(batch), part, edition, int(row), span)
         elif last is None or _ROW.fullmatch(value) is None:
             last = None
         else:

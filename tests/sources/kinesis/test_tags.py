@@ -88,7 +88,7 @@ class Asked:
         """All of them, so many records each."""
         answers = [self.rows[at : at + size] for at in range(0, len(self.rows), size)]
         told: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
-        return [self.poller._batch({**told, "Records": rows}) for rows in answers]  # noqa: SLF001  an answer of Kinesis
+        return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  an answer of Kinesis
 
 
 @settings(max_examples=60)
@@ -116,7 +116,7 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
     """Without this Spark would have other rows than a worker, or repeat a batch with other rows than it had."""
     records = [sealed(rows)[0] for rows in aggregates]
     plain = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
-    buffer, found = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int, int], str]]()
+    buffer, found = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
     for batch in Asked(ArrowPoller, records, TRIM_HORIZON).batches(size):
         chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
@@ -131,7 +131,7 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
                 strict=True,
             ),
             strict=True,
-        )  # type: ignore[arg-type]
+        )
         tokens.append(taken.ends.token)
     assert found == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
     if plain and tokens:
@@ -145,7 +145,7 @@ def test_kcl_reads_over_the_tags(aggregates: list[list[tuple[bytes, str, Tag | N
     """Without this a Java consumer would be given aggregates that it cannot take apart."""
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
-    rows = [
+    rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [
         [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in each] for each in aggregates
     ]
     answers = kcl_jar.verdicts((sealed(each)[0], *HASH_KEYS) for each in rows)
