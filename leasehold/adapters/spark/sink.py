@@ -196,14 +196,14 @@ def edition_of(rows: pa.Table) -> str:
 
 
 @frozen
-class Written(WriterCommitMessage):
+class TaskWritten(WriterCommitMessage):
     """What a task has written."""
 
     rows: int
     bytes: int
 
 
-def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.RecordBatch]) -> Written:
+def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
     """Write the rows of one task. Raises what the writer raises."""
     first, rows, size = names.first(), 0, 0
     writer: RowWriter | None = None
@@ -211,7 +211,7 @@ def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.Record
         writer = writer or place.writer()  # a task without rows asks nothing of the stream
         writer.write(section, first._replace(part=f"{first.part}-{number}", edition=edition_of(section)))
         rows, size = rows + section.num_rows, size + section.nbytes
-    return Written(rows, size)
+    return TaskWritten(rows, size)
 
 
 class SinkWriter(DataSourceArrowWriter):

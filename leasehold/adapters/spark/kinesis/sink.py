@@ -14,7 +14,7 @@ from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -79,7 +79,7 @@ class KinesisRowWriter:
                 try:
                     under_way.append(put(data, key, hash_key, context=context, row=number))
                 except ValueError as fault:
-                    raise ValueError(f"column {fault}") from None
+                    raise ValueError(f"column {said(fault)}") from None
             self._producer.flush()
             for each in under_way:
                 each.result()
@@ -89,7 +89,7 @@ class KinesisRowWriter:
             self._abandon()
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
-            raise SourceError(f"stream {self._place.stream}: not all rows were written: {fault}") from fault
+            raise SourceError(f"stream {self._place.stream}: not all rows were written: {said(fault)}") from fault
 
     def _abandon(self) -> None:
         try:
