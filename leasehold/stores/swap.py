@@ -24,7 +24,17 @@ from attrs import evolve, frozen
 
 from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.protocol import (
+    Done,
+    Listing,
+    Lost,
+    Outcome,
+    OutcomeUnknown,
+    PassingStore,
+    Promises,
+    Store,
+    StoreError,
+)
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -58,6 +68,9 @@ CONTROL = "leasehold-swap"
 ORIGIN, WISH, KNOWS, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
 """Our notes: on the control row, FROM's name and the way; on a lease in FROM, its owner and the TO that it knows; on a
 row that another one outranks, the epoch up to which it is a copy and no truth."""
+
+CLOSED = "closed"
+"""The last word of the control row: every lease is in TO, and new ones are made there."""
 
 LOOK_SECONDS = 2.0
 """A worker that writes anything reads the control row as often."""
@@ -240,7 +253,7 @@ class SwapStore:
 
     def _heed(self, control: Lease | None = None, *, certain: bool) -> None:
         if control is not None:
-            self._goal, self._closed = wish_of(control), False
+            self._goal, self._closed = wish_of(control), control.note(WISH) == CLOSED
         elif certain:
             self._goal, self._closed = -1, True
 
@@ -296,10 +309,13 @@ class SwapStore:
             self._moving.discard(held.key)
         return self._lost(held.key) if arrived is None else Done(arrived)
 
-    def carry(self, seen: Lease) -> Outcome:
-        """Move a lease that nobody owns, as it was seen, so that it is nobody's in the other table."""
+    def carry(self, seen: Lease, goal: int) -> Outcome:
+        """Move a lease that nobody owns, as it was seen, so that it is nobody's in this table.
+
+        One that was marked on its way to the other table goes on there first.
+        """
         side, was_marked, row = parted(seen)
-        if seen.owner is not None:
+        if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
         mark = Done(row) if was_marked else self._tables[side].write(ReleaseLease(row, "", MARK))
         arrived = self._through(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
@@ -444,7 +460,7 @@ def knowing(worker: str, goal_name: str) -> tuple[str, str]:
 def wish_of(control: Lease) -> int:
     """The table that leases are to go to, by the control row; -1 where nothing is to move."""
     wish = control.note(WISH) or ""
-    return _NAMES.index(wish) if wish in _NAMES else -1
+    return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
 
 
 def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
@@ -473,12 +489,22 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
     return control
 
 
-def apart(listing: Listing) -> None:
-    """Raises StoreError if a table takes part in a swap: a worker that knows this table alone must not use it."""
-    if any(row.key == CONTROL for row in listing.leases):
-        raise StoreError("this table is the goal of a swap that is not over; name both tables: --store FROM --to TO")
-    if any(marked(row) for row in listing.leases):
-        raise StoreError(
-            "leases of this table have moved to another one by `leasehold swap`; name both (--store FROM --to TO), "
-            "or, when the swap is over, the other one"
-        )
+class OneTableStore(PassingStore):
+    """The store of a worker that knows one table: while that takes part in a swap, it gives no listing.
+
+    Without a listing nothing is claimed or made. A worker that began before the swap did keeps to what it holds.
+    """
+
+    def list(self) -> Listing:
+        """Every lease. Raises StoreError, saying what to do, where some are elsewhere."""
+        listing = super().list()
+        if any(row.key == CONTROL for row in listing.leases):
+            raise StoreError(
+                "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"
+            )
+        if any(marked(row) for row in listing.leases):
+            raise StoreError(
+                "leases of this table have moved to another one by `leasehold swap`; start the worker with both "
+                "(--store FROM --to TO) or, when the swap is over, with the other one"
+            )
+        return listing

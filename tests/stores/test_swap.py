@@ -11,7 +11,7 @@ from leasehold.stores.contract.actors import FULL, KEY, done, facts, lost, owned
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, OutcomeUnknown, PassingStore, Promises, Store, StoreError
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CONTROL, FROM, KNOWS, TO, WISH, SwapStore, announced, apart
+from leasehold.stores.swap import CLOSED, CONTROL, FROM, KNOWS, TO, WISH, OneTableStore, SwapStore, announced
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLease,
@@ -162,10 +162,10 @@ def test_what_nobody_owns_is_carried_over(tables: tuple[Store, Store]) -> None:
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
         placed(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
     for seen in store.list().leases:
-        now = done(store.carry(seen))
+        now = done(store.carry(seen, TO))
         assert facts(now) == facts(seen)
         assert now.version.startswith("to:")
-        assert lost(store.carry(seen)) == now
+        assert lost(store.carry(seen, TO)) == now
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
@@ -183,10 +183,12 @@ def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store,
     """A worker that reads one table alone would make a lease that the other has."""
     store = swap_of(tables, "to")
     done(store.write(CreateLease(Lease("early"))))
-    (control,) = tables[TO].get([CONTROL])
-    done(tables[TO].write(DeleteLease(control)))
+    send(tables, CLOSED)
     done(store.write(CreateLease(Lease("late"))))
-    assert [[lease.key for lease in table.list().leases] for table in tables] == [["early"], ["late"]]
+    assert [[lease.key for lease in table.list().leases] for table in tables] == [
+        ["early"],
+        ["late", CONTROL],
+    ]
 
 
 def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
@@ -225,10 +227,10 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
     """It would claim what the mark says is elsewhere, and read a shard beside its owner."""
     store = swap_of(tables)
     seen = owned(store)
-    apart(tables[FROM].list())
+    OneTableStore(tables[FROM]).list()
     with pytest.raises(StoreError, match="goal of a swap that is not over"):
-        apart(tables[TO].list())
+        OneTableStore(tables[TO]).list()
     send(tables, "to")
     done(store.write(RenewLease(seen)))
     with pytest.raises(StoreError, match="have moved to another one"):
-        apart(tables[FROM].list())
+        OneTableStore(tables[FROM]).list()

@@ -24,7 +24,7 @@ from leasehold.adapters.proving.checker.sessions import (
 )
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.protocol import Listing, Outcome, OutcomeUnknown, Promises, StoreError
-from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore
+from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
 from leasehold.stores.writes import AnnotateLease, Write
 
 
@@ -59,10 +59,11 @@ class CheckedTable:
         """Nothing."""
 
 
-def joined_tables(cells: CheckedCells) -> SwapStore:
+def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
     """The code under test, over two tables."""
-    store = SwapStore((CheckedTable(cells, "from"), CheckedTable(cells, "to")), "to", clock=still, look_seconds=0.0)
-    store._cells = cells  # type: ignore[attr-defined]  # noqa: SLF001  where the search looks for it
+    tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
+    store: Any = SwapStore(tables, "to", clock=still, look_seconds=0.0)
+    store._cells = cells  # noqa: SLF001  where the search looks for it
     return store
 
 
@@ -95,7 +96,8 @@ class SwappingWorker(CheckedWorker):
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, WISH, key))
             else:
-                store.carry(self.seen.pop(key)[0])
+                seen = self.seen.pop(key)[0]
+                store.carry(seen, 1 - parted(seen)[0])
         except OutcomeUnknown:
             pass
         return []
