@@ -352,7 +352,7 @@ class PartitionReader:
                 if tag is None or not self._had.again(tag, lambda: 0, each.position):
                     new.append(each._replace(token=f"{each.token} {self._had.token}") if self._had else each)
             records = tuple(new)
-            token = f"{last.token} {self._had.token}".rstrip()
+            token = f"{last.token} {self._had.token}" if self._had else last.token
             self._last, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._idle = IDLE_SECONDS
         # The age of what was read last, by this machine's clock.
