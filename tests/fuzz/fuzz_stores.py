@@ -33,7 +33,6 @@ from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.sessions.rows import (
     LeaseRow,
-    Session,
     joined,
     lease_fields,
     lease_row,
@@ -156,7 +155,7 @@ def _session_rows(found: object) -> None:
     if _read(read.lease) is not None:
         again = joined(
             cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
-            cast("Session", session_of(evolve(session, fields=session_fields(owner)))),
+            cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
             told_of(evolve(told, fields=told_fields(told_of(told)))),
         )
         assert token_of(again.lease) == token_of(read.lease)
