@@ -537,7 +537,14 @@ class SessionModel:
         at = state.workers[number]
         request: CellRequest = self._run(at, state.tick)
         rows, answer = carried_out(state.rows, request)
-        yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {_brief(answer)}")
+        brief = (
+            "refused"
+            if answer is None or isinstance(answer, Lost)
+            else f"{len(answer)} rows"
+            if isinstance(answer, tuple)
+            else "done"
+        )
+        yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {brief}")
         left = dict(state.left)
         if request.verb in ("list", "read"):
             return
@@ -600,7 +607,9 @@ class SessionModel:
                     return state, f"epoch {epoch} after {ghost.epoch}"
                 for other in [one for one in state.readers if one[0] == key and one[1] != number]:
                     # Whoever takes what a thief has frozen goes on with that theft (G4).
-                    if how == "steal" or _frozen(state.rows, other[1], key):
+                    theirs = [json.loads(told) for name, told in state.rows if name.startswith(f"session/w{other[1]}")]
+                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
+                    if how == "steal" or frozen:
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
@@ -722,12 +731,6 @@ def snapshot_of(worker: CheckedWorker) -> At:
     return At(pickle.dumps(worker), worker.told())
 
 
-def _frozen(rows: TableRows, number: int, key: str) -> bool:
-    """Whether a session of this worker has this lease frozen."""
-    theirs = [json.loads(content) for name, content in rows if name.startswith(f"session/w{number}")]
-    return any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
-
-
 def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
     return (*workers[:number], at, *workers[number + 1 :])
 
@@ -747,16 +750,6 @@ def _trace(parents: Mapping[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]]
 
 def _said(request: CellRequest) -> str:
     return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
-
-
-def _brief(answer: Any) -> str:  # noqa: ANN401  by verb
-    return (
-        "refused"
-        if answer is None or isinstance(answer, Lost)
-        else str(len(answer)) + " rows"
-        if isinstance(answer, tuple)
-        else "done"
-    )
 
 
 if __name__ == "__main__":
