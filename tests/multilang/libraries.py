@@ -12,6 +12,9 @@ from leasehold.adapters.local.node import ServiceError, filled, find_node, insta
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
 """The sources: to install it would bring Java's jars, and its Python part needs none of them."""
+AWS_KCL = "https://github.com/awslabs/amazon-kinesis-client-nodejs"
+"""Its package has no samples. LEASEHOLD_AWS_KCL names another place of the repository, such as a folder."""
+AWS_KCL_COMMIT = "800c210fa491d60da152c1f2dd73fa7c4753553e"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
 
@@ -52,6 +55,32 @@ def node_processor() -> str:
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
     return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
+
+
+def node_sample() -> tuple[Path, str]:
+    """The folder of aws-kcl's basic sample, as its repository has it, and the PATH with Node. Raises ServiceError."""
+    node, source = find_node(), os.environ.get("LEASEHOLD_AWS_KCL", AWS_KCL)
+
+    def fill(folder: Path) -> None:
+        install(NODE_TREE, folder)  # what the sample logs with, where it looks for it
+        repository = folder / "repository"
+        repository.mkdir(exist_ok=True)
+        git = ("git", "-C", str(repository))
+        steps = (
+            ("init", "-q"),
+            ("fetch", "-q", "--depth", "1", source, AWS_KCL_COMMIT),
+            ("checkout", "-q", "FETCH_HEAD"),
+        )
+        try:
+            for step in steps:
+                subprocess.run((*git, *step), capture_output=True, text=True, check=True, timeout=300)
+        except (subprocess.SubprocessError, OSError) as fault:
+            reason = str(getattr(fault, "stderr", None) or fault)[-300:]
+            raise ServiceError(f"the repository of aws-kcl cannot be had: {reason}; see LEASEHOLD_AWS_KCL") from fault
+
+    folder = filled(f"javascript/aws-kcl-{AWS_KCL_COMMIT[:12]}", fill)
+    there = f"{Path(node.node[0]).parent}{os.pathsep}{PATH}"
+    return folder / "repository" / "samples" / "basic_sample" / "consumer", there
 
 
 def java_daemon(*options: str) -> tuple[str, ...]:
