@@ -13,7 +13,7 @@ from typing import TypeVar
 import boto3
 import pytest
 from ground import Daemon, Ground
-from libraries import kclpy, kclpy_environment, node_processor, node_sample
+from libraries import kclpy, kclpy_environment, node_processor, node_sample, ruby_sample
 from waiters import until
 
 from leasehold.adapters.local.node import ServiceError
@@ -25,6 +25,7 @@ REGION = "us-east-1"
 LINE = re.compile(r"shard (\S+), child (\d+): (.*)")
 OF_KCLPY = re.compile(r"Record \(Partition Key: (\S+), Sequence Number: (\d+), Subsequence Number: (\d+), ")
 OF_NODE = re.compile(r"Record (\S+) (\d+) (\d+);")
+OF_RUBY = re.compile(r"Partition Key: ((?:before|after)-(\d+)), Sequence Number:(\d+), ")
 OF_NODES_SAMPLE = re.compile(r"\(PID: (\d+)\).*ShardID: (\S+), Record: .*, SeqenceNumber: (\d+), PartitionKey:(\S+)")
 WAIT = 120.0
 
@@ -217,6 +218,25 @@ def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> Non
             daemon,
             lambda: told_in_file(log),
             lambda: "ShardId: shardId-000000000000 has ended." in log.read_text(),
+        )
+
+
+def test_the_sample_of_aws_kclrb_and_its_file_run_unchanged(fanned: Ground) -> None:
+    """Without this Ruby's library, which reads and writes lines in its own way, would be known from its text alone."""
+    folder, environment = had(ruby_sample)
+
+    def children() -> Children:
+        # It writes no sub-sequence number either.
+        found = told_by_children(daemon, OF_RUBY)
+        return {child: [(key, sub, place) for key, place, sub in told] for child, told in found.items()}
+
+    with fanned.started("sample.properties", *over_the_file(fanned), environment=environment, folder=folder) as daemon:
+        before = "shardId-000000000000, child"
+        read_through_a_split(
+            fanned,
+            daemon,
+            children,
+            lambda: any(before in line and ": ended with status 0" in line for line in daemon.heard()),
         )
 
 
