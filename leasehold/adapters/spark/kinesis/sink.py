@@ -79,7 +79,7 @@ class KinesisRowWriter:
                 try:
                     under_way.append(put(data, key, hash_key, context=context, row=number))
                 except ValueError as fault:
-                    raise ValueError(f"column {text_of(fault)}") from None
+                    raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
             self._producer.flush()
             for each in under_way:
                 each.result()
