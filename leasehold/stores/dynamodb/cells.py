@@ -75,7 +75,7 @@ class DynamoCells:
         asked: dict[str, Any] = {"TableName": self._table, "ConsistentRead": certain}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look, asked = self._clients.reads.query, asked | of_application(self._prefix)
+            look, asked = self._clients.reads.query, {**asked, **of_application(self._prefix)}
         found: list[Stored] = []
         while True:
             page = self._ask(look, asked)

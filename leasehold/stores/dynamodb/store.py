@@ -483,7 +483,7 @@ class DynamoStore:
         one: dict[str, Any] = {"TableName": self._table, "Limit": 1}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look, one = self._clients.reads.query, one | of_application(self._prefix)
+            look, one = self._clients.reads.query, {**one, **of_application(self._prefix)}
         with translated(self._table):
             rows = unless_throttled(look, one)["Items"]
         ours = any(row.get("entityType") == text(CELL) for row in rows)
