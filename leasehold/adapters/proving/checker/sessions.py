@@ -30,6 +30,7 @@ from attrs import Factory, define, evolve, field, frozen
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown
 from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.sessions.rows import LEASES
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import (
     CheckpointLate,
@@ -135,11 +136,11 @@ class CheckedCells:
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Those that are there."""
-        return (
-            {name: _row(name, content) for name, content in self.ask(CellRequest("read", tuple(names)))}
-            if names
-            else {}
-        )
+        # What is asked for at once is of different moments: here sessions are always read before rows of leases.
+        leases = tuple(name for name in names if name.startswith(LEASES))
+        rest = tuple(name for name in names if not name.startswith(LEASES))
+        found = [one for asked in (rest, leases) if asked for one in self.ask(CellRequest("read", asked))]
+        return {name: _row(name, content) for name, content in found}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Where there is none."""
@@ -340,7 +341,8 @@ class CheckedWorker:
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
-        memory = (pages, rows, store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        free = sorted((key, one.row.stored.etag) for key, one in store._free.items())  # noqa: SLF001
+        memory = (pages, rows, free, sorted(store._named.items()), store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
         return repr((self.moves, self.held, self.seen, self.given, self.lost, memory))
 
 
