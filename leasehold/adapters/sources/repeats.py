@@ -236,7 +236,13 @@ _FORM = "had1"
 
 def own_token(token: str) -> str:
     """What a source itself has put into a token: the offset of Event Hubs, "" of Kinesis."""
-    return token.partition(f"{_FORM} ")[0].rstrip()
+    own, form, _ = token.partition(f"{_FORM} ")
+    return own.removesuffix(" ") if form else token
+
+
+def joined(own: str, had: str) -> str:
+    """A token of both: `own_token` finds what the source put into it as it was, white space at its end included."""
+    return f"{own} {had}" if had else own
 
 
 def _text_of(name: str, query: _Query) -> str:

@@ -62,7 +62,7 @@ from leasehold.adapters.sources.protocol import (
     SourceUnavailable,
     arrow_wanted,
 )
-from leasehold.adapters.sources.repeats import Had, own_token
+from leasehold.adapters.sources.repeats import Had, joined, own_token
 from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.fields import decimal
@@ -346,7 +346,7 @@ class PartitionReader:
                 log.error("%s: %d events behind number %d are gone, past retention", self._where, gone, self._last)
             last = records[-1]
             records = self._unrepeated(records)
-            token = f"{last.token} {self._had.token}".rstrip()
+            token = joined(last.token, self._had.token)
             self._last, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._idle = IDLE_SECONDS
         # The age of what was read last, by this machine's clock.
@@ -368,7 +368,7 @@ class PartitionReader:
             tag = tag_of(each.event)
             if tag is not None and self._had.again(tag, lambda: 0, each.position):
                 continue
-            found.append(each._replace(token=f"{each.token} {self._had.token}") if self._had else each)
+            found.append(each._replace(token=joined(each.token, self._had.token)))
         return tuple(found)
 
     @property
