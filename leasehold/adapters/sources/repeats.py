@@ -237,12 +237,8 @@ _FORM = "had1"
 def own_token(token: str) -> str:
     """What a source itself has put into a token: the offset of Event Hubs, "" of Kinesis."""
     own, form, _ = token.partition(f"{_FORM} ")
+    # Only the blank between the two is ours: an offset is the service's text, whatever it ends with.
     return own.removesuffix(" ") if form else token
-
-
-def joined(own: str, had: str) -> str:
-    """A token of both: `own_token` finds what the source put into it as it was, white space at its end included."""
-    return f"{own} {had}" if had else own
 
 
 def _text_of(name: str, query: _Query) -> str:
