@@ -17,6 +17,7 @@ from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs.options import hub_of, secret_of_executor
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns
+from leasehold.stores.printable import said
 
 if TYPE_CHECKING:  # an extra, which the process that plans a query need not have
     from azure.eventhub import EventHubProducerClient
@@ -111,7 +112,7 @@ class HubRowWriter:
         except EventHubError as fault:
             for place in [place for place, writer in _writers.items() if writer is self]:
                 place.forget()
-            raise SourceError(f"event hub {self._hub!r}: not all rows were written: {fault}") from fault
+            raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
     def _next(self, batch: Any, to: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
         self._send(batch)
