@@ -235,7 +235,12 @@ def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
 
 def bulletin_of(lease: Lease) -> Bulletin:
     """The bulletin of this row; all counts are 0 if there is none, or none that can be read."""
-    words = (lease.note(NOTE) or "").split()
+    return _said_in(lease.note(NOTE) or "")
+
+
+@lru_cache(maxsize=1_000)  # the rows that a lookout left behind say the same for hours
+def _said_in(text: str) -> Bulletin:
+    words = text.split()
     digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
     if len(words) != len(fields(Bulletin)) or not digits:
         return Bulletin()
@@ -264,8 +269,8 @@ class BulletinTracker:
         full_at  when the last full reading ended
         """
         rows, before = tuple(read), self.hearing
-        told = [(bulletin_of(lease), lease) for lease in rows]
-        latest = max([before.latest, *(bulletin for bulletin, _ in told)])
+        told = [(_said_in(text), lease) for lease in rows if (text := lease.note(NOTE))]
+        latest = max([before.latest, *{bulletin for bulletin, _ in told}])
         # While a listing goes on its lookout writes the same call again, with more seconds.
         calls = [call_beside(lease, latest) for bulletin, lease in told if bulletin == latest]
         calls.append(before.call if latest == before.latest else "")
@@ -273,14 +278,14 @@ class BulletinTracker:
         acts_at = ended if latest.acts != before.latest.acts else self.acts_at
         warns_at = ended if latest.warns != before.latest.warns else self.warns_at
         # A row is kept if its owner is the one of the last full reading: held since before that reading ended.
-        kept = {lease.key for lease in rows if lease.held >= began - full_at}
+        kept = {lease.key for lease in rows if lease.held >= began - full_at} if asked is not None else ()
         hearing = BulletinState(
             latest=latest,
             acts_read=latest.acts if asked is None else before.acts_read,
             acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
             warned=before.warned if warns_at is None else max(0.0, began - warns_at),
-            turned=asked is not None and not kept.issuperset(asked),
+            turned=asked is not None and not set(asked) <= set(kept),
             call=max(calls, key=_seconds_of),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)

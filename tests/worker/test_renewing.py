@@ -19,8 +19,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me, Position, Version
-from leasehold.stores.protocol import Outcome
-from leasehold.stores.writes import RenewLease, Write
+from leasehold.stores.protocol import Done, Outcome
+from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, Write
 
 WAIT = 30.0
 
@@ -155,3 +155,47 @@ def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
     with_fourth = (first, third, fourth)
     assert looked_at(1.8, with_fourth) == [fourth]
     assert {each.key for each in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
+
+
+def claimed(store: FaultyStore, key: str) -> Lease:
+    """The row of a new lease that a owns."""
+    created = store.write(CreateLease(Lease(key)))
+    assert isinstance(created, Done)
+    outcome = store.write(ClaimLease(created.lease, "a"))
+    assert isinstance(outcome, Done)
+    return outcome.lease
+
+
+def test_leases_that_one_write_renews_come_due_together() -> None:
+    """Without this each lease of a session would ask for a write of its own, and a fleet pay for each."""
+    clock, store = Clock(), FaultyStore()
+    identity = Identity("a", "p", lambda: "")
+    held = tuple(
+        Holding(
+            store,
+            claimed(store, f"s-{place}"),
+            identity=identity,
+            clock=lambda: clock.now,
+            begun=2.0 * place,
+            lease_seconds=10.0,
+        )
+        for place in range(3)
+    )
+    for holding in held:
+        holding.grouped = True
+    renewing, tended = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
+
+    def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
+        tended.append([holding.key for holding, _ in items])
+        return map(function, items)
+
+    def looked(now: float) -> list[str]:
+        clock.now = now
+        renewing.begin(held, now, Me("a"), Look(0.0), each)
+        return tended.pop()
+
+    looked(4.1)
+    assert looked(5.4) == ["s-0", "s-1", "s-2"], "the first is due, and brings the others with it"
+    assert renewing.due(5.4) == pytest.approx(10.7)
+    assert looked(10.6) == []
+    assert looked(10.8) == ["s-0", "s-1", "s-2"]

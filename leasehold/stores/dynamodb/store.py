@@ -43,6 +43,7 @@ from leasehold.stores.urls import without_credentials
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
@@ -60,7 +61,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from leasehold.stores.aws import session_of
-from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
+from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
@@ -359,6 +360,7 @@ class DynamoStore:
         directly  whether calls go past boto3 where they can
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
+        self._rows = RowDecoder()
         self._clients = connect(
             session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
         )
@@ -400,22 +402,27 @@ class DynamoStore:
             values[":owner"] = text(owner)
         if values:
             asked["ExpressionAttributeValues"] = values
-        items: list[Item] = []
-        with translated(self._table):
+        others: list[Item] = []
+
+        def pages() -> Iterator[Item]:
+            # One page at a time: its items take ten times the room of their leases.
             while True:
                 # Repeated here: with a short lease the client tries once, and one throttled page must not cost the
                 # listing.
                 page = unless_throttled(look, asked)
-                items += page["Items"]
+                others.extend(item for item in page["Items"] if "entityType" in item)
+                yield from page["Items"]
                 if not (last := page.get("LastEvaluatedKey")):
-                    break
+                    return
                 asked["ExclusiveStartKey"] = last
-            if any(item.get("entityType") == text(CELL) for item in items):
-                raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
-            read = [to_lease(item) for item in items]
-        leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
-        malformed = tuple(row for row in read if isinstance(row, Malformed))
-        return Listing(tuple(leases), malformed, to_reports(items))
+
+        whole = parts == 1 and owner is None
+        with translated(self._table):
+            read, malformed = (self._rows if whole else RowDecoder()).read(pages())
+        if any(item["entityType"] == text(CELL) for item in others):
+            raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
+        leases = sorted(read, key=attrgetter("key"))
+        return Listing(tuple(leases), tuple(malformed), to_reports(others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked; those not there are left out. Half the price where `stale_ok`."""
