@@ -22,6 +22,10 @@ HOT = (
 )
 """What is written so that mypyc can compile it."""
 
+IN_C = "leasehold/adapters/sources/kinesis/wire/scan.c"
+"""What is written in C; a file beside it does the same in Python. It asks for more of Python than its stable interface
+has, and the others are made for one Python each anyway."""
+
 PURE = "LEASEHOLD_PURE"
 """Set to anything, no file is compiled."""
 
@@ -30,9 +34,10 @@ CHECKED = ("--strict", "--follow-imports=skip", "--ignore-missing-imports")
 
 _SETUP = """
 from mypyc.build import mypycify
-from setuptools import setup
+from setuptools import Extension, setup
 
-setup(name="hot", packages=[], ext_modules=mypycify({arguments!r}, opt_level="3"))
+in_c = Extension({module!r}, [{in_c!r}])
+setup(name="hot", packages=[], ext_modules=[*mypycify({arguments!r}, opt_level="3"), in_c])
 """
 
 
@@ -43,13 +48,14 @@ class CannotCompile(Exception):
 def compile_to(directory: Path) -> tuple[Path, ...]:
     """Compile the hot files into a directory that mirrors the packages; the extension modules, relative to it."""
     root = Path(__file__).parent
-    for hot in HOT:
+    for hot in (*HOT, IN_C):
         (directory / hot).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / hot, directory / hot)
         for package in Path(hot).parents:
             (directory / package / "__init__.py").touch()
     (directory / "__init__.py").unlink()
-    (directory / "setup.py").write_text(_SETUP.format(arguments=[*CHECKED, *HOT]))
+    module = IN_C.removesuffix(".c").replace("/", ".")
+    (directory / "setup.py").write_text(_SETUP.format(arguments=[*CHECKED, *HOT], in_c=IN_C, module=module))
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--build-temp", "scratch"]
     run = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)  # noqa: S603  our own
     if run.returncode:

@@ -1,8 +1,8 @@
 """What is called for one batch of one record, from one handler's end to the next: functions and files, in their order.
 
 `python benchmarks/batch_trace.py` runs a whole worker over a stream and a table in memory, and prints the shortest of
-many such stretches, in which no renewal and no look at the table falls. The stream is the simulator's, whose own calls
-are left out: what a service's reader does for its answer is apart from a worker's work.
+many such stretches, in which no renewal and no look at the table falls. The stream is the simulator's, whose calls are
+left out, with all that they call: what a service's reader does for its answer is apart from a worker's work.
 """
 
 import sys
@@ -37,7 +37,7 @@ def steady() -> list[Call]:
             if file not in names:
                 inside = file.startswith(str(ROOT)) and not file.startswith(own)
                 names[file] = str(Path(file).relative_to(ROOT)) if inside else None
-            if (name := names[file]) is not None:
+            if (name := names[file]) is not None and not _within(frame, own):
                 calls.append((name, frame.f_code.co_qualname))
 
     def handle(_batch: leasehold.Delivery) -> None:
@@ -54,6 +54,12 @@ def steady() -> list[Call]:
         worker.stop()
     stretches = [calls[begin:end] for begin, end in pairwise(ends)]
     return min(stretches, key=len)
+
+
+def _within(frame: FrameType | None, folder: str) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith(folder):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _until(so: Callable[[], bool]) -> None:

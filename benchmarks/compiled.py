@@ -12,7 +12,7 @@ from types import ModuleType
 # Last: before it, the path of a process may begin with a folder of compiled packages.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from hatch_build import HOT, CannotCompile, compile_to
+from hatch_build import HOT, IN_C, CannotCompile, compile_to
 
 _ROOT = Path(__file__).resolve().parents[1]
 _HOT_MODULES = tuple(hot.removesuffix(".py").replace("/", ".") for hot in HOT)
@@ -74,7 +74,7 @@ def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
         sys.path.insert(0, scratch)
         for package in packages:
             package.__path__.insert(0, str(Path(scratch).joinpath(*package.__name__.split("."))))
-        forms["compiled"] = _imported()
+        forms["compiled"] = {**_imported(), "scan": importlib.import_module(IN_C.removesuffix(".c").replace("/", "."))}
         for package, path in zip(packages, paths, strict=True):
             package.__path__[:] = path
         sys.path.remove(scratch)

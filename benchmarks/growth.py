@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, cycle
 
 from attrs import evolve, field, frozen
 from rich.console import Console
@@ -23,13 +23,17 @@ from rich.table import Table
 
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.steering.explaining import plans
+from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holdings import Renewing
+from leasehold.balancer.actions import Look
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import ripe
 from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.watch import Watch
-from leasehold.stores.dynamodb.rows import to_item, to_lease
+from leasehold.stores.dynamodb.rows import RowDecoder, to_item
+from leasehold.stores.embedded.memory import MemoryStore
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
@@ -87,6 +91,11 @@ def works(workers: int) -> dict[str, Work]:
     watch, _ = Watch().look(leases, 0.0, 1.0)
     clock = count(2)
     items = [to_item(each) for each in leases]
+    known_rows, again = (
+        RowDecoder(),
+        cycle([[{**item, "leaseCounter": {"N": each}} for item in items] for each in "89"]),
+    )
+    known_rows.read(items)
     few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
     signed = tuple(evolve(each, notes=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
@@ -107,7 +116,19 @@ def works(workers: int) -> dict[str, Work]:
         renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in of)
         return watch.look(renewed, now, now + 0.5, asked)
 
+    identity = Identity(ME.worker, "p", lambda: "")
+    held = tuple(
+        Holding(MemoryStore(), each, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+        for each in leases
+    )
+    renewing = Renewing(CONFIG, lambda _holding: None)
+    renewing.begin(held, 0.1, ME, Look(0.0), map)
+
+    def renew() -> object:
+        return renewing.begin(held, 0.2, ME, Look(0.0), map), renewing.due(0.2)
+
     return {
+        "renew, nothing is due, one worker holds all": renew,
         "plan, everybody has its share": lambda: plan(leases, None, ME, CONFIG),
         "plan of a newcomer": lambda: plan(joined, None, ME, CONFIG),
         "plan, a worker is dead": lambda: plan(dead, None, ME, CONFIG),
@@ -115,7 +136,8 @@ def works(workers: int) -> dict[str, Work]:
         "nothing is due for renewal": lambda: renewals(leases[:: max(1, workers)], ME, CONFIG),
         "a reading of the whole table": lambda: look(leases, None),
         "a reader's look at one row": reader,
-        "rows of DynamoDB read": lambda: [to_lease(item) for item in items],
+        "rows of DynamoDB read": lambda: RowDecoder().read(items),
+        "rows read again, new counters alone": lambda: known_rows.read(next(again)),
         "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
     }

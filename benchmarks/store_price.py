@@ -17,7 +17,7 @@ from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
 from leasehold.adapters.steering.doctor.examination import LIST_PRICES, MILLION, MONTH, ROW_BYTES, UNIT_BYTES
 
 WARM_SECONDS = 20.0
-DYNAMODB, S3 = LIST_PRICES["dynamodb"], LIST_PRICES["s3"]
+DYNAMODB, S3, GCS = (LIST_PRICES[scheme] for scheme in ("dynamodb", "s3", "gcs"))
 
 
 @frozen
@@ -49,6 +49,17 @@ def azure(requests: "Requests") -> Bill:
     """A checkpoint is two blobs; a look is three listings of 5,000 blobs, which bring all that was noted."""
     looks = requests.lists * 3 * ceil(requests.leases / 5000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
+
+
+def google(requests: "Requests") -> Bill:
+    """Likewise, with listings of 1,000 objects."""
+    looks = requests.lists * 3 * ceil(requests.leases / 1000)
+    return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
+
+
+def postgres(requests: "Requests") -> Bill:
+    """A statement each; none is billed, but the server that answers them."""
+    return Bill(requests.writes + requests.checkpoints, requests.lists, requests.fetched)
 
 
 @frozen
@@ -105,6 +116,8 @@ def main(
     dynamodb_read: Annotated[float, typer.Option(help="US$ for a million read units.")] = DYNAMODB.read,
     s3_write: Annotated[float, typer.Option(help="US$ for a million writes and listings.")] = S3.write,
     s3_read: Annotated[float, typer.Option(help="US$ for a million reads.")] = S3.read,
+    gcs_write: Annotated[float, typer.Option(help="US$ for a million writes and listings.")] = GCS.write,
+    gcs_read: Annotated[float, typer.Option(help="US$ for a million reads.")] = GCS.read,
     azure_write: Annotated[float | None, typer.Option(help="US$ for a million writes and listings.")] = None,
     azure_read: Annotated[float | None, typer.Option(help="US$ for a million reads.")] = None,
     seconds: Annotated[float, typer.Option(min=10, help="How long each fleet is watched, in virtual time.")] = 40.0,
@@ -117,10 +130,18 @@ def main(
         lines = (
             ("dynamodb", dynamodb(table), dynamodb_write, dynamodb_read),
             ("s3", s3(objects), s3_write, s3_read),
+            ("gcs", google(objects), gcs_write, gcs_read),
             ("azblob", azure(objects), azure_write, azure_read),
+            ("postgres", postgres(table), None, None),
         )
         for store, bill, write, read in lines:
-            price = "?" if write is None or read is None else f"{bill.month(write, read):,.2f}"
+            price = (
+                "a server"
+                if store == "postgres"
+                else "?"
+                if write is None or read is None
+                else f"{bill.month(write, read):,.2f}"
+            )
             figures = f"{bill.writes:>10.1f}{bill.lists:>12.2f}{bill.reads:>10.1f}"
             print(f"{size:<18}{store:<10}{figures}{price:>13}")
 

@@ -7,7 +7,14 @@ asked for: whoever plans alone pays for no worker.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from leasehold import balancer
+try:
+    from leasehold import balancer
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"{missing}: leasehold is here without what it needs, as where Spark's --py-files ships it; ship an "
+        "environment with 'leasehold[spark]' (venv-pack and --archives, see docs/spark.md), or install it everywhere",
+        name=missing.name,
+    ) from None
 from leasehold.balancer import *  # noqa: F403  the seam, and the values it speaks of
 
 if _TYPE_CHECKING:

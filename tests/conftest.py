@@ -16,6 +16,7 @@ import boto3
 import pytest
 from hypothesis import HealthCheck, settings
 from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
+from standins.fake_gcs import fake_gcs
 from standins.ferrokinesis import ferrokinesis
 from standins.spark import SOON, spark_session
 from standins.versitygw import versitygw
@@ -24,6 +25,7 @@ from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.demo import pytest_plugin
 from leasehold.adapters.local.node import Service, ServiceError, filled, install
+from leasehold.adapters.local.postgres import postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ SHARED = {
     "azurite_service": "azurite",
     "leasehold_azurite": "azurite",
     "moto_url": "moto",
+    "postgres_service": "postgres",
 }
 """What takes seconds of a processor to start or to build, by the group of the tests that use it."""
 LONGEST = ("java", "spark", "fleets", "docs")
@@ -185,6 +188,16 @@ def versitygw_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def gcs_url() -> Iterator[str]:
+    """Buckets of Google Cloud Storage whose conditional writes may judge a race, for tests marked `more`."""
+    try:
+        with fake_gcs() as service:
+            yield service.url
+    except ServiceError as missing:
+        pytest.skip(f"GOOGLE CLOUD STORAGE IS NOT TESTED WITH A SERVICE: {missing}")
+
+
+@pytest.fixture(scope="session")
 def azurite_service(leasehold_azurite: Service) -> Service:
     """Blob containers."""
     return leasehold_azurite
@@ -207,6 +220,16 @@ def moto_url() -> Iterator[str]:
     """Many services, none of which may judge a race."""
     with moto() as service:
         yield service.url
+
+
+@pytest.fixture(scope="session")
+def postgres_service() -> Iterator[Service]:
+    """A PostgreSQL, which judges races."""
+    try:
+        with postgres() as service:
+            yield service
+    except ServiceError as missing:
+        pytest.skip(f"POSTGRESQL IS NOT TESTED: {missing}")
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,7 @@ OF_STORES = {
     "serve": ["{}", "--port", "0"],
     "reset": ["{}", "--to", "trim_horizon", "--dry-run"],
     "copy-leases": ["{}", "sqlite://to.db"],
+    "tables": ["{}"],
     "consume": ["kinesis://orders?region=eu-west-1", "--store", "{}", "--events"],
 }
 OF_SOURCES = {
@@ -176,7 +177,7 @@ def test_nothing_that_spark_stores_or_sends_to_tasks_holds_a_credential(kind: st
     """A checkpoint folder is read by many, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     made = source({**options, "lease.store": "sqlite://x"})
-    reader = made.streamReader(from_arrow_schema(made._spec.columns.schema))  # noqa: SLF001  its own columns
+    reader = made.streamReader(from_arrow_schema(made._reading()[0].columns.schema))  # noqa: SLF001  its own columns
     assert found_in(json.dumps(reader.initialOffset())) == []
     assert found_in(cloudpickle.dumps(reader)) == []  # type: ignore[no-untyped-call]  # Spark's own
     assert found_in(repr(reader)) == []

@@ -22,6 +22,8 @@ IMPORTS = {
     "aws": "stores.dynamodb.store stores.objects.s3 adapters.sources.kinesis.source adapters.sources.kinesis.producer",
     "azure": "stores.objects.blob adapters.sources.event_hubs.poller",
     "arrow": "adapters.sources.kinesis.arrow_rows adapters.sources.event_hubs.arrow_rows",
+    "postgres": "stores.postgres adapters.steering.doctor.postgres",
+    "gcs": "stores.objects.gcs",
     "spark": "adapters.spark",
     "cli": "adapters.cli.consume adapters.cli.leases adapters.cli.steer.explain",
     "report": "adapters.report adapters.cli.report",
@@ -35,6 +37,8 @@ IMPORTS = {
 MISSING = {
     "aws": ("consume", STREAM, "--store", "memory://none", "--events"),
     "azure": ("consume", HUB, "--store", "memory://none", "--events"),
+    "postgres": ("leases", "postgres://127.0.0.1/app"),
+    "gcs": ("leases", "gcs://bucket/fleet"),
     "spark": ("pipeline", "--help"),
     "report": ("report", "sqlite://none.db", "-o", "none.html"),
     "serve": ("serve", "sqlite://none.db"),

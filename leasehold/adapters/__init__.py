@@ -7,11 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leasehold.adapters.reading.attempts import by_key
-    from leasehold.adapters.reading.handling import Delivery, Handling
+    from leasehold.adapters.reading.handling import Delivery, Handling, by_key
     from leasehold.adapters.reading.letters.boxes import dead_letters
-    from leasehold.adapters.reading.run import run
-    from leasehold.adapters.reading.runner import Runner
+    from leasehold.adapters.reading.runner import Runner, run
     from leasehold.adapters.sources.urls import open_source
     from leasehold.adapters.worker.worker import Worker
 
@@ -22,10 +20,10 @@ _HOMES = {
     "Handling": "reading.handling",
     "Runner": "reading.runner",
     "Worker": "worker.worker",
-    "by_key": "reading.attempts",
+    "by_key": "reading.handling",
     "dead_letters": "reading.letters.boxes",
     "open_source": "sources.urls",
-    "run": "reading.run",
+    "run": "reading.runner",
 }
 
 

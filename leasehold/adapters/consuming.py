@@ -16,24 +16,24 @@ from urllib.parse import urlencode
 from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
-from leasehold.adapters.reading.attempts import by_key
 from leasehold.adapters.reading.exporting import Meter, exporting
-from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, load
+from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key, load
 from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
-from leasehold.adapters.reading.run import stopping_on_signals
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.steering.swapping import tables_apart
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store
-from leasehold.stores.urls import open_store, store_address
+from leasehold.stores.swap import OneTableStore, SwapStore, announced
+from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
@@ -69,6 +69,7 @@ class Options(TypedDict, total=False):
     wait                go on trying where stream or store do not answer at the start. [yes]
     memory_mib          MiB for what is read and not handled yet, of all shards. [256]
     metrics             none, console, otlp, or another exporter; or a meter of OpenTelemetry
+    to                  the store to which `leasehold swap` moves the leases while the workers read, as a URL
     """
 
     worker: str | None
@@ -91,6 +92,7 @@ class Options(TypedDict, total=False):
     wait: bool | None
     memory_mib: int | None
     metrics: str | Meter | None
+    to: str | None
 
 
 @frozen
@@ -99,6 +101,7 @@ class Consumption:
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
+    to              the URL of the store to which the leases go when `leasehold swap` says so; None: nowhere
     sessions        of boto3's, with the credentials of source and leases; None: as their URLs say
     The others are as in `Options`.
     """
@@ -115,6 +118,7 @@ class Consumption:
     metrics: str | Meter | None
     drain_seconds: float
     memory_bytes: int
+    to: str | None = None
     sessions: "tuple[Session | None, Session | None]" = (None, None)
 
     @contextmanager
@@ -127,7 +131,18 @@ class Consumption:
         with ExitStack() as opened:
             store, source = self.leases, self.source
             if isinstance(store, str):
-                store = self._store(store, stopping or Event())
+                backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
+                while isinstance(store, str):
+                    try:
+                        store = self._opened(store)
+                    except OutcomeUnknown as fault:
+                        # A worker at work asks again and again; so does one that is told to wait at the start.
+                        if not self.wait:
+                            raise
+                        seconds = backoff.next()
+                        log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
+                        if stop.wait(seconds):
+                            raise
                 opened.callback(store.close)
             if isinstance(source, str):
                 source = open_source(source, session=self.sessions[0])
@@ -135,6 +150,21 @@ class Consumption:
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
             yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=self.if_recreated)
+
+    def _opened(self, url: str) -> Store:
+        """The store of the leases, both where they may move to another."""
+        limits: dict[str, Any] = {"create": self.create, "request_seconds": self.config.lease_seconds / 3}
+        store = open_store(url, session=self.sessions[1], **limits)
+        if self.to is None:
+            return OneTableStore(store)
+        with ExitStack() as failed:
+            failed.callback(store.close)
+            goal = open_store(self.to, **limits)
+            failed.callback(goal.close)
+            announced((store, goal), (name_of(url), name_of(self.to)))
+            joined = SwapStore((store, goal), name_of(self.to))
+            failed.pop_all()
+        return joined
 
     def run(
         self,
@@ -164,21 +194,6 @@ class Consumption:
                 runner.run()
             return None
 
-    def _store(self, url: str, stopping: Event) -> Store:
-        """Open the store; with `wait` ask again and again while nothing answers."""
-        backoff = Backoff(*FAULT_WAITS)
-        while True:
-            try:
-                seconds = self.config.lease_seconds / 3
-                return open_store(url, create=self.create, request_seconds=seconds, session=self.sessions[1])
-            except OutcomeUnknown as fault:
-                if not self.wait:
-                    raise
-                seconds = backoff.next()
-                log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
-                if stopping.wait(seconds):
-                    raise
-
 
 def consumption(
     source: str | Source,
@@ -195,9 +210,18 @@ def consumption(
     """
     given: dict[str, Any] = _checked(options, named)
     for address, url in ((source_address, source), (store_address, leases)):
-        if isinstance(url, str):
-            address(url)
-    handling = _handling(handler, given)
+        if isinstance(url, str) and address(url)[0] == "file":
+            raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
+    if (to := given.get("to")) is not None:
+        if not isinstance(leases, str):
+            raise ValueError(f"{named('to')}: it goes with leases that are a URL")
+        tables_apart(leases, to, named("to"))
+    if isinstance(handler, str):
+        handler = load(handler)
+    handling = handler if isinstance(handler, Handling) else Handling(handler)
+    if (most := given.get("concurrency")) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
+    handling = evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
     beginning = _beginning(given, named)
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
     found = settings(planning, given.get("set", ()), named("set"))
@@ -205,20 +229,27 @@ def consumption(
     letter = given.get("dead_letter")
     if isinstance(letter, str):
         letter = dead_letter_of(letter, source, leases, named)
-    until = given.get("until")
+    cut = None
+    if (until := given.get("until")) is not None:
+        try:
+            until_ms = moment(_text(until), time.time())
+        except (ValueError, AttributeError):
+            raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
+        cut = Slice(config.initial_position, until_ms)
     return Consumption(
         source=source,
         leases=leases,
         me=given.get("worker") or worker_id(),
         config=config,
         handling=handling if letter is None else evolve(handling, dead_letter=letter),
-        cut=None if until is None else Slice(config.initial_position, _until(until, named)),
+        cut=cut,
         if_recreated=given.get("if_recreated"),
         create=given.get("create", True),
         wait=given.get("wait", True),
         metrics=given.get("metrics"),
         drain_seconds=given.get("drain_seconds", DRAIN_SECONDS),
         memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
+        to=to,
     )
 
 
@@ -272,15 +303,6 @@ def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
     return found
 
 
-def _handling(handler: Handler | Handling | str, given: Mapping[str, Any]) -> Handling:
-    if isinstance(handler, str):
-        handler = load(handler)
-    handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if (most := given.get("concurrency")) is not None:
-        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
-    return evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
-
-
 def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
     position, option = given.get("initial_position", "LATEST"), named("initial_position")
     if not isinstance(position, Position):
@@ -290,18 +312,11 @@ def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[st
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
 
 
-def _until(until: object, named: Callable[[str], str]) -> int:
-    try:
-        return moment(_text(until), time.time())
-    except (ValueError, AttributeError):
-        raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
-
-
 def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses what is no text
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
-_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group")
+_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 
 
 def dead_letter_of(

@@ -27,14 +27,15 @@ from attrs import evolve
 from leasehold.adapters.consuming import Consumption, Options, consumption
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.reading.handovers import HandlerExecutor, Work
-from leasehold.adapters.reading.run import endings
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.reading.runner import Runner, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.stores.protocol import Store, StoreError
 
-if TYPE_CHECKING:  # it imports what an extra brings
+if TYPE_CHECKING:  # extras bring these
+    from boto3 import Session
+
     from leasehold.adapters.producing import ProduceOptions
     from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
@@ -161,10 +162,11 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     return Batches(source, leases, options)
 
 
-def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
+def produce(source: str, *, session: "Session | None" = None, **options: "Unpack[ProduceOptions]") -> "Producer":
     """Open a producer, which keeps the records of a partition key in order; the end of its `with` block drains it.
 
-    source   where to write, as `kinesis://orders`
+    source   where to write, as `kinesis://orders`; `profile=`, `role_arn=` and `external_id=` name credentials
+    session  of boto3's, in place of these; None: the URL's, or the environment's
     options  those of `leasehold produce` that are not about lines; see `leasehold produce --help`
     Raises ValueError naming an option that is wrong, SourceUnavailable and SourceError.
 
@@ -179,7 +181,7 @@ def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
         from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an extra
     except ModuleNotFoundError as missing:
         raise SourceError(f"this stream needs {missing.name}; install leasehold[aws]") from missing
-    return open_producer(source, options)
+    return open_producer(source, options, session=session)
 
 
 # A worker in the background
@@ -256,18 +258,17 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
 def _in_loop(loop: asyncio.AbstractEventLoop, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
     """The same callable, but what it returns to be awaited is awaited in this loop."""
 
-    def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
-        answer = given(*arguments)
-        return _awaited_in(loop, answer) if inspect.isawaitable(answer) else answer
-
-    return call
-
-
-async def _awaited_in(loop: asyncio.AbstractEventLoop, answer: Awaitable[object]) -> object:
-    async def there() -> object:
+    async def there(answer: Awaitable[object]) -> object:
         return await answer
 
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), loop))
+    async def awaited(answer: Awaitable[object]) -> object:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(answer), loop))
+
+    def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
+        answer = given(*arguments)
+        return awaited(answer) if inspect.isawaitable(answer) else answer
+
+    return call
 
 
 @contextmanager
@@ -365,8 +366,12 @@ class _Iteration:
 
     def _hand(self, delivery: Delivery) -> Awaitable[None]:
         """Called in the consumer's own thread, as it asks for a batch."""
-        self.batch, self.answer = delivery, Future()
-        return _answered(self.answer)
+        self.batch, self.answer = delivery, (answer := Future[None]())
+
+        async def answered() -> None:  # awaited on the worker's loop, while the consumer is at work
+            await asyncio.wrap_future(answer)
+
+        return answered()
 
     def begun(self) -> WorkerThread:
         if self.background is None:
@@ -416,10 +421,6 @@ class _Iteration:
             atexit.register(self.background.wait)
 
 
-async def _answered(answer: "Future[None]") -> None:
-    await asyncio.wrap_future(answer)
-
-
 class Batches:
     """Batches of a worker's shards, one at a time; `read` makes it, and the first step starts the worker.
 
@@ -430,7 +431,8 @@ class Batches:
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError naming an option that is wrong."""
-        self._reading = _Iteration(consumption(source, leases, _unused, options))
+        # The handler, which is checked as one, is the consumer: `_Iteration` puts itself in its place.
+        self._reading = _Iteration(consumption(source, leases, lambda _batch: None, options))
         self._again = self._closed = False
         # Where `for` was left by `break`, and nobody else has the iterator, it is gone at once.
         self._dropped = weakref.finalize(self, self._reading.dropped)
@@ -507,7 +509,3 @@ class Batches:
     def _leave(self, kind: type[BaseException] | None) -> None:
         with suppress(*() if kind is None else (Exception,)):  # what ended the worker is not to hide it
             self.close()
-
-
-def _unused(_batch: Delivery) -> None:
-    """Stand for the handler, which is the consumer."""

@@ -40,8 +40,15 @@ MOMENT = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1
 
 def duration(text: str) -> float:
     """Seconds of a duration, a bare number being seconds. Raises ValueError where it is none."""
-    found = _seconds(text.strip().lower())
-    if not math.isfinite(found):
+    said, found = text.strip().lower(), math.nan
+    if _NUMBER.fullmatch(said):
+        found = float(said)
+    elif _PARTS.fullmatch(said):
+        found = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(said))
+    elif iso := _ISO.fullmatch(said):
+        parts = zip(iso.groups(), "wdhms", strict=True)
+        found = sum(float(number) * UNITS[unit] for number, unit in parts if number is not None)
+    if not math.isfinite(found):  # infinite with more digits than a number has
         raise ValueError(f"{text!r} is not {DURATION}")
     return found
 
@@ -57,21 +64,6 @@ def seconds_of(value: object, option: str) -> float:
     return found
 
 
-def _seconds(said: str) -> float:
-    """Likewise; not a number where it is none, and infinite with more digits than a number has."""
-    if _NUMBER.fullmatch(said):
-        return float(said)
-    if _PARTS.fullmatch(said):
-        return sum(float(number) * UNITS[unit] for number, unit in _PART.findall(said))
-    if iso := _ISO.fullmatch(said):
-        return sum(
-            float(number) * UNITS[unit]
-            for number, unit in zip(iso.groups(), "wdhms", strict=True)
-            if number is not None
-        )
-    return math.nan
-
-
 def moment(text: str, now: float) -> int:
     """Milliseconds since 1970 of a time; one without a zone is UTC.
 
@@ -79,20 +71,18 @@ def moment(text: str, now: float) -> int:
     Raises ValueError where it is no time, or none of the years 1 to 9999.
     """
     try:
-        found = _milliseconds(text.strip(), now)
-        datetime.fromtimestamp(found / 1000, UTC)
+        said = text.strip()
+        if _MILLISECONDS.fullmatch(said):
+            found = int(said)
+        elif said.lower().startswith("now"):
+            found = round((now + (_signed(said[3:]) if said[3:] else 0.0)) * 1000)
+        else:
+            time = datetime.fromisoformat(said)
+            found = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        datetime.fromtimestamp(found / 1000, UTC)  # refuses what no calendar has
     except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not {MOMENT}") from None
     return found
-
-
-def _milliseconds(said: str, now: float) -> int:
-    if _MILLISECONDS.fullmatch(said):
-        return int(said)
-    if said.lower().startswith("now"):
-        return round((now + (_signed(said[3:]) if said[3:] else 0.0)) * 1000)
-    found = datetime.fromisoformat(said)
-    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _signed(said: str) -> float:
@@ -173,7 +163,10 @@ def settings(
         name, separator, text = setting.partition("=")
         if not separator:
             raise ValueError(f"{option}: {setting!r} is not of the form name=value")
-        fields[name] = _value(text)
+        try:
+            fields[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            fields[name] = text  # the field that it is for says what it must be
     return fields
 
 
@@ -211,10 +204,3 @@ def configuration_for(source: str, found: dict[str, Any]) -> Config:
     """The same for this stream: of a hub, with the seconds that suit a group of official workers where none are set."""
     config = configuration(found)
     return paced(config, found) if source.startswith("eventhubs:") else config
-
-
-def _value(text: str) -> Any:  # noqa: ANN401  the field that it is for says what it must be
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -391,9 +391,10 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
         "looks_still": _seconds,
         "warned": _seconds_or_infinite,
         "turned": JsonValue.flag,
+        "call": JsonValue.text,
     },
     History: {
-        **dict.fromkeys(("owners_still", "fleet_still", "full_still"), _seconds),
+        **dict.fromkeys(("owners_still", "fleet_still", "full_still", "full_took"), _seconds),
         **dict.fromkeys(("gaps", "paces"), _by_name(_seconds)),
         "led": _by_name(_seconds_or_infinite),
         "holes": _each(_hole),

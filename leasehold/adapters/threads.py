@@ -6,6 +6,7 @@ Rule: no thread ends alone. What it raises goes to its owner, who ends the run w
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -45,6 +46,15 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
     except MemoryError as fault:
         raise RuntimeError("can't start new thread: there is no memory for it") from fault
     return thread
+
+
+def seconds() -> float:
+    """Seconds that never go back, and go on while the machine is suspended where the system has such a clock.
+
+    Other workers' clocks go on meanwhile, and they take what expires: after a suspension nothing may be handed over
+    before a renewal has shown that it is still ours.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class ThreadScheduler:

@@ -44,15 +44,15 @@ showed it to the start of the latest reading.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.census import Census, Known, signers
-from leasehold.balancer.chance import digest_under
+from leasehold.balancer.calls import CALL, Summons, call_beside, call_of, note_of_call, rank_digest
+from leasehold.balancer.census import Census, Known, signed, signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
 from leasehold.balancer.handoff import live_moves
@@ -100,6 +100,15 @@ START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
 OUTAGE_SECONDS = 2.0
 """A store that answers no reading for longer has an outage: the owners could not renew either (C17)."""
 
+AT_ONCE_SECONDS = 0.05
+"""A worker that hears that it is called reads the rows so soon (C7)."""
+
+LISTING_MOST = 60.0
+"""A lookout that has listed for longer may hang: others stand in after twice this, and two missing looks (C8)."""
+
+STAND_INS = 4
+"""The first in rank, whose rows are read where the bulletin's row falls silent (C8)."""
+
 LISTED = 12
 """A listing reads so many rows for the price of one row asked for by its key."""
 
@@ -109,35 +118,85 @@ NOTE = "bulletin"
 DIGITS_MAX = 18
 """No fleet looks that often, and Python refuses to make a number of some thousand digits."""
 
-rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks everybody
-
 
 @frozen
 class LookoutRanks:
-    """Our living workers stand here by rank, with the row that carries the bulletin, if any does (C3, C4)."""
+    """Our living workers stand here by rank, with the row that carries the bulletin, if any does (C3, C4).
+
+    left   whether its owner has let that row go: nobody keeps the lookout, and the next in rank need not wait
+    place  after how many others this worker stands in, as the latest call says; None where none was heard
+    """
 
     ranks: tuple[str, ...]
     row: Lease | None
+    left: bool = False
+    place: int | None = None
+
+    @property
+    def silent(self) -> float:
+        """For how many seconds nothing was heard from that row."""
+        if self.row is None:
+            return math.inf
+        return self.row.held if self.left else self.row.idle
 
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
         """Whether this worker keeps the lookout: by rank, or because the bulletin of the lookout has stopped (C8)."""
         if self.row is None or self.ranks[0] == me.worker:
             return True
         silent = max(
-            self.row.idle - scaled(SILENT_SECONDS, config),
-            hearing.looks_still - scaled(LOOKS_SILENT_SECONDS, config),
+            self.silent - (0.0 if self.left else _row_silent(me, hearing, config)),
+            hearing.looks_still - _looks_silent(me, hearing, config),
         )
         if silent <= 0:
             return False
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
-        return silent > (rank - 1) * scaled(STAND_IN_SECONDS, config)
+        place = rank - 1 if self.place is None else self.place
+        return silent > place * scaled(STAND_IN_SECONDS, config)
 
 
-def lookout_ranks(leases: Sequence[Lease], config: Config) -> LookoutRanks:
-    """The first in rank is the lookout; the others stand in for it in this order (C3, C8)."""
+def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
+    """C8: for how many seconds this table is listed, or is being listed, as far as its lookout and this worker know."""
+    call = call_of(hearing.call)
+    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_MOST, config)))
+
+
+def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+    """C8: *looks* may stand still for so long: two are missing then, each as long as the listings of this table take.
+
+    While a listing goes on, its lookout says for how long (`going_on`), and nobody stands in for it.
+    """
+    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
+
+
+def _row_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+    """C8: its row may stand still for so long. Where a listing is dear, a heartbeat that stalls may come later, too."""
+    return scaled(SILENT_SECONDS, config) + math.floor(_listing(me, hearing, config)) / 2
+
+
+def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
+    """The first in rank is the lookout; the others stand in for it in this order (C3, C8).
+
+    me  who asks: the row is the one that the latest call names, where one was heard. The call knows better than a
+        listing of long ago who keeps the lookout, and on which of its rows.
+    """
     limit = expires_above(config)
     ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
+    hearing = None if me is None else me.history.hearing
+    call = None if hearing is None else call_of(hearing.call)
+    if me is not None and call is not None and ranks and ranks[0] != me.worker:
+        rows: Mapping[str, Lease | None] = {key: _of_key(leases, key) for key in (call.row, *call.next)}
+        owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
+        rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
+        place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
+        # Its own row tells a worker nothing of who keeps the lookout: it stood in, and goes by the ranks.
+        named = rows[call.row]
+        if named is not None and named.owner != me.worker and not named.ended:
+            return LookoutRanks(ranks, named, left=not signed(named), place=place)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
+
+
+def _of_key(leases: Sequence[Lease], key: str) -> Lease | None:
+    return leases.get(key) if isinstance(leases, Known) else next((each for each in leases if each.key == key), None)
 
 
 @lru_cache(maxsize=100)  # most looks find the workers that the look before found
@@ -169,14 +228,19 @@ def scaled(seconds: float, config: Config) -> float:
     return seconds * config.lease_seconds / 10
 
 
-def note_of(bulletin: Bulletin) -> Notes:
-    """The bulletin as it is written on a row."""
-    return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"),)
+def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
+    """The bulletin as it is written on a row, and whom it calls."""
+    return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
 
 
 def bulletin_of(lease: Lease) -> Bulletin:
     """The bulletin of this row; all counts are 0 if there is none, or none that can be read."""
-    words = (lease.note(NOTE) or "").split()
+    return _said_in(lease.note(NOTE) or "")
+
+
+@lru_cache(maxsize=1_000)  # the rows that a lookout left behind say the same for hours
+def _said_in(text: str) -> Bulletin:
+    words = text.split()
     digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
     if len(words) != len(fields(Bulletin)) or not digits:
         return Bulletin()
@@ -205,21 +269,43 @@ class BulletinTracker:
         full_at  when the last full reading ended
         """
         rows, before = tuple(read), self.hearing
-        latest = max([before.latest, *map(bulletin_of, rows)])
+        told = [(_said_in(text), lease) for lease in rows if (text := lease.note(NOTE))]
+        latest = max([before.latest, *{bulletin for bulletin, _ in told}])
+        # While a listing goes on its lookout writes the same call again, with more seconds.
+        calls = [call_beside(lease, latest) for bulletin, lease in told if bulletin == latest]
+        calls.append(before.call if latest == before.latest else "")
         looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
         acts_at = ended if latest.acts != before.latest.acts else self.acts_at
         warns_at = ended if latest.warns != before.latest.warns else self.warns_at
         # A row is kept if its owner is the one of the last full reading: held since before that reading ended.
-        kept = {lease.key for lease in rows if lease.held >= began - full_at}
+        kept = {lease.key for lease in rows if lease.held >= began - full_at} if asked is not None else ()
         hearing = BulletinState(
             latest=latest,
             acts_read=latest.acts if asked is None else before.acts_read,
             acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
             warned=before.warned if warns_at is None else max(0.0, began - warns_at),
-            turned=asked is not None and not kept.issuperset(asked),
+            turned=asked is not None and not set(asked) <= set(kept),
+            call=max(calls, key=_seconds_of),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
+
+
+def _seconds_of(text: str) -> int:
+    call = call_of(text)
+    return -1 if call is None else call.seconds
+
+
+def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
+    """C6: what the latest call names for this worker, as far as it is free in this reading."""
+    hearing = me.history.hearing
+    call = None if hearing is None else call_of(hearing.call)
+    keys = set(call.keys(me.worker)) if call is not None and config.rules.keeps_lookout else set()
+    if not keys:
+        return ()
+    most = config.rules.most_leases
+    free = sorted((lease for lease in census.free if lease.key in keys), key=donation_order)
+    return tuple(Claim(lease, "C6") for lease in free[: None if most is None else max(0, most - len(census.mine))])
 
 
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
@@ -234,7 +320,7 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
         hearing is None
         or not expired
         or not config.rules.frees_expired
-        or not lookout_ranks(leases, config).on_duty(me, hearing, config)
+        or not lookout_ranks(leases, config, me).on_duty(me, hearing, config)
     ):
         return ()
     return tuple(Release(lease, "C6") for lease in expired)
@@ -258,34 +344,73 @@ def next_look(
     actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
 ) -> Look:
     """The answer says when to look next, at which rows, and what to write on this worker's own."""
-    ours, partial = lookout_ranks(leases, config), me.history.full_still > 0
+    ours, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
     duty = ours.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
-    mine = leases.owned_by(me.worker) if isinstance(leases, Known) else leases
-    notes = note_of(_kept(actions, leases, census, me, config)) if duty else _abdication(mine, me, hearing)
-    settle = settle_seconds(actions, config)
+    mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, Known) else leases
+    notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ours)
+    settle = settle_seconds(actions, config) if not partial or ours.row is None else None
     if settle is None and awaits_joiners(census.mine, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)
     wanted = _wanted(census, me, config)
     if duty or ours.row is None:
-        pause = _until_judged(census, me, config)
-        if wanted:
-            pause = min(pause, 2 * scaled(HURRIED_SECONDS, config))
-        return Look(0.0 if partial else pause, notes=notes)
-    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
-    unheard = me.history.full_still > ours.row.idle > scaled(EARLY_SECONDS, config)
-    news = hearing.turned or hearing.latest.acts != hearing.acts_read  # C7
-    last_resort = me.history.full_still > scaled(LAST_RESORT_SECONDS, config) * len(ours.ranks)  # C11
-    if partial and (news or unheard or last_resort):
+        # The rows that others will ask for are read alone between two listings (C7).
+        rest = max(0.0, _until_judged(census, me, config) - me.history.full_still)
+        own = bulletin_row(mine, me.worker) if wanted else None
+        soon = scaled(HURRIED_SECONDS, config)
+        if own is None or rest <= soon or LISTED * len(wanted) > len(leases):
+            return Look(min(rest, 2 * soon) if wanted else rest, notes=notes)
+        return Look(soon, keys=tuple(dict.fromkeys((own.key, *wanted))), notes=notes, stale_ok=True)
+    if partial and _news(leases, me, config, ours, census):
         return Look(0.0, notes=notes)
-    silent = ours.row.idle > heartbeat_seconds(config)  # C8: is it the row that stands still, or one heartbeat late?
-    hurried = wanted or silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    call = call_of(hearing.call)
+    called = _called(leases, me, call)
+    # C8: is it the row that stands still, or one heartbeat late?
+    silent = ours.left or ours.silent > heartbeat_seconds(config)
+    hurried = wanted or called or silent or hearing.warned < scaled(WARNED_SECONDS, config)
     pause = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
+    if called and not hearing.looks_still:
+        pause = scaled(AT_ONCE_SECONDS, config)
+    keys = (ours.row.key, *(() if call is None else (call.row,)), *called, *wanted)
+    stopped = hearing.looks_still > _looks_silent(me, hearing, config)
+    stopped |= ours.left or ours.silent > _row_silent(me, hearing, config)
+    if stopped and len(leases) >= LISTED * STAND_INS:
+        # C8: who stands in says so on its rows, and need not be looked for in the whole table.
+        keys += _next_rows(leases, ours.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted) > len(leases):
         return Look(2 * pause, notes=notes)
-    return Look(pause, keys=(ours.row.key, *wanted), notes=notes, stale_ok=True)
+    return Look(pause, keys=tuple(dict.fromkeys(keys)), notes=notes, stale_ok=True)
+
+
+def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
+    """The rows on which the bulletin stands where these keep the lookout."""
+    rows = (bulletin_row(leases, each) for each in workers)
+    return tuple(each.key for each in rows if each is not None)
+
+
+def _called(leases: Sequence[Lease], me: Me, call: Summons | None) -> tuple[str, ...]:
+    """The rows that this worker is called to, unless a listing of all costs less."""
+    keys = () if call is None else call.keys(me.worker)
+    return keys if LISTED * len(keys) <= len(leases) else ()
+
+
+def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
+    """C7, C8, C11: whether this reader should list the whole table now."""
+    hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
+    call = call_of(hearing.call)
+    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
+    early = scaled(EARLY_SECONDS, config) + (0.0 if call is None else 2 * call.seconds)
+    unheard = full_still > ours.silent > early
+    # Whoever is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
+    cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
+    concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
+    acts = hearing.latest.acts != hearing.acts_read and concerns
+    turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
+    # Of a worker that was never seen to sign a row the ranks know nothing; its leases are known.
+    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ours.ranks), len(census.counts))
+    return acts or turned or unheard or last_resort
 
 
 def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -330,9 +455,19 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
     others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not others:
         return min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
-    left = [limit - idle for idle in others if _overdue(idle, config) and idle <= limit]
+    # Seconds count from the start of the reading, as `idle` does. Where listings take long, everybody renews from one
+    # to the next, and what did not move at all is suspected, too.
+    took = me.history.full_took
+    left = [
+        limit - idle
+        for idle in others
+        if (_overdue(idle, config) or (idle > 0 and _overdue(idle + took, config))) and idle <= limit
+    ]
+    rest = scaled(LOOK_SECONDS, config)
+    # A look that takes long and begins a moment too early judges nobody, and the next one ends a whole listing later.
+    soonest = min(left) if left and took >= rest else min([rest, *left])
     # 0.05: however close the limit is, 50 ms pass before the next look.
-    return max(scaled(0.05, config), min([scaled(LOOK_SECONDS, config), *left]))
+    return max(scaled(0.05, config), soonest)
 
 
 def _overdue(idle: float, config: Config) -> bool:
@@ -347,8 +482,11 @@ def stalled_keys(leases: Iterable[Lease], me: Me, config: Config) -> tuple[str, 
     )
 
 
-def _kept(actions: Iterable[Action], leases: Iterable[Lease], census: Census, me: Me, config: Config) -> Bulletin:
-    """The bulletin after one more look: *acts* grows if others have something to do, *warns* if one may be dead."""
+def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Notes:
+    """The bulletin after one more look, and whom it calls.
+
+    *acts* grows if others have something to do, *warns* if one may be dead.
+    """
     taken = {action.lease.key for action in actions if isinstance(action, Claim)}
     open_now = [lease for lease in census.available if lease.key not in taken and lease.owner != me.worker]
     dead = {lease.key for lease in census.expired}
@@ -357,8 +495,10 @@ def _kept(actions: Iterable[Action], leases: Iterable[Lease], census: Census, me
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()
-    # Leases that nobody wants, and moves that nobody makes, raise acts once a cycle: each costs everybody a listing.
-    lasting = hearing.acts_still >= config.cycle_seconds and (bool(open_now) or _uneven(census, me, config))
+    mine = [lease for lease in leases if lease.owner == me.worker]
+    if me.history.full_still > 0:  # between two listings nothing new is known
+        again = any(bulletin_of(lease) == hearing.latest for lease in mine)
+        return note_of(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
     joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
     # Others had no time yet to take what was let go lately, or what only became theirs as its parents ended (M1).
     lately = scaled(FREE_SECONDS, config)
@@ -366,9 +506,19 @@ def _kept(actions: Iterable[Action], leases: Iterable[Lease], census: Census, me
     if open_now and not fresh:
         ended = {lease.key for lease in leases if lease.ended and lease.idle < lately}
         fresh = any(not ended.isdisjoint(lease.parents) for lease in open_now)
-    act = lasting or joined or fresh
-    latest = hearing.latest
-    return Bulletin(latest.looks + 1, latest.acts + act, latest.warns + warned)
+    # Leases that nobody wants, and moves that nobody makes, raise acts once a cycle: each costs everybody a listing.
+    # While a dead worker's leases expire one after another, its count is low for no reason that anybody could mend.
+    stands = not fresh if open_now else _uneven(census, me, config)
+    lasting = hearing.acts_still >= config.cycle_seconds and stands
+    latest, row = hearing.latest, bulletin_row(mine, me.worker)
+    if row is None:
+        return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned))
+    # A call without effect becomes one to all, once a cycle.
+    moves = fresh or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
+    names = config.rules.calls(census, me, config) if moves and not lasting else {}
+    rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
+    call = note_of_call(latest.looks + 1, me.history.full_took, rows, names, to_all=lasting)
+    return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned), call)
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
@@ -383,9 +533,17 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))
 
 
-def _abdication(leases: Iterable[Lease], me: Me, hearing: BulletinState) -> Notes:
-    """C3: a worker that was the lookout and no longer is raises *acts* once, so that its readers list the table."""
+def _abdication(
+    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
+) -> Notes:
+    """C3: a worker that was the lookout and no longer is says so once, and which row carries the bulletin now.
+
+    It raises *acts*, so that readers of earlier versions list the table.
+    """
     latest = hearing.latest
-    if not latest.looks or all(bulletin_of(lease) != latest for lease in leases if lease.owner == me.worker):
+    if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):
         return ()
-    return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1))
+    row = bulletin_row(leases, ours.ranks[0]) if ours.ranks else None
+    others = ours.ranks[1:STAND_INS]
+    call = () if row is None else note_of_call(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
+    return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

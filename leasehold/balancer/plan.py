@@ -14,7 +14,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
 from leasehold.balancer.handoff import handoffs
 from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
-from leasehold.balancer.lookout import free_expired, next_look, settle_seconds, until_late_judged
+from leasehold.balancer.lookout import called_for, free_expired, next_look, settle_seconds, until_late_judged
 from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
 
@@ -50,8 +50,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
         reading = tuple(lease for lease in reading if lease.key not in deleted_keys)
         census = take_census(reading, me, config)
     # Other workers' leases may have changed since the whole table was read. A reading of a few rows serves only the
-    # moves under way (H2).
-    taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else ()
+    # moves under way (H2), and what the lookout calls this worker to (C6).
+    taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_for(census, me, config)
     claimed_keys = deleted_keys | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
     claimed_keys |= {move.lease.key for move in moves}

@@ -8,7 +8,7 @@ Rule 1: nothing asks which rule set it has; what it needs to know is a value or 
 Rule 2: a rule set sees the settings of its fleet as `FleetSeconds`, for `Config` stands above: it holds a rule set.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from attrs import Attribute, evolve, fields_dict, frozen
@@ -80,6 +80,10 @@ class RuleSet:
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
         """Everything that this worker takes now; pure, and the same for all that read alike."""
         raise NotImplementedError
+
+    def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
+        """C6: by worker, the keys of what it will claim or be asked for; no keys: it should read the whole table."""
+        return {}
 
     @classmethod
     def variants(cls) -> Mapping[str, "RuleSet"]:

@@ -245,24 +245,27 @@ class Watch:
             sightings: Mapping[str, Sighting] = fresh
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
             whole, lost = Whole(tuple(leases)), earlier.keys() - fresh.keys()
-            owners_at, fleet_at = self._changes(earlier, fresh, ended)
+            stood = not lost and _stood(earlier, fresh)
+            owners_at, fleet_at = self._changes(earlier, fresh, ended, stood=stood)
+            history = self._history(sightings, leases, stood=stood)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
             sightings = self._with(fresh, set(asked) - fresh.keys())
             lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
             leases = _known(whole, sightings)
             owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
+            history = self.history
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
         roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
-        history = self._history(sightings, leases, whole=asked is None)
         history = evolve(
             history,
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
             full_apart=history.full_apart if asked is not None else max(0.0, began - self.full_at),
+            full_took=history.full_took if asked is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
             gone=self._gone(sightings, lost),
@@ -270,15 +273,13 @@ class Watch:
         seen = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll, whole)
         return evolve(seen, silence_seconds=self.silence_seconds, back_at=self.back_at), leases
 
-    def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, whole: bool) -> History:
+    def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, stood: bool) -> History:
         """The history, with what only a reading of the whole table tells."""
-        if not whole:
-            return self.history
+        before = self.history.holes
+        again = (evolve(hole, times=hole.times + 1) for hole in before)
+        gaps, paces = _longest(sightings.values())
         return evolve(
-            self.history,
-            holes=holes_after(leases, self.history.holes),
-            gaps=_longest((sighting.lease.owner, sighting.gap) for sighting in sightings.values()),
-            paces=_longest((sighting.lease.owner, sighting.pace) for sighting in sightings.values()),
+            self.history, holes=tuple(again) if stood else holes_after(leases, before), gaps=gaps, paces=paces
         )
 
     def last_seen(self, key: str) -> Lease | None:
@@ -312,30 +313,31 @@ class Watch:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
         if before is None:
             return self._first_sight(lease, ended)
-        kept = before.lease.owner == lease.owner
+        old = before.lease
+        kept = old.owner == lease.owner
         # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
-        still = kept and before.lease.version == lease.version
+        still = kept and old.version == lease.version
         version_at = max(before.version_at, self.back_at) if still else ended
         owner_at = before.owner_at if kept else ended
-        heir_at = before.heir_at if before.lease.heir == lease.heir else ended
-        watched = max(0.0, began - version_at)
+        heir_at = before.heir_at if old.heir == lease.heir else ended
+        watched = began - version_at if began > version_at else 0.0
         # The store's own age of a row counts an outage, too (C17).
-        age = min(lease.idle, max(0.0, began - self.back_at))
+        age = min(lease.idle, max(0.0, began - self.back_at)) if lease.idle else 0.0
         # Do not count the gap before a new owner's first renewal: it says nothing of how often that owner renews.
         stood = before.watched if before.version_at > before.owner_at else 0.0
         return Sighting(
-            lease=lease.watched(
-                idle=max(age, watched),
-                held=max(0.0, began - owner_at),
-                heir_idle=max(0.0, began - heir_at) if lease.heir is not None else 0.0,
+            lease.watched(
+                max(age, watched),
+                began - owner_at if began > owner_at else 0.0,
+                max(0.0, began - heir_at) if lease.heir is not None else 0.0,
             ),
-            version_at=version_at,
-            owner_at=owner_at,
-            heir_at=heir_at,
-            watched=watched,
-            stood=before.stood if still else stood,
-            gap=(before.gap if still else min(stood, before.stood)) if kept else 0.0,
-            pace=(before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
+            version_at,
+            owner_at,
+            heir_at,
+            watched,
+            before.stood if still else stood,
+            (before.gap if still else min(stood, before.stood)) if kept else 0.0,
+            (before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
         )
 
     def _first_sight(self, lease: Lease, ended: float) -> Sighting:
@@ -350,11 +352,11 @@ class Watch:
         return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
 
     def _changes(
-        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float
+        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
     ) -> tuple[float, float]:
         """The ends of the first readings that showed the present owners, and the present fleet."""
-        owners_at = self.owners_at if _owners(before) == _owners(now) else None
-        fleet_at = self.fleet_at if _fleet(before) == _fleet(now) else None
+        owners_at = self.owners_at if stood or _owners(before) == _owners(now) else None
+        fleet_at = self.fleet_at if stood or _fleet(before) == _fleet(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
@@ -380,6 +382,18 @@ def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:
     return Known(whole, {key: None if each is None else each.lease for key, each in since.items()})
 
 
+def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
+    """Whether each of these leases was there before, and is whose it was, to the same end, for the same hash range."""
+    for key, sighting in now.items():
+        if (earlier := before.get(key)) is None:
+            return False
+        old, new = earlier.lease, sighting.lease
+        same = old.owner == new.owner and old.heir == new.heir and old.ended is new.ended
+        if not (same and old.hash_range == new.hash_range and old.stream == new.stream):
+            return False
+    return True
+
+
 def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
     """The owner and the heir of a lease; nobody where there is none."""
     return () if sighting is None else (sighting.lease.owner, sighting.lease.heir)
@@ -402,10 +416,15 @@ def _pace(before: Sighting, lease: Lease, began: float) -> float:
     return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
 
 
-def _longest(seconds: Iterable[tuple[str | None, float]]) -> tuple[tuple[str, float], ...]:
-    """The longest of these seconds for each owner that has any, by name."""
-    longest: dict[str, float] = {}
-    for owner, each in seconds:
-        if owner is not None and each > longest.get(owner, 0.0):
-            longest[owner] = each
-    return tuple(sorted(longest.items()))
+def _longest(sightings: Iterable[Sighting]) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
+    """The longest gap and the longest pace of each owner that has any, by name."""
+    gaps, paces = dict[str, float](), dict[str, float]()
+    for each in sightings:
+        gap, pace, owner = each.gap, each.pace, each.lease.owner
+        if owner is None:
+            continue
+        if gap > gaps.get(owner, 0.0):
+            gaps[owner] = gap
+        if pace > paces.get(owner, 0.0):
+            paces[owner] = pace
+    return tuple(sorted(gaps.items())), tuple(sorted(paces.items()))

@@ -28,7 +28,7 @@ class RowField:
 
     name    in the JSON form and in Spark's columns, which say the two hash keys as one `hash_range`
     item    the attribute in DynamoDB
-    column  in SQLite
+    column  in SQLite and PostgreSQL
     object  the field in our own objects
     blob    the metadata in the Azure SDKs' blobs
     """

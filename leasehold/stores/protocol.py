@@ -112,6 +112,8 @@ class Promises:
     owner_checked_checkpoint  a checkpoint and the ownership check are one atomic write
     free_notes                `AnnotateLease` leaves the version alone
     counts_owners             `epoch` is a fencing number: it grows with each owner and never falls, not by a reset
+    late_checkpoints          a former owner may still move the checkpoint forward once another has the lease
+    groups_writes             renewals and checkpoints that come together are one write, which renews all leases
 
     Examples:
         >>> from leasehold.stores import open_store
@@ -122,6 +124,8 @@ class Promises:
     owner_checked_checkpoint: bool = True
     free_notes: bool = True
     counts_owners: bool = True
+    late_checkpoints: bool = True
+    groups_writes: bool = False
 
 
 class Store(Protocol):

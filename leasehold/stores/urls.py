@@ -2,12 +2,21 @@
 
 memory://name                                  a table of this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
-dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout
+file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; no fleet works on it
+dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
+                                               `wire=boto3` has all calls made by boto3
+dynamodb://table?protect=on                    where it is made: with deletion protection and point-in-time recovery
+dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
 azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
                                                `start=` says where a partition without a checkpoint begins, and
                                                `endpoint=` names another service than the account's
 s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
+gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
+postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
+                                               and encryption too, unless `user=` and `sslmode=` say them
+…?layout=sessions                              all but files, for fleets of ours alone: one write of a worker renews and
+                                               checkpoints all its leases (`specs/sessions.md`)
 
 Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 
@@ -20,7 +29,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from attrs import frozen
 
@@ -108,17 +117,24 @@ class _Provable(Protocol):
 AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
 """The options of every URL of AWS."""
 
-_PROVED = frozenset({"dynamodb", "azblob", "s3"})
+_PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
 _SCHEMES = {
-    "memory": Scheme("leasehold.stores.embedded.memory"),
-    "sqlite": Scheme("leasehold.stores.embedded.sqlite"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS, "aws"),
+    "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
+    "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
+    "file": Scheme("leasehold.stores.embedded.file"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
     "azblob": Scheme(
-        "leasehold.stores.objects.blob", frozenset({"prefix", "eventhub", "group", "start", "endpoint"}), "azure"
+        "leasehold.stores.objects.blob",
+        frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
+        "azure",
     ),
-    "s3": Scheme("leasehold.stores.objects.s3", AWS, "aws"),
+    "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
+    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
+    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
 }
+
+_LAYOUTS = Scheme("leasehold.stores.sessions.opening")
 
 
 def open_store(
@@ -147,12 +163,14 @@ def open_store(
     module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
     told = session_for(_SCHEMES[scheme], session, "store URL")
     store = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
-    if write and scheme in _PROVED:
-        try:
+    try:
+        if "layout" in _SCHEMES[scheme].options:
+            store = _LAYOUTS.load("layout", StoreError).in_layout(store, options.get("layout"))
+        if write and scheme in _PROVED:
             cast("_Provable", store).prove()
-        except BaseException:
-            store.close()
-            raise
+    except BaseException:
+        store.close()
+        raise
     return store
 
 
@@ -166,6 +184,20 @@ def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     """The scheme, the place and the options of a store's URL. Raises ValueError, never repeating the URL."""
     return read_url(url, "store", _SCHEMES)
+
+
+_TELLING = ("prefix", "eventhub", "group", "table")
+"""Options that tell two lease tables at one place apart; none of them is a secret."""
+
+
+def name_of(url: str) -> str:
+    """The name of a store for people: its URL with no more options than tell it from its neighbours.
+
+    Raises ValueError, never repeating the URL.
+    """
+    scheme, place, options = store_address(url)
+    told = urlencode({name: options[name] for name in _TELLING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{told}" if told else "")
 
 
 def endpoint_of(url: str | None, where: str = "store URL") -> str | None:

@@ -103,7 +103,8 @@ class CheckpointLease:
 
     Condition: version and owner as seen, the stored checkpoint not past `position`, and not SHARD_END.
     SHARD_END stores the `children` where the layout has a place for them. SHARD_END drops owner, heir
-    and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own.
+    and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own. A `patient` one may wait for others
+    where the layout writes many at once.
 
     Examples:
         >>> from leasehold import Lease
@@ -120,6 +121,7 @@ class CheckpointLease:
     position: Position
     children: tuple[str, ...] = field(default=(), kw_only=True)
     keep_owner: bool = field(default=False, kw_only=True)
+    patient: bool = field(default=False, kw_only=True)
 
 
 @frozen

@@ -6,8 +6,8 @@ from attrs import evolve
 
 from leasehold.balancer.actions import Action, Look
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import bulletin_row, lookout_ranks
-from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks, note_of
+from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me, Notes
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal
 
@@ -32,6 +32,14 @@ TABLE = tuple(row(f"s-{place:02}", f"w-{place % 6}") for place in range(18))
 LOOKOUT, NEXT, *THIRDS, READER, LAST = lookout_ranks(TABLE, CONFIG).ranks
 TABLE = tuple(row(lease.key, lease.owner, bulletin="7 2 1") if lease.owner == LOOKOUT else lease for lease in TABLE)
 BOARD = bulletin_row(TABLE, LOOKOUT)
+ROWS = [each.key for name in (LOOKOUT, NEXT, *THIRDS) if (each := bulletin_row(TABLE, name)) is not None]
+"""Of the lookout, and of who stands in for it."""
+
+
+def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Notes:
+    """What a lookout writes on its rows: the counts, and whom it calls."""
+    words = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called))
+    return note_of(Bulletin(looks, acts, warns), (("call", words),))
 
 
 def standing_still(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:

@@ -22,6 +22,7 @@ from looking_fleet import (
     on_duty,
     row,
     standing_still,
+    told,
 )
 
 from leasehold.balancer.actions import Claim, Look
@@ -49,7 +50,7 @@ def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
 
 def test_a_lookout_that_abdicates_says_so_before_any_next_look() -> None:
     """C3: the readers of its row would wait until it falls silent."""
-    notes = note_of(Bulletin(10, 3, 1))
+    notes = told(10, 3, 1)
     old, history = abdicating(acts_read=2)
     assert look(READER, old, history) == Look(2.5, keys=KEYS, notes=notes, stale_ok=True)
     assert look(READER, *abdicating(acts_read=1)) == Look(0.0, notes=notes)
@@ -112,11 +113,9 @@ def test_a_worker_that_has_only_asked_for_a_lease_counts_for_the_shares_too() ->
 def test_a_row_silent_since_the_last_listing_calls_nobody_to_another() -> None:
     """C8: that listing has started this worker's clocks."""
     still = standing_still(5.0)
-    assert [look(READER, still, evolve(QUIET, full_still=full)).keys for full in (5.0, 5.25)] == [KEYS, None]
-    assert [look(READER, standing_still(idle), evolve(QUIET, full_still=30.0)).keys for idle in (4.0, 4.25)] == [
-        KEYS,
-        None,
-    ]
+    assert [look(READER, still, evolve(QUIET, full_still=full)).keys is None for full in (5.0, 5.25)] == [False, True]
+    late = evolve(QUIET, full_still=30.0)
+    assert [look(READER, standing_still(idle), late).keys is None for idle in (4.0, 4.25)] == [False, True]
 
 
 def test_everybody_lists_after_more_than_so_many_cycles() -> None:
@@ -159,25 +158,25 @@ def test_a_worker_without_leases_has_no_row_to_renew() -> None:
 def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
     """C6: everybody would list the table for a lease that is gone."""
     free = row("s-x", None)
-    assert look(LOOKOUT, (*TABLE, free), LATELY).notes == LOUD
-    assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).notes == SILENT
+    assert look(LOOKOUT, (*TABLE, free), LATELY).notes[:1] == LOUD
+    assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).notes[:1] == SILENT
     own = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
-    assert look(LOOKOUT, own, LATELY).notes == SILENT
+    assert look(LOOKOUT, own, LATELY).notes[:1] == SILENT
 
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
 def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object) -> None:
     """C6: the lease itself, or the parent that its reader waited for."""
-    assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).notes == notes
+    assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).notes[:1] == notes
     parent = evolve(row("p-0", None, idle=idle), checkpoint=SHARD_END)
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0",), checkpoint=TRIM_HORIZON)
-    assert look(LOOKOUT, (*TABLE, parent, child), LATELY).notes == notes
+    assert look(LOOKOUT, (*TABLE, parent, child), LATELY).notes[:1] == notes
 
 
 def test_a_lasting_state_is_called_out_after_a_whole_cycle() -> None:
     """C6: each call costs everybody a listing."""
     free = (*TABLE, row("s-x", None, idle=31.0))
-    assert look(LOOKOUT, free, LONG_AGO).notes == LOUD
+    assert look(LOOKOUT, free, LONG_AGO).notes[:1] == LOUD
 
 
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
@@ -185,7 +184,7 @@ def test_a_newcomer_to_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, 
     """C6: owners that hold one lease each are asked for nothing."""
     rows = (evolve(row("s-0", "a"), heir="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
-    assert look("a", rows, history).notes == note_of(Bulletin(1, acts, 0))
+    assert look("a", rows, history).notes[:1] == note_of(Bulletin(1, acts, 0))
 
 
 def uneven(*others: Lease) -> tuple[Lease, ...]:
@@ -197,9 +196,9 @@ def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> Non
     """M9: by one they differ in every fleet whose leases do not divide."""
     by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
     by_one = (*TABLE, row("s-x", READER))
-    assert [look(LOOKOUT, leases, LONG_AGO).notes for leases in (by_two, by_one)] == [LOUD, SILENT]
+    assert [look(LOOKOUT, leases, LONG_AGO).notes[:1] for leases in (by_two, by_one)] == [LOUD, SILENT]
     for owners_still, notes in ((CONFIG.cycle_seconds, SILENT), (CONFIG.cycle_seconds + 0.25, LOUD)):
-        assert look(LOOKOUT, by_two, evolve(LONG_AGO, owners_still=owners_still)).notes == notes
+        assert look(LOOKOUT, by_two, evolve(LONG_AGO, owners_still=owners_still)).notes[:1] == notes
 
 
 def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
@@ -215,7 +214,7 @@ def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
     """Whether the lookout of these leases, which are all quiet otherwise, calls the fleet."""
     history = evolve(LONG_AGO, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds))
     me = Me(lookout_ranks(leases, config).ranks[0], history=history)
-    return look_again((), leases, me, config).notes == note_of(Bulletin(1, 1, 0))
+    return look_again((), leases, me, config).notes[:1] == note_of(Bulletin(1, 1, 0))
 
 
 def test_for_the_sake_of_loads_counts_may_differ_by_half_a_share_more_on_either_side() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
+from leasehold.balancer.lineage import holes_after
 from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -57,6 +58,9 @@ def test_watching_a_row_changes_nothing_else_of_it() -> None:
     )
     assert all(getattr(row, field.name) != getattr(Lease(""), field.name) for field in fields(Lease))
     assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, heir_idle=8.0)
+    noted = row.written(9, (("process", "b/1"),))
+    assert noted == evolve(row, epoch=9, version=Version("9"), notes=(("process", "b/1"),))
+    assert row.epoch == 5, "a copy that shares its fields would change the row of an earlier reading"
 
 
 def test_our_own_stall_makes_nobody_look_dead() -> None:
@@ -158,12 +162,12 @@ def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
     two = [ROW, evolve(ROW, key="s-2", owner="b")]
     watch, _ = Watch().look(two, began=0, ended=1)
     watch, _ = watch.look(two, began=10, ended=11)
-    assert watch.history == History(owners_still=9, fleet_still=9, full_apart=9)
+    assert watch.history == History(owners_still=9, fleet_still=9, full_apart=9, full_took=1)
     swapped = [evolve(two[0], owner="b"), evolve(two[1], owner="a")]
     watch, _ = watch.look(swapped, began=20, ended=21)
-    assert watch.history == History(owners_still=0, fleet_still=19, full_apart=9)
+    assert watch.history == History(owners_still=0, fleet_still=19, full_apart=9, full_took=1)
     watch, _ = watch.look([evolve(lease, owner="c") for lease in swapped], began=30, ended=31)
-    assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9)
+    assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9, full_took=1)
 
 
 def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None:
@@ -331,6 +335,8 @@ def rows(draw: st.DrawFn, key: str) -> Lease | None:
         version=Version(str(draw(st.integers(1, 3)))),
         checkpoint=draw(st.sampled_from([TRIM_HORIZON, Position("7"), SHARD_END])),
         weight=draw(st.sampled_from([None, None, 50_000])),
+        stream=draw(st.sampled_from(["", "", "orders"])),
+        hash_range=draw(st.sampled_from([(0, 9), (0, 9), (20, HASH_KEYS[1]), None])),
         heir=draw(st.sampled_from([None, None, "a", "b"])),
         yields=draw(st.booleans()),
         epoch=draw(st.integers(0, 3)),
@@ -355,8 +361,8 @@ def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float
     return found
 
 
-def anew(before: Watch, after: Watch, ended: float) -> History:
-    """What a reading teaches of owners, fleet and lost rows, told from all leases before and after it."""
+def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
+    """What a reading teaches of owners, fleet, holes and lost rows, told from all leases before and after it."""
 
     def seen(watch: Watch) -> dict[str, Lease]:
         return {key: watch.sightings[key].lease for key in watch.sightings}
@@ -368,7 +374,8 @@ def anew(before: Watch, after: Watch, ended: float) -> History:
     owners_at = before.owners_at if owners[0] == owners[1] and before.owners_at is not None else ended
     fleet_at = before.fleet_at if named[0] == named[1] and before.fleet_at is not None else ended
     assert (after.owners_at, after.fleet_at) == (owners_at, fleet_at)
-    return evolve(after.history, gone=tuple(gone[key] for key in sorted(gone.keys() - new.keys())))
+    holes = holes_after(new.values(), before.history.holes) if whole else before.history.holes
+    return evolve(after.history, holes=holes, gone=tuple(gone[key] for key in sorted(gone.keys() - new.keys())))
 
 
 def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
@@ -397,7 +404,7 @@ def test_what_is_folded_from_a_few_rows_is_what_all_leases_tell(
     for turn, (asked, listing, began, ended) in enumerate(told):
         before = watch
         watch, leases = watch.look(listing, began, ended, asked)
-        assert watch.history == anew(before, watch, ended)
+        assert watch.history == anew(before, watch, ended, whole=asked is None)
         everything = tuple(leases)
         assert len(leases) == len(everything) == len(watch.sightings)
         assert {lease.key: lease for lease in everything} == {

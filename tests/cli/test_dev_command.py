@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from leasehold.adapters.cli.steer import dev as dev_command
 from leasehold.adapters.cli.steer.dev import app
 from leasehold.adapters.demo.dev import WantedStream, wanted
 from leasehold.adapters.local.hubs import event_hubs
+from leasehold.stores.contract.actors import owned
+from leasehold.stores.protocol import OutcomeUnknown
+from leasehold.stores.urls import open_store
 
 LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
 
@@ -207,3 +211,23 @@ def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
             (told,) = json.load(answer)
         dev.terminate()
         assert (dev.wait(60), told["store"]) == (0, "dynamodb://orders-app")
+
+
+@pytest.mark.services
+def test_leases_are_kept_in_postgresql_where_it_is_asked_for() -> None:
+    """Whoever is to keep leases there could try nothing without a server; or find one running the next day."""
+    command = (*LEASEHOLD, "dev", "my-orders=1", "--postgres", "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dev:
+        assert dev.stdout is not None
+        told = json.loads(dev.stdout.readline() or "null")
+        table = told["tables"]["my-orders"]
+        assert re.fullmatch(r"postgres://127\.0\.0\.1:\d+/postgres\?user=tester&table=my_orders_app", table)
+        assert told["environment"]["STORE"] == table
+        assert "AWS_ENDPOINT_URL_DYNAMODB" not in told["environment"]
+        store = open_store(table)
+        owned(store)
+        store.close()
+        dev.send_signal(signal.SIGINT)
+        assert dev.wait(60) == 0
+    with pytest.raises(OutcomeUnknown):
+        open_store(table)

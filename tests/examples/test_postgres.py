@@ -15,7 +15,7 @@ from leasehold.adapters import Delivery, Runner, Worker
 from leasehold.stores import Store
 from leasehold.testing import leasehold_store_contract
 
-pytestmark = pytest.mark.more
+pytestmark = pytest.mark.services
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.contract.actors import done
 from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.objects.requests import SkewWarning
 from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.requests import SkewWarning
 from leasehold.stores.writes import CreateLease, RenewLease
 
 pytestmark = pytest.mark.services

@@ -14,8 +14,8 @@ from waiters import until
 
 from leasehold.adapters.proving.simulator.world.process import Paced
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
-from leasehold.adapters.sources.call_patience import seconds
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.threads import seconds
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.shares import least_moves

@@ -19,7 +19,7 @@ from hub_stage import a_container
 
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.adapters.proving.simulator.world.world import ListSource
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Shard

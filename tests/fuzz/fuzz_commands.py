@@ -77,6 +77,14 @@ def _record(line: str) -> None:
         assert isinstance(json.loads(row), dict)
 
 
+def _produced_to(url: str) -> None:
+    try:
+        producing.open_producer(url, {"linger_ms": -1})  # refused before anything is asked of a stream
+    except ValueError as refused:
+        if not str(refused).startswith("linger_ms: "):
+            raise
+
+
 def _lines(body: bytes) -> None:
     for how in ("line", "field:2", "json:customer", "fixed:a"):
         produce._key(how, ",")(body).encode()
@@ -159,7 +167,7 @@ COMMANDS = (
     FuzzTarget(
         "keys-of-lines", ("adapters/cli/produce.py",), partial(produce._key, delimiter=","), (ValueError,), "--key: "
     ),
-    FuzzTarget("produce-urls", ("adapters/producing.py",), producing._place, (ValueError,), "SOURCE URL: "),
+    FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
     FuzzTarget("fleet-sizes", ("adapters/cli/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
     FuzzTarget("event-lines", ("adapters/history/events.py",), event_of, (ValueError,), "it is no event: "),
     FuzzTarget(

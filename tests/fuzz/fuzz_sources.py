@@ -18,6 +18,7 @@ from botocore.eventstream import ParserError
 from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
 from fuzzing import FuzzTarget, in_json, unsaid
+from standins.in_c import scan
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
 from leasehold.adapters.sources.changes import change_of
@@ -34,6 +35,7 @@ from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import EPOCHS, marked, unmarked
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.wire import hooks as forms
+from leasehold.adapters.sources.kinesis.wire import views
 from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.sources.urls import open_source
@@ -107,8 +109,13 @@ def _answered(body: bytes, form: str) -> None:
         reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
         reader._iterator = "i-1"
         spoken.answers[:] = [Answer(body, form)] * 4
-        with patch.object(forms, "COMPILED", new=True):  # as in a wheel; what columns decline, cbor2 reads
+        with patch.object(forms, "VIEWS", new=views):  # as in a wheel; what views decline, cbor2 reads
             _batch(reader.read())
+    found, in_c = views.viewed(body), scan()
+    if in_c is not None:
+        assert found == in_c.viewed(body)
+        if found is not None:
+            assert views.columns(body, *found[:4]) == in_c.columns(body, *found[:4])
 
 
 def _batch(batch: Batch) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # likewise
 
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.run import run
+from leasehold.adapters.reading.runner import run
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker

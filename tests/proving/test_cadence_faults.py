@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from attrs import evolve, frozen
+from attrs import frozen
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.explanations import judge
@@ -18,10 +18,11 @@ from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer import lookout as cadence
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer.actions import Release
+from leasehold.balancer.calls import CALL
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import LookoutRanks, lookout_ranks
-from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me
+from leasehold.balancer.lookout import NOTE, LookoutRanks, lookout_ranks
+from leasehold.balancer.model import BulletinState, Lease, Me, Notes
 from leasehold.balancer.rules.minimal import Minimal
 
 pytestmark = pytest.mark.slow
@@ -53,8 +54,8 @@ STORIES = {
 }
 
 
-def lived(story: Story) -> SimulatedHistory:
-    """What became of 48 leases."""
+def lived(story: Story, earlier: Sequence[str] = ()) -> SimulatedHistory:
+    """What became of 48 leases; some workers may be of an earlier version, which knows no calls."""
     draw = random.Random(1)  # noqa: S311  a seed is the point
     present = tuple(name for name in WORKERS if name != story.joins)
     members = [
@@ -64,11 +65,12 @@ def lived(story: Story) -> SimulatedHistory:
             starts=draw.uniform(0.0, 1.0),
             ends=CRASH if name == story.dies else math.inf,
             phase=draw.uniform(0.0, 20.0),
+            knows_calls=name not in earlier,
         )
         for name in present
     ]
     if story.joins:
-        members.append(Member(story.joins, CONFIG, starts=CRASH - 4.0))
+        members.append(Member(story.joins, CONFIG, starts=CRASH - 4.0, knows_calls=story.joins not in earlier))
     return run(Scenario(1, balanced(48, present, draw), tuple(members), END, calm=END, full=True))
 
 
@@ -91,18 +93,21 @@ def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
 def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: its death would be noticed only by the listing that each makes for itself."""
     monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
+    monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
 
 
 def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: what it freed would wait for C11."""
-    kept = cadence._kept  # noqa: SLF001  the fault is planted there
+    said = cadence._notes  # noqa: SLF001  the fault is planted there
 
-    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Bulletin:
-        heard = me.history.hearing or BulletinState()
-        return evolve(kept(actions, leases, census, me, config), acts=heard.latest.acts)  # type: ignore[arg-type]
+    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Notes:
+        told = dict(said(actions, leases, census, me, config))  # type: ignore[arg-type]
+        looks, acts = told[NOTE].split()[0], (me.history.hearing or BulletinState()).latest.acts
+        call = told.get(CALL, "").split()
+        return ((NOTE, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
 
-    monkeypatch.setattr(cadence, "_kept", mute)
+    monkeypatch.setattr(cadence, "_notes", mute)
     assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
 
 
@@ -126,6 +131,27 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
     bill = sound(name).scanned  # before the fault is planted: it may be the first to ask
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
     assert lived(STORIES[name]).scanned > 3 * bill
+
+
+@pytest.mark.parametrize(
+    "story", ["an ordinary worker dies", "the lookout dies", "a new lookout comes, and somebody dies"]
+)
+@pytest.mark.parametrize("every", [2, 3])
+def test_beside_an_earlier_version_everything_is_owned_again_in_time(story: str, every: int) -> None:
+    """C6: workers that know no calls hear the counts, and so does everybody from a lookout that knows none."""
+    history = lived(STORIES[story], earlier=WORKERS[::every])
+    assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
+    assert judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
+
+
+def test_one_event_costs_few_listings() -> None:
+    """C6, C7: where everybody is called, work grows with the square of the fleet."""
+    history = sound("an ordinary worker dies")
+    within = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
+    assert len(within) <= 10 + 8, "ten at rest"
+    assert {who for _, ended, who in history.listings if CRASH + 2.0 <= ended < CRASH + 20.0} <= {
+        f"{LOOKOUT}#{n}" for n in range(20)
+    }
 
 
 @pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])

@@ -9,16 +9,24 @@ import boto3
 import hcl2
 import pytest
 from policies import FOLDER, actions
+from psycopg import connect
+from standins.careless_line import careless_line
 from standins.iam import REGION
 
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import conninfo_of
 from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs import access as faults
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores import postgres as postgres_store
+from leasehold.stores.contract.actors import owned
 from leasehold.stores.dynamodb import store as calls
 from leasehold.stores.dynamodb.rows import KEY
 from leasehold.stores.objects import blob
+from leasehold.stores.protocol import Listing, StoreError
 from leasehold.stores.urls import open_store
+from leasehold.stores.writes import RenewLease
 
 PAGE = FOLDER.with_name("rights.md").read_text()
 FILES = sorted(path.name for path in FOLDER.iterdir())
@@ -123,3 +131,47 @@ def _block(found: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whateve
 
 def _text(value: str) -> Any:  # noqa: ANN401  typed as the caller needs it
     return value.strip('"')
+
+
+def test_a_part_of_a_shared_table_has_the_rights_that_its_worker_asks_for(dynalite_url: str) -> None:
+    """One that is missing stops the worker, and one too many is handed out for nothing."""
+    file = json.loads((FOLDER / "aws-shared-table-consumer.json").read_text())["Statement"]
+    read, find, keep = (statement["Action"] for statement in file)
+    assert read == json.loads((FOLDER / "aws-consumer.json").read_text())["Statement"][0]["Action"]
+    client = boto3.client("dynamodb", endpoint_url=dynalite_url)
+    with careless_line(dynalite_url) as line:
+        url = f"dynamodb://rights-shared?prefix=a/&endpoint={line.url}"
+        open_store(url).close()  # makes it
+        line.asked.clear()
+        store = open_store(url, create=False)
+        owned(store)
+        store.list()
+        store.get(["none"])
+        store.close()
+    assert {f"dynamodb:{operation}" for operation in line.asked} == {find, *keep}
+    client.close()
+    assert file[2]["Condition"] == {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["PREFIX"]}}
+
+
+def test_the_users_of_a_table_in_postgresql_do_what_they_may(postgres_service: Service) -> None:
+    """Its worker would be refused in the middle of the night, or its reader write."""
+    with connect(conninfo_of(postgres_service), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE rights")
+    place = f"postgres://127.0.0.1:{postgres_service.port}/rights"
+    with connect(conninfo_of(postgres_service).replace("dbname=postgres", "dbname=rights"), autocommit=True) as owner:
+        owner.execute((FOLDER / "postgres.sql").read_bytes())
+    worker = open_store(f"{place}?user=leases_worker", create=False)
+    seen = owned(worker)
+    reader = open_store(f"{place}?user=leases_reader", create=False, write=False)
+    assert reader.list() == worker.list() == Listing((seen,))
+    with pytest.raises(StoreError, match="this user may not do that"):
+        reader.write(RenewLease(seen))
+    worker.close()
+    reader.close()
+
+
+def test_the_table_of_the_page_is_the_one_that_workers_make() -> None:
+    """A column that only one of them has would be missed by the other."""
+    made = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
+    told = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
+    assert made.split() == told.split()

@@ -25,17 +25,17 @@ TICK = 0.05
 
 @define
 class Steps:
-    """Keeps the appointments of shards when it is told to; a successor waits for its predecessor."""
+    """Calls the steps of shards when it is told to; a successor waits for its predecessor."""
 
     steps: dict[str, list[Step]] = Factory(dict)
     dues: dict[str, float] = Factory(dict)
 
-    def add(self, key: str, step: Step) -> None:
+    def add(self, key: str, step: Step, _instead: object = None) -> None:
         """One more; it begins at once, or after what stands under this key."""
         self.steps.setdefault(key, []).append(step)
-        self.hurry(key)
+        self.wake(key)
 
-    def hurry(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         """It is due."""
         self.dues[key] = -math.inf
 
@@ -57,9 +57,10 @@ class Stepped(LeaseLoop):
         """From now on."""
         self._shared.only_now = only_now
         runner = self._runner
-        runner._readings.close(runner.worker.clock())  # noqa: SLF001  its tasks would wait for the machine's own time
+        readings = runner._readings  # noqa: SLF001  its tasks would wait for the machine's own time
+        readings.schedule.close(runner.worker.clock())
         self._steps = Steps()
-        runner._readings = self._steps  # type: ignore[assignment]  # noqa: SLF001  as much of it as is called
+        readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
         self._turn_due = self._renew_due = -math.inf
 
     def wait(self, seconds: float) -> None:
@@ -74,17 +75,10 @@ class Stepped(LeaseLoop):
         now, member = self.clock.now, self._member
         if now >= self._renew_due:
             self._renew_due = member.renew(now)
-        if self._hears() or now >= self._turn_due:
+        wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
+        if wanted or now >= self._turn_due:
             self._turn_due = member.turn(now)
-        self._hears()
         self._steps.run(now)
-
-    def _hears(self) -> bool:
-        """Take what the worker has left word of to its runner; whether a turn is wanted."""
-        runner = self._runner
-        while tiding := self._member.tidings.get(-math.inf):
-            runner._heed(tiding)  # noqa: SLF001  as its task would
-        return runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  likewise
 
 
 def stepped(patch: pytest.MonkeyPatch) -> Clock:

@@ -130,7 +130,8 @@ def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> Non
     for name in ("pyspark", "py4j"):
         (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
     source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
-    reader = QueryReader(source._spec, source._lease)  # noqa: SLF001  as Spark makes one
+    spec, lease, *_ = source._reading()  # noqa: SLF001  as Spark makes one
+    reader = QueryReader(spec, lease)
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
     bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]

@@ -234,7 +234,15 @@ def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> No
 def test_large_batches_reach_their_task_without_a_copy() -> None:
     """Without it every row would be copied once more, or small answers cost a message of their own each."""
     large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
-    (task,) = spread({"a": joined(large), "b": joined([rows(1), rows(2)])}, lambda _shards: 1)
+    (task,) = spread({"a": joined(large), "b": joined([rows(1), rows(2)])}, 1)
     assert [each.to_pydict() for each in task] == [each.to_pydict() for each in (*large, rows(1, 2))]
     places = [each["data"].buffers()[2].address for each in task[:2]]
     assert places == [each["data"].buffers()[2].address for each in large]
+
+
+def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
+    """Without this a process killed for its memory would have its user open ports that are open."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
+        list(fetching.fetched(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))

@@ -13,7 +13,8 @@ from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.wire.views import viewed
+from leasehold.adapters.sources.kinesis.records import RowViews
+from leasehold.adapters.sources.kinesis.wire import views
 from leasehold.adapters.spark.feed import ArrowBatch, chunk_of
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -116,9 +117,13 @@ class ViewedAnswers(Answers):
 
     def get_records(self, **asked: object) -> dict[str, Any]:
         """All at once, each time anew."""
-        found = viewed(cbor2.dumps({"Records": self.records}))
+        body = cbor2.dumps({"Records": self.records})
+        found = views.viewed(body)
         assert found is not None
-        return super().get_records(**asked) | {"Records": found[0]}
+        *shown, sealed, _begin, _end = found
+        return super().get_records(**asked) | {
+            "Records": RowViews(body, cast("Any", shown), views.columns, sealed=sealed)
+        }
 
 
 def told_row(number: int, data: bytes) -> dict[str, Any]:

@@ -218,6 +218,13 @@ def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is
     assert max(trial.waits.seconds) > 3 * PAUSE
 
 
+def test_a_reading_that_was_throttled_says_so() -> None:
+    """A throttled stream would be told as one that does not answer, and looked for in the network."""
+    again = Trial(Script([evolve(MUTE, fault="throttled"), records(3)])).repetition()
+    assert numbers(again) == ["3"]
+    assert again.trouble == "throttled"
+
+
 def test_after_an_answer_the_waits_for_faults_start_small_again() -> None:
     """A fault of a second, hours after another, would hold the batch for ten."""
     faults: list[Answer] = [SourceUnavailable("slow down")]

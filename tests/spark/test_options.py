@@ -1,6 +1,8 @@
 """What users of other connectors write, and what they are told when it cannot be."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,7 +15,7 @@ from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.spark.pipeline import Recipe
 from leasehold.adapters.spark.registration import address_of
-from leasehold.balancer.model import TRIM_HORIZON, at_timestamp
+from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 
@@ -196,3 +198,34 @@ def test_the_choice_for_misplaced_aggregates_is_told_to_every_reader(given: dict
     assert kinesis_options({**KINESIS, **given}).place["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
+
+
+def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
+    """Without this --py-files would end in a traceback that names a module the user has never heard of."""
+    code = "import sys; sys.modules['attrs'] = None; import leasehold.adapters.spark"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (last,) = done.stderr.strip().splitlines()[-1:]
+    assert last.startswith("ModuleNotFoundError: import of attrs halted")
+    assert "--py-files ships it" in last
+    assert "venv-pack and --archives" in last
+
+
+def test_shards_begin_where_each_is_told_to() -> None:
+    """Without this a user of another connector would have to read all of a stream again to move one shard."""
+    text = (
+        '{"metadata": {"streamName": "s"}, "shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER", '
+        '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
+        '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "17"}, "default": "EARLIEST"}'
+    )
+    asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert asked.starts == {
+        "shardId-1": Position("4957", 2**31 - 1),
+        "shardId-2": TRIM_HORIZON,
+        "shardId-3": at_timestamp(17),
+    }
+    assert asked.bounds.begins == TRIM_HORIZON
+    for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
+        with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
+            kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
+    with pytest.raises(ValueError, match=r"shardId-1 wants iteratorType and iteratorPosition$"):
+        kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})

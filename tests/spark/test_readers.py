@@ -496,7 +496,7 @@ def planned(
                 buffer.put(Chunk(batch.rows, batch.end))  # type: ignore[attr-defined, arg-type]  # it is of columns
         chunk = buffer.take(100, 1 << 20)
         assert chunk is not None
-        (part,) = transport.partitions(1, spread({"a": chunk.rows}, lambda _shards: 1))
+        (part,) = transport.partitions(1, spread({"a": chunk.rows}, 1))
         assert isinstance(part, ReaderRows)
         yield pool, transport, part
         transport.close()

@@ -500,7 +500,7 @@ class Serving(RuleBasedStateMachine):
             list(range(behind(self.planned[key], self.stream, key) + 1, len(self.stream.records[key]) + 1))
             for key in chunks
         )
-        tasks = spread({key: chunk.rows for key, chunk in chunks.items()}, lambda shards: min(shards, 1))
+        tasks = spread({key: chunk.rows for key, chunk in chunks.items()}, 1)
         self.planned |= {key: chunk.ends for key, chunk in chunks.items()}
         (self.part,) = self.transport.partitions(self.number, tasks) if tasks else (None,)
 

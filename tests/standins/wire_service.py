@@ -1,17 +1,19 @@
-"""A service that answers a client of boto3 within its process, in either form, as scripted."""
+"""A service that answers a client of boto3 as scripted, in either form: in the connection's place, or on loopback."""
 
 import base64
 import json
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, cast
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import cbor2
 from attrs import define, field, frozen
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import WireForm, reading_client
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -70,12 +72,15 @@ class Spoken:
     forms: list[str] = field(factory=list)
     asked: list[Any] = field(factory=list)
 
+    def answer(self, form: str, body: bytes) -> Answer:
+        """The next answer, to this question."""
+        self.forms.append("cbor" if "cbor" in form else "json")
+        self.asked.append(cbor2.loads(body) if "cbor" in form else json.loads(body))
+        return self.answers.pop(0)
+
     def __call__(self, request: AWSPreparedRequest, **_event: object) -> AWSResponse:
         """Answer in the connection's place."""
-        form, body = cast("bytes", request.headers["Content-Type"]), cast("bytes", request.body)
-        self.forms.append("cbor" if b"cbor" in form else "json")
-        self.asked.append(cbor2.loads(body) if b"cbor" in form else json.loads(body))
-        answer = self.answers.pop(0)
+        answer = self.answer(cast("bytes", request.headers["Content-Type"]).decode(), cast("bytes", request.body))
         headers = HTTPHeaders()
         headers["Content-Type"] = answer.form
         return AWSResponse(request.url, answer.status, headers, Raw(answer.body))
@@ -87,7 +92,37 @@ class Spoken:
         return client
 
 
-def quick(*answers: Answer, wire: str = "cbor") -> tuple["KinesisClient", Spoken]:
-    """A client with the hooks, and what it is answered."""
-    spoken = Spoken(list(answers))
-    return spoken.attach(reading_client("eu-west-1", None, "cbor" if wire == "cbor" else "json")), spoken
+def listening(spoken: Spoken) -> str:
+    """The address at which it answers; until the process ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = spoken.answer(self.headers["Content-Type"], body)
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.form)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+Way = Literal["through boto3", "directly"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+
+def quick(*answers: Answer, wire: str = "cbor", way: Way = "through boto3") -> tuple["KinesisClient", Spoken]:
+    """A client as readers have it, and what it is answered."""
+    spoken, form = Spoken(list(answers)), cast("WireForm", wire)
+    if way == "directly":
+        return reading_client("eu-west-1", listening(spoken), form), spoken
+    return spoken.attach(reading_client("eu-west-1", None, form)), spoken

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import boto3
 import pytest
+from psycopg import connect
 from standins.careless_line import careless_line
 from typer.testing import CliRunner
 from types_boto3_dynamodb import DynamoDBClient
@@ -17,6 +18,8 @@ from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import conninfo_of, store_url
 from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.adapters.steering.doctor.attempts import Finding, attempted
@@ -82,6 +85,8 @@ def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
     assert states(found, "kinesis:").keys() == {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"}
     assert "2 leases of this stream, and 2 owners" in found["table"]["says"]
     assert "2 open shards, 2 workers" in found["cost"]["says"]
+    kept = "deletion protection: not told, point-in-time recovery: not told"  # as far as dynalite tells
+    assert kept in found["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
 
@@ -92,7 +97,7 @@ def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
     with careless_line(dynalite_url) as line:
         status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
     assert status == 0
-    assert set(line.asked) == {"DescribeTable", "Scan", "BatchGetItem"}
+    assert set(line.asked) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
     assert found["conditional writes"]["state"] == "unknown"
 
 
@@ -300,3 +305,43 @@ def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path
         table.status = ""
         status, found = asked(*words)
         assert (status, states(found, "dynamodb:")) == (1, {"DescribeTable": "wrong"})
+
+
+def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalite_url: str) -> None:
+    """Its rights are others than those on a table of one application: a query in place of a scan."""
+    table = f"shared-{uuid4().hex[:8]}"
+    url = f"dynamodb://{table}?prefix=orders/&endpoint={dynalite_url}"
+    status, found = asked(source, "--store", url)
+    assert (status, found["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
+    with closing(open_store(url)) as store:
+        placed(store, Lease("shardId-000000000000", owner="w-0"))
+    status, found = asked(source, "--store", url)
+    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    rights = {"DescribeTable", "Query", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
+    assert states(found, "dynamodb:").keys() == rights
+    status, found = asked(source, "--store", url.replace("prefix=orders/&", ""))
+    assert (status, "add ?prefix=" in found["table"]["says"]) == (1, True)
+
+
+def test_a_table_of_postgresql_is_examined_and_as_it_was(source: str, postgres_service: Service) -> None:
+    """Who runs PostgreSQL would learn of a missing right, or of a lost checkpoint, when it happens."""
+    table = f"examined_{uuid4().hex[:8]}"
+    url = store_url(postgres_service, table)
+    status, found = asked(source, "--store", url)
+    assert (status, found["SELECT"]["state"]) == (0, "unknown")
+    with closing(open_store(url)) as store:
+        placed(store, Lease("shardId-000000000000", owner="w-0"))
+        before = store.list()
+        status, found = asked(source, "--store", url)
+        assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+        assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= found.keys()
+        assert "no standby follows it" in found["standbys"]["says"]
+        assert store.list() == before
+    with connect(conninfo_of(postgres_service), autocommit=True) as other:
+        for said in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
+            other.execute(said.replace("{}", table).encode())
+    status, found = asked(source, "--store", url.replace("user=tester", f"user=r_{table}"))
+    assert status == 1
+    assert [found[right]["todo"] for right in ("INSERT", "UPDATE", "DELETE")] == [
+        f"allow {right}" for right in ("INSERT", "UPDATE", "DELETE")
+    ]

@@ -5,8 +5,8 @@ from itertools import count
 
 from attrs import define, field
 
-from leasehold.stores.objects.requests import ObjectFields, Stored
 from leasehold.stores.protocol import OutcomeUnknown
+from leasehold.stores.requests import ObjectFields, Stored
 
 
 @define

@@ -10,8 +10,8 @@ from azure.storage.blob import ContainerClient
 from leasehold.balancer.model import Lease
 from leasehold.stores.objects.blob import BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.objects.requests import ObjectFields, Part, Parts, Stored
 from leasehold.stores.objects.s3 import S3Objects
+from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
 class AgelessBlobs(BlobObjects):
@@ -56,7 +56,7 @@ def bucket(endpoint: str) -> AgelessS3:
     return AgelessS3(name, endpoint=endpoint)
 
 
-def try_conditions(objects: BlobObjects | S3Objects) -> None:
+def try_conditions(objects: Objects) -> None:
     """Write, overwrite and delete "a/b" under conditions that hold and that do not; then there is nothing."""
     first = objects.put_new("a/b", {"counter": "1"})
     assert first is not None

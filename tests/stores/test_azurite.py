@@ -17,9 +17,9 @@ from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import SkewWarning
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, Store, StoreError
+from leasehold.stores.requests import SkewWarning
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, RenewLease, StealLease
 

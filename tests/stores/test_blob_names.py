@@ -6,8 +6,8 @@ from attrs import evolve
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version, at_timestamp
 from leasehold.stores.fields import BadRowField
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.objects.requests import ObjectFields, Parts, Stored
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.requests import ObjectFields, Parts, Stored
 
 HUB = EventHubLayout("Localhost:15672", "Hub1", "$Default")
 AT_9 = Position("9", 0, "4520")

@@ -9,8 +9,8 @@ from blob_memory import BEGAN, BlobFault, BlobMemory
 from object_stores import try_conditions
 
 from leasehold.stores.objects.blob import BlobObjects, _ensure, asking
-from leasehold.stores.objects.requests import SkewWarning, Stored
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.requests import SkewWarning, Stored
 
 
 @pytest.fixture

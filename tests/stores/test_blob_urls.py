@@ -14,6 +14,7 @@ from leasehold.stores.objects import blob
 from leasehold.stores.objects.blob import CONNECTION_STRING, client_of, one_hub
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Patience, StoreError
 
 KEY = base64.b64encode(b"secret").decode()
@@ -186,6 +187,7 @@ def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob, "client_of", client)
     store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
     assert made == [("acc/c", "https://e", 2.5)]
+    assert isinstance(store, EtagStore)
     assert store._layout == ObjectLayout("p")  # noqa: SLF001
     for _ in range(2):
         blob.open_container("acc/c", None, create=True)

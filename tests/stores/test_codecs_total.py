@@ -21,8 +21,8 @@ from leasehold.stores.dynamodb.rows import to_item, to_lease
 from leasehold.stores.embedded.sqlite import SqliteStore, to_row
 from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import Parts, Stored
 from leasehold.stores.protocol import Malformed
+from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.writes import CreateLease
 
 FLEET = ObjectLayout("fleet/one")
@@ -39,7 +39,7 @@ def test_a_lease_and_its_item_are_the_same(lease: Lease) -> None:
 @given(leases)
 def test_a_lease_and_its_row_are_the_same(lease: Lease) -> None:
     """A copy to another machine's file would not be the lease it was."""
-    read = row_to_lease(to_row(lease))  # type: ignore[arg-type]
+    read = row_to_lease(to_row(lease))
     assert token_of(read) == token_of(evolve(lease, version=Version(str(lease.epoch))))  # type: ignore[arg-type]
 
 

@@ -17,9 +17,9 @@ from leasehold.stores.writes import CreateLease, RenewLease
 _numbers = count()
 
 
-def new_store(url: str, session: Session) -> Iterator[DynamoStore]:
+def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[DynamoStore]:
     """A store on a table of its own."""
-    opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session)
+    opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, directly=directly)
     yield opened
     opened.close()
 
@@ -38,6 +38,16 @@ class TestDynalite(StoreContract):
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
         """A new, empty store."""
         yield from new_store(dynalite_url, session)
+
+
+@pytest.mark.services
+class TestDynaliteThroughBoto3(StoreContract):
+    """Likewise where boto3 makes all calls."""
+
+    @pytest.fixture
+    def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
+        """A new, empty store."""
+        yield from new_store(dynalite_url, session, directly=False)
 
 
 @pytest.mark.more

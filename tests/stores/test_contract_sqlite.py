@@ -247,6 +247,7 @@ def test_a_store_waits_for_other_processes_as_long_as_a_request_may_take(
 ) -> None:
     """A worker with short leases would wait for a lock until they have all expired."""
     opened = open_url(path, {}, create=True, request_seconds=request_seconds)
+    assert isinstance(opened, SqliteStore)
     ((milliseconds,),) = opened._connection.execute("PRAGMA busy_timeout").fetchall()  # noqa: SLF001  SQLite's answer
     opened.close()
     assert milliseconds == waits * 1000
@@ -330,7 +331,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
     seen = done(store.write(CreateLease(FULL)))
 
     def robbed() -> None:
-        with store._current() as connection:  # noqa: SLF001  the moment between
+        with store.current() as connection:
             connection.execute("UPDATE leases SET owner = 'ann'")
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)

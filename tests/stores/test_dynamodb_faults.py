@@ -1,9 +1,10 @@
 """What DynamoDB may answer besides yes and no, and what a worker is told then."""
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from boto3 import Session
@@ -14,6 +15,8 @@ from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.stores.aws_calls.line import HttpAnswer, Silent
+from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
 from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
@@ -23,6 +26,7 @@ from leasehold.stores.writes import (
     CheckpointLease,
     ClaimLease,
     CreateLease,
+    DeleteLease,
     GiveLease,
     ReleaseLease,
     RenewLease,
@@ -81,16 +85,54 @@ class Line:
         return answer
 
 
+class DirectLine(Line):
+    """Likewise where calls go past boto3; and of boto3 what it sends over lines of its own, to repeat one, say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(Session())
+        ask, send = DirectCallsLine.ask, URLLib3Session.send
+
+        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
+            told = self._next(head, body)
+            if isinstance(told, AWSResponse):
+                headers = {"content-type": "application/x-amz-json-1.0"}
+                return HttpAnswer(told.status_code, headers, b"".join(told.raw.stream()))
+            answer = ask(line, head, body, again=again)
+            if self.lose_reply:
+                self.lose_reply = False
+                raise Silent from TimeoutError("nothing came")
+            return answer
+
+        def sent(session: URLLib3Session, request: AWSPreparedRequest) -> AWSResponse:
+            head = b"x-amz-target: " + cast("bytes", request.headers["X-Amz-Target"])
+            return self._next(head, cast("bytes", request.body)) or send(session, request)
+
+        monkeypatch.setattr(DirectCallsLine, "ask", asked)
+        monkeypatch.setattr(URLLib3Session, "send", sent)
+
+    def _next(self, head: bytes, body: bytes) -> AWSResponse | None:
+        target = re.search(rb"DynamoDB_20120810.(\w+)", head)
+        assert target is not None
+        self.sent.append(target[1].decode())
+        self.bodies.append(body.decode())
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            if answer is TIMEOUT and head.startswith(b"POST"):
+                raise Silent from TimeoutError("nothing came")
+            raise answer
+        return answer
+
+
 @pytest.fixture
 def session() -> Session:
     """A session whose line can be tampered with."""
     return Session()
 
 
-@pytest.fixture
-def line(session: Session) -> Line:
+@pytest.fixture(params=["through boto3", "directly"])
+def line(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.MonkeyPatch) -> Line:
     """What happens to requests."""
-    return Line(session)
+    return DirectLine(monkeypatch) if request.param == "directly" else Line(session)
 
 
 @pytest.fixture
@@ -103,6 +145,11 @@ def table() -> str:
 def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterator[DynamoStore]:
     """A store behind that line."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
+    if isinstance(line, DirectLine):  # boto3 asks first, once of each kind
+        made = done(opened.write(CreateLease(Lease("once"))))
+        opened.write(DeleteLease(done(opened.write(ClaimLease(made, "ann")))))
+        opened.list()
+        opened.get(["once"])
     line.sent.clear()
     yield opened
     opened.close()

@@ -106,5 +106,6 @@ def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
     read_listings_quickly(client)
     store = DynamoStore.__new__(DynamoStore)
     store._table, store._create, store._clients = "leases", True, Clients(client, client)  # noqa: SLF001  likewise
+    store._prefix = ""  # noqa: SLF001  likewise
     with pytest.raises(OutcomeUnknown, match="leases: an answer cannot be read"):
         store.list()

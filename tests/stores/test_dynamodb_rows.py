@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from odd_values import ODD_TEXTS
 
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.balancer.watch import Reports
-from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
+from leasehold.stores.dynamodb import rows as rows_of
+from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import request_of
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import CreateLease
@@ -201,3 +205,52 @@ def test_an_item_without_a_name_is_reported_by_what_stands_in_its_place() -> Non
     assert to_lease({**BARE, "leaseKey": {"N": "7"}}) == Malformed(
         "{'N': '7'}", "leaseKey", "is of type N, and should be of type S"
     )
+
+
+ONE_VALUE = st.sampled_from(ODD_TEXTS).flatmap(
+    lambda text: st.sampled_from(
+        [{"S": text}, {"N": text}, {"SS": [text]}, {"NULL": True}, {"S": "7"}, {"N": "7"}, text]
+    )
+)
+NEW_VALUES = st.dictionaries(
+    st.sampled_from([*WHOLE, "lh_c", "entityType", "another"]),
+    st.none() | ONE_VALUE | st.sampled_from([{"S": b"\x00"}, {"N": "8"}, {"N": "08"}, {"S": "ben"}]),
+    max_size=3,
+)
+
+
+@given(st.lists(st.lists(NEW_VALUES, min_size=3, max_size=3), min_size=1, max_size=5))
+def test_rows_read_again_say_what_a_first_reading_of_them_says(listings: list[list[dict[str, Any]]]) -> None:
+    """Without this a row of which only an owner, a checkpoint or a broken note is new would be shown as it was."""
+    rows = RowDecoder()
+    items: list[dict[str, Any]] = [{**WHOLE, "leaseKey": {"S": f"s-{place}"}} for place in range(3)]
+    for changed in listings:
+        items = [
+            {name: value for name, value in {**item, **new}.items() if value is not None}
+            for item, new in zip(items, changed, strict=True)
+        ]
+        items = [item if isinstance(item.get("leaseKey"), dict) else {**item, "leaseKey": {"S": "x"}} for item in items]
+        first = [to_lease(item) for item in items]
+        found = rows.read(items)
+        assert found == (
+            [each for each in first if isinstance(each, Lease)],
+            [e for e in first if isinstance(e, Malformed)],
+        )
+
+
+def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this a large table would be decoded whole every three seconds, though its rows say what they said."""
+    decoded: list[Any] = []
+
+    def decode(item: Item) -> Lease | Malformed | None:
+        decoded.append(item)
+        return to_lease(item)
+
+    monkeypatch.setattr(rows_of, "to_lease", decode)
+    rows, item = RowDecoder(), dict[str, Any](WHOLE)
+    ((former,), _) = rows.read([item])
+    ((again,), _) = rows.read([dict(item)])
+    ((renewed,), _) = rows.read([{**item, "leaseCounter": {"N": "8"}, "lh_a": {"S": "2"}}])
+    assert again is former
+    assert renewed == evolve(former, epoch=8, version=Version("8"), notes=(("a", "2"), ("b", "two words")))
+    assert decoded == [item]

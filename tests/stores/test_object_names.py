@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Version
 from leasehold.stores.fields import BadRowField
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, Parts, Stored
+from leasehold.stores.requests import ObjectFields, Parts, Stored
 
 FLEET = ObjectLayout("fleet/one")
 WHOLE = Lease(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.stores.objects.requests import SkewWarning, age, bare
+from leasehold.stores.requests import SkewWarning, age, bare
 
 
 def test_an_age_allows_for_the_seconds_it_is_told_in() -> None:

@@ -108,7 +108,7 @@ def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> 
     """A worker of another version reads the same file, column by column."""
     assert list(to_row(lease).items()) == list(written.items())
     assert tuple(written) == COLUMNS
-    assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, heir_idle=0.0)  # type: ignore[arg-type]
+    assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, heir_idle=0.0)
 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
@@ -167,7 +167,7 @@ def test_an_item_without_its_key_is_reported() -> None:
 
 def test_the_reference_shows_the_table() -> None:
     """Whoever reads a table with a tool of the service looks an attribute up there."""
-    head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite", "our objects", "Azure SDKs' blobs", "")
+    head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
     rows = [head, ("---",) * len(head)]
     for each in FIELDS:
         name = "hash_range" if each.kind == "hash key" else each.name

@@ -10,9 +10,9 @@ from object_stores import try_conditions
 from s3_memory import BEGAN, S3Bucket, S3Memory, refusal
 
 from leasehold.stores.objects import s3
-from leasehold.stores.objects.requests import SkewWarning, Stored
 from leasehold.stores.objects.s3 import PATIENCE, S3Objects
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.requests import SkewWarning, Stored
 from leasehold.stores.urls import open_store
 
 READS, WRITES = PATIENCE.attempts, 1

@@ -104,6 +104,15 @@ def test_a_connection_string_is_not_repeated(
     assert KEY not in said
 
 
+def test_a_password_of_the_environment_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads a log could read and write the whole database."""
+    monkeypatch.setenv("PGPASSWORD", CANARY)
+    assert CANARY not in told(lambda: open_store("postgres://127.0.0.1:1/app?user=ann"), caplog)
+    assert CANARY not in told(lambda: open_store(f"postgres://ann:{CANARY}@127.0.0.1:1/app"), caplog)
+
+
 def test_an_identity_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the SDK's own words would be all that says why, and they name no option."""
     monkeypatch.delenv(CONNECTION_STRING, raising=False)

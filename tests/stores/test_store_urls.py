@@ -18,19 +18,23 @@ from leasehold.stores.writes import CreateLease
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgres://h/db", r"unknown scheme 'postgres'; choose one of .*dynamodb, memory"),
+        ("postgresql://h/db", r"unknown scheme 'postgresql'; choose one of .*dynamodb, .*; did you mean 'postgres'\?"),
         ("leases.db", r"unknown scheme ''"),
         ("http://[", r"it cannot be read as a URL"),
-        ("memory://x?size=3", r"unknown option 'size'; this store has none"),
+        ("memory://x?size=3", r"unknown option 'size'; choose among layout"),
         (
             "dynamodb://t?regoin=x",
-            r"unknown option 'regoin'; choose among endpoint, external_id, profile, region, role_arn; did you ",
+            r"unknown option 'regoin'; choose among endpoint, external_id, layout, prefix, profile, protect, region, ",
         ),
         ("dynamodb://t?region=", r"option 'region' wants one value"),
         ("dynamodb://t?region=a&region=b", r"option 'region' wants one value"),
         ("azblob://a/c?eventhub=n/h&group=", r"option 'group' wants one value; in a shell, \$Default .* single quotes"),
         ("dynamodb://?region=eu-west-1", r"dynamodb:// wants a table's name"),
         ("dynamodb://a/b", r"'a/b' is no table's name"),
+        (f"dynamodb://leases?prefix={'x' * 256}", r"option 'prefix' wants at most 255 characters"),
+        ("dynamodb://leases?prefix=a%00", r"option 'prefix' wants at most 255 characters"),
+        ("dynamodb://leases?protect=off", r"option 'protect' wants on"),
+        ("file://", r"file:// wants the path of a file"),
         ("sqlite://", r"sqlite:// wants the path of a file"),
     ],
 )

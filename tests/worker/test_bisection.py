@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from test_reading import Bench, data
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
-from leasehold.adapters.reading.attempts import Attempts, Bury, Hopeless, TryAgain
-from leasehold.adapters.reading.handling import Delivery, Handling, NotAwaited
-from leasehold.adapters.reading.reading import Room
+from leasehold.adapters.reading.handling import (
+    Attempts,
+    Delivery,
+    Handling,
+    Hopeless,
+    NotAwaited,
+    ToDeadLetter,
+    TryAgain,
+)
+from leasehold.adapters.reading.reading import MemoryBudget
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -168,14 +175,14 @@ def test_all_but_the_poisoned_is_handled_in_order_though_faults_are_forgotten(
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
     bench = Bench(ShardRecords(records(count), size=size), does=handler)
-    room = Room()
-    reading = bench.reading(room, attempts=attempts, dead_letter=handler.bury, checkpoint_seconds=seconds)
+    budget = MemoryBudget()
+    reading = bench.reading(budget, attempts=attempts, dead_letter=handler.bury, checkpoint_seconds=seconds)
     due = bench.clock.now
     step = 0
     while len(handler.handled) + len(handler.buried) < count:
         forgotten, bench.shelf.size = fates[step] if step < len(fates) else (False, size)
-        for slot in room.held if forgotten else ():
-            slot.forget()
+        for share in budget.taken if forgotten else ():
+            share.drop()
         bench.clock.now = max(bench.clock.now, due)
         bench.worker.renew(bench.clock.now)
         due = reading.step(bench.clock.now)
@@ -246,7 +253,7 @@ def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
     """A batch that grew while its first record was buried would be searched for poison at its first fault."""
     attempts, batch = tried(2), batch_of(7)
     assert attempts.failed(attempts.piece(batch), FAULT) == TryAgain(3.0)
-    assert isinstance(attempts.failed(attempts.piece(batch), FAULT), Bury)
+    assert isinstance(attempts.failed(attempts.piece(batch), FAULT), ToDeadLetter)
     attempts.passed(Position("7"))
     assert numbers_of(attempts.piece(batch_of(7, 8))) == ([8], 1)
 

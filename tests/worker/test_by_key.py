@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.world import ShardRecords
-from leasehold.adapters.reading.attempts import by_key
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.reading.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position
 

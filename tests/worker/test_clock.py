@@ -6,7 +6,7 @@ import pytest
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
-from leasehold.adapters.sources.call_patience import seconds
+from leasehold.adapters.threads import seconds
 from leasehold.adapters.worker.worker import Worker
 
 

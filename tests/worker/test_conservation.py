@@ -1,7 +1,7 @@
-"""Law of conservation: once all is taken or dropped, room, calls and readers are as at the start.
+"""Law of conservation: once all is taken or dropped, budget, calls and readers are as at the start.
 
-A state machine over the holders of a worker's room and credit: readings that share a room, a crew and an event loop,
-under any order of reading, handing over, failing, giving up, losing, releasing and forgetting.
+A state machine over the holders of a worker's memory and threads: readings that share a budget, an executor and an
+event loop, under any order of reading, handing over, failing, giving up, losing, releasing and dropping.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from waiters import Clock
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import RECORD_BYTES, Room, ShardReading
+from leasehold.adapters.reading.reading import RECORD_BYTES, MemoryBudget, ShardReading
 from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -60,7 +60,7 @@ class Conservation(RuleBasedStateMachine):
         self.ended: list[BaseException] = []
         self.handovers = Handovers(self.crew, end=self.ended.append)
         # So little that batches push each other out.
-        self.room = Room((size + 1) * RECORD_BYTES if narrow else math.inf)
+        self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
         self.handled: dict[str, list[str]] = {}
         handling = Handling(
@@ -75,7 +75,7 @@ class Conservation(RuleBasedStateMachine):
         )
         self.holdings = consumer.begun
         self.readings = [
-            ShardReading(self.worker, holding, handling, self.room, self.handovers) for holding in self.holdings
+            ShardReading(self.worker, holding, handling, self.budget, self.handovers) for holding in self.holdings
         ]
         self.dues = [self.clock.now] * SHARDS
 
@@ -179,24 +179,24 @@ class Conservation(RuleBasedStateMachine):
 
     def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
         """An awaited call ends on the loop, in a moment."""
-        while call.begun is not None and not call.over:
+        while call.begun is not None and call.found is None:
             pass
 
     # What stays so
 
     @invariant()
     def room_is_what_is_held(self) -> None:
-        """Never more or less is counted than the slots hold."""
-        if hasattr(self, "room"):
-            room = self.room
-            assert room.used_bytes == sum(room._taken.values())  # noqa: SLF001  likewise
-            assert set(room._spare) <= set(room._taken)  # noqa: SLF001  likewise
-            assert not set(room._waiting) & set(room._taken)  # noqa: SLF001  likewise
+        """Never more or less is counted than the shares hold."""
+        if hasattr(self, "budget"):
+            budget = self.budget
+            assert budget.used == sum(budget.taken.values())
+            assert set(budget.idle) <= set(budget.taken)
+            assert not set(budget.waiting) & set(budget.taken)
 
     @invariant()
     def nothing_is_behind_a_checkpoint_unhandled(self) -> None:
         """The first law holds meanwhile."""
-        if hasattr(self, "room"):
+        if hasattr(self, "budget"):
             for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
                 done = self.handled.get(row.key, [])
                 if row.checkpoint.numbered and not self.letters:
@@ -210,7 +210,7 @@ class Conservation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything is dropped, in whatever state it is, and nothing of it is left."""
-        if not hasattr(self, "room"):
+        if not hasattr(self, "budget"):
             return
         self.store.down = self.crew.stuck = self.crew.refuses = False
         self.raises.clear()
@@ -227,9 +227,9 @@ class Conservation(RuleBasedStateMachine):
             if not going:
                 break
         self.handovers.close()
-        left = self.handovers._at_work, self.crew.waiting, self.room.held, self.room._waiting, self.room._spare  # noqa: SLF001
+        left = self.handovers._at_work, self.crew.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
         assert [list(each) for each in left] == [[]] * 5
-        assert (self.room.used_bytes, [each for each in self.source.readers if not each.closed]) == (0, [])
+        assert (self.budget.used, [each for each in self.source.readers if not each.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
         assert [each for each in self.dues if each < math.inf] == []
 

@@ -10,7 +10,16 @@ from virtual_fleet import Crew
 from waiters import Clock
 
 from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.handovers import CallEnded, GivenUp, HandlerWatch, Handovers, Later, LeaseLost
+from leasehold.adapters.reading.handovers import (
+    AtWork,
+    CallEnded,
+    Found,
+    GivenUp,
+    Handover,
+    Handovers,
+    LeaseLost,
+    NotBegun,
+)
 from leasehold.adapters.worker.holding import Holding
 
 
@@ -26,7 +35,8 @@ class Watched:
     reasons: list[str] = field(factory=list)
     calls: list[str] = field(factory=list)
     handovers: Handovers = field(init=False)
-    watch: HandlerWatch = field(init=False)
+    handling: Handling = field(init=False)
+    handover: Handover = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         def slow(holding: Holding, seconds: float) -> None:
@@ -35,17 +45,22 @@ class Watched:
         self.handovers = Handovers(
             self.crew, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
         )
-        handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
-        self.watch = HandlerWatch(self.handovers, handling, self.bench.holding, self.clock)
+        self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 
     @property
     def clock(self) -> Clock:
         """The one of all."""
         return self.bench.clock
 
-    def begin(self, call: Callable[[], object] | None = None) -> object:
-        """Hand a batch over."""
-        return self.watch.begin(call or (lambda: self.calls.append("handled")), self.clock.now)
+    def begin(self, call: Callable[[], object] = lambda: None) -> Found:
+        """Hand a batch over, and look after it."""
+
+        def handle() -> object:
+            self.calls.append("handled")
+            return call()
+
+        self.handover = Handover(self.bench.holding, self.handling, self.clock, handle)
+        return self.handovers.begin(self.handover) or self.look(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Begin what waits; this happens while it is at work."""
@@ -54,25 +69,22 @@ class Watched:
 
     def at_work(self) -> None:
         """A batch whose handler does not come back."""
-        self.begin(lambda: None)
-        handover = self.watch._handover  # noqa: SLF001  as a thread of the crew does before it calls
-        assert handover is not None
+        self.begin()
         self.crew.waiting.clear()
-        handover.begun = self.clock.now
+        self.handover.begun = self.clock.now  # as a thread of the crew does before it calls
 
-    def look(self, seconds: float) -> object:
+    def look(self, seconds: float) -> Found:
         """Look after it so many seconds after the beginning."""
-        return self.watch.look(1000.0 + seconds)
+        return self.handovers.look(self.handover, 1000.0 + seconds)
 
 
 def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
     """A look too early is work for nothing, one too late leaves a hung handler unsaid."""
     watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
-    assert watched.begin() == Later(1007.0)
-    assert watched.watch.at_work
-    assert watched.look(1.0) == Later(1008.0)
+    assert watched.begin() == AtWork(1007.0)
+    assert watched.look(1.0) == AtWork(1008.0)
     hurried = Watched({"slow_seconds": 7.0, "handler_seconds": 3.0})
-    assert hurried.begin() == Later(1003.0)
+    assert hurried.begin() == AtWork(1003.0)
 
 
 def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
@@ -82,8 +94,6 @@ def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
     watched.work()
     assert watched.again == ["s-0"]
     assert watched.look(1.0) == CallEnded(None)
-    assert not watched.watch.at_work
-    assert watched.look(2.0) == LeaseLost()
 
     fault = OSError("disk full")
 
@@ -106,30 +116,27 @@ def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> No
     expired.begin()
     expired.clock.now += 10.1
     expired.work()
-    assert (expired.look(10.1), expired.calls) == (Later(1010.1), [])
+    assert (expired.look(10.1), expired.calls) == (NotBegun(), [])
 
 
 def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
     """Nobody would hear of it, or hear of it at every look; and those that wait for its thread would wait on."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    assert watched.look(4.9) == Later(1005.0)
+    assert watched.look(4.9) == AtWork(1005.0)
     assert (watched.slow, watched.crew.replaced) == ([], [])
-    assert watched.look(5.0) == Later(1010.0)
-    handover = watched.watch._handover  # noqa: SLF001  whose thread is to be replaced
-    assert handover is not None
-    assert (watched.slow, watched.crew.replaced) == ([("s-0", 5.0)], [handover.work])
-    assert watched.look(9.9) == Later(1010.0)
-    assert watched.look(11.0) == Later(1022.0)
+    assert watched.look(5.0) == AtWork(1010.0)
+    assert (watched.slow, watched.crew.replaced) == ([("s-0", 5.0)], [watched.handover.work])
+    assert watched.look(9.9) == AtWork(1010.0)
+    assert watched.look(11.0) == AtWork(1022.0)
     assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
-    assert watched.watch.at_work
 
 
 def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
     """Whoever sets so little would hear of it only after two."""
     watched = Watched({"slow_seconds": 0.5})
     watched.at_work()
-    assert watched.look(0.5) == Later(1001.0)
+    assert watched.look(0.5) == AtWork(1001.0)
     assert watched.slow == [("s-0", 0.5)]
 
 
@@ -137,12 +144,9 @@ def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_wo
     """Its shard would stand still for ever; and whoever reads the log must know which limit to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
-    assert watched.look(7.9) == Later(1008.0)
-    handover = watched.watch._handover  # noqa: SLF001  what the thread holds
+    assert watched.look(7.9) == AtWork(1008.0)
     assert watched.look(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
-    assert not watched.watch.at_work
-    assert handover is not None
-    assert handover.given_up
+    assert watched.handover.given_up
 
 
 def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
@@ -150,9 +154,7 @@ def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
     cancelled: list[bool] = []
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
-    handover = watched.watch._handover  # noqa: SLF001  what the loop holds
-    assert handover is not None
-    handover.cancel = lambda: cancelled.append(True)
+    watched.handover.cancel = lambda: cancelled.append(True)
     watched.look(8.0)
     assert cancelled == [True]
 
@@ -162,9 +164,8 @@ def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     watched.bench.holding.drop("stolen")
-    assert watched.look(4.9) == Later(1005.0)
+    assert watched.look(4.9) == AtWork(1005.0)
     assert watched.look(5.0) == LeaseLost()
-    assert not watched.watch.at_work
 
 
 def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
@@ -175,9 +176,8 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
     assert watched.look(1.0) == GivenUp(
         "no thread is free to hand its records over: as many as there may be hang in handlers"
     )
-    assert not watched.watch.at_work
     watched.crew.stuck = False
-    assert isinstance(watched.begin(), Later), "another worker gave it back"
+    assert isinstance(watched.begin(), AtWork), "another worker gave it back"
 
 
 def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
@@ -186,15 +186,14 @@ def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
     watched.begin()
     watched.crew.waiting.clear()
     watched.crew.stuck = True
-    assert watched.look(1.0) == Later(1006.0)
-    assert watched.watch.at_work
+    assert watched.look(1.0) == AtWork(1006.0)
 
 
 def test_where_a_thread_is_free_the_batch_waits_for_it() -> None:
     """Each batch that waits a moment would cost its lease."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
-    assert watched.look(1.0) == Later(1006.0)
+    assert watched.look(1.0) == AtWork(1006.0)
     assert len(watched.crew.waiting) == 1
 
 
@@ -207,7 +206,7 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
         assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
         assert watched.reasons == ["""RuntimeError("can't start new thread")"""]
         watched.crew.refuses = False
-        assert watched.begin() == Later(1005.0)
+        assert watched.begin() == AtWork(1005.0)
         return
     watched.at_work()
     watched.look(8.0)
@@ -218,7 +217,7 @@ def test_without_a_limit_a_handler_may_take_for_ever() -> None:
     """A batch of an hour would be done twice, and never end."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    assert watched.look(1e6) == Later(1000.0 + 2e6)
+    assert watched.look(1e6) == AtWork(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
 
 

@@ -6,16 +6,18 @@ from functools import partial, wraps
 
 import pytest
 from attrs import define, fields
+from test_reading import Bench
 
 from leasehold.adapters.reading.handling import (
+    Attempts,
     Ending,
+    Handling,
     Unhandled,
-    complaint,
     fault_from,
     fault_of,
-    raised,
     takes,
 )
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.stores.printable import said
 
 
@@ -149,15 +151,17 @@ def test_an_exception_stays_as_it_is() -> None:
     assert fault_from(error) is error
 
 
-def test_a_complaint_says_what_went_wrong_and_where() -> None:
-    """The log would not say which records to look for; or it would tell the text of a user's exception twice."""
-    assert complaint(OSError("x"), "records 1 to 2") == "its handler raised OSError on records 1 to 2"
-    assert complaint(Unhandled("it is odd"), "records 1 to 2") == "its handler failed on records 1 to 2: it is odd"
-
-
-def test_the_traceback_is_that_of_what_the_handler_raised() -> None:
-    """The log would show the worker's own lines in place of the user's, or a traceback where there is none."""
-    error, odd = OSError("x"), GeneratorExit()
-    assert raised(error) is error
-    assert raised(fault_from(odd)) is odd
-    assert raised(Unhandled("it returned a value")) is None
+def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody would know which records to look for; or the log tell a user's text twice, or the worker's own lines."""
+    batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
+    attempts = Attempts(Handling(lambda _batch: None), Bench().holding, lambda least, _most: least)
+    for fault in (plain, Unhandled("it is odd"), fault_from(odd)):
+        attempts.failed(attempts.piece(batch), fault)
+    assert caplog.messages == [
+        "shard s-0: its handler raised ValueError on records 7 to 8, attempt 1 of 5",
+        "shard s-0: its handler failed on records 7 to 8, attempt 2 of 5: it is odd",
+        "shard s-0: its handler failed on records 7 to 8, attempt 3 of 5: it raised GeneratorExit",
+    ]
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [plain, None, odd]

@@ -11,9 +11,18 @@ from threading import Event, Thread, current_thread
 
 import pytest
 from attrs import define, field
+from test_reading import Bench
 
-from leasehold.adapters.reading.handling import Unhandled
-from leasehold.adapters.reading.handovers import EventLoop, Handover, Handovers, InlineExecutor, ThreadExecutor, Work
+from leasehold.adapters.reading.handling import Handling, Unhandled
+from leasehold.adapters.reading.handovers import (
+    CallEnded,
+    EventLoop,
+    Handover,
+    Handovers,
+    InlineExecutor,
+    ThreadExecutor,
+    Work,
+)
 
 WAIT = 30.0
 
@@ -30,6 +39,7 @@ class Told:
     again: list[str] = field(factory=list)
     reasons: list[BaseException] = field(factory=list)
     over: Event = field(factory=Event)
+    bench: Bench = field(factory=Bench)
     handovers: Handovers = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -41,9 +51,15 @@ class Told:
 
     def begin(self, call: Callable[[], object]) -> Handover:
         """The call, begun."""
-        begun = self.handovers.begin("s-0", call, lambda: 42.0)
-        assert isinstance(begun, Handover)
-        return begun
+        handover = Handover(self.bench.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+        assert self.handovers.begin(handover) is None
+        return handover
+
+
+def fault_in(handover: Handover) -> Exception | None:
+    """What the call, which is over, failed of."""
+    assert isinstance(handover.found, CallEnded)
+    return handover.found.fault
 
 
 def raising(fault: BaseException) -> Callable[[], object]:
@@ -62,7 +78,7 @@ def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_a
     """The shard would stand still until the next look, or count the call as one that never began."""
     told = Told()
     done = told.begin(lambda: None)
-    assert (done.begun, done.over, done.fault, told.again) == (42.0, True, None, ["s-0"])
+    assert (done.begun, done.found, told.again) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
@@ -71,16 +87,17 @@ def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: B
     told = Told()
     done = told.begin(raising(ending))
     assert told.reasons == [ending]
-    assert done.fault is not None
-    assert done.fault.__cause__ is ending
+    fault = fault_in(done)
+    assert fault is not None
+    assert fault.__cause__ is ending
 
 
 def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
     """A batch would be done whose handler said nothing of the kind."""
     told, fault = Told(), ValueError("poison")
-    assert told.begin(raising(fault)).fault is fault
-    assert isinstance(told.begin(lambda: 3).fault, Unhandled)
-    assert isinstance(told.begin(raising(GeneratorExit())).fault, Unhandled)
+    assert fault_in(told.begin(raising(fault))) is fault
+    assert isinstance(fault_in(told.begin(lambda: 3)), Unhandled)
+    assert isinstance(fault_in(told.begin(raising(GeneratorExit()))), Unhandled)
     assert told.reasons == []
 
 
@@ -105,11 +122,11 @@ def test_an_awaitable_is_over_when_it_was_awaited() -> None:
     told, done = Told(), Event()
     handover = told.begin(lambda: _waits(done))
     assert told.over.wait(WAIT)
-    assert (done.is_set(), handover.over, handover.fault, told.again) == (True, True, None, ["s-0"])
+    assert (done.is_set(), handover.found, told.again) == (True, CallEnded(None), ["s-0"])
     told.over.clear()
     handover = told.begin(_raises)
     assert told.over.wait(WAIT)
-    assert isinstance(handover.fault, ValueError)
+    assert isinstance(fault_in(handover), ValueError)
     told.handovers.close()
 
 
@@ -123,9 +140,11 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
 
     handover = told.begin(hangs)
     assert begun.wait(WAIT)
-    told.handovers.give_up(handover)
+    # As a look does beyond the limit.
+    handover.given_up = True
+    handover.cancel()
     assert told.over.wait(WAIT)
-    assert isinstance(handover.fault, Unhandled)
+    assert isinstance(fault_in(handover), Unhandled)
     told.handovers.close()
 
 
@@ -145,7 +164,7 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
             late.append(handover)
             work()
 
-    told.crew = told.handovers._crew = Waiting()  # noqa: SLF001  the one stand-in
+    told.crew = told.handovers._executor = Waiting()  # noqa: SLF001  the one stand-in
     with caplog.at_level(logging.WARNING):
         told.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
@@ -169,7 +188,7 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
         assert gone() is None
     finally:
         gc.enable()
-    assert handover.over
+    assert handover.found == CallEnded(None)
 
 
 # Those that look on
@@ -179,9 +198,9 @@ def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(capl
     """Reading would end for a metric, or the log fill with one line for each batch."""
     told = Told()
     for _ in range(2):
-        told.handovers.tell("measure", raising(ValueError("no such metric")))
-        told.handovers.tell("observer", lambda: 3)  # what it answers is nobody's affair
-        told.handovers.tell("slow", _raises)  # nobody would await it
+        told.handovers.notify("measure", raising(ValueError("no such metric")))
+        told.handovers.notify("observer", lambda: 3)  # what it answers is nobody's affair
+        told.handovers.notify("slow", _raises)  # nobody would await it
     said = [record.getMessage() for record in caplog.records]
     assert [line.split(";")[0] for line in said] == ["the measure failed", "the slow failed"]
     assert "no such metric" in said[0]
@@ -193,8 +212,8 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
 ) -> None:
     """Ctrl-C in an observer would be lost, or said for each shard that is left."""
     told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
-    told.handovers.tell("observer", raising(first))
-    told.handovers.tell("observer", raising(second))
+    told.handovers.notify("observer", raising(first))
+    told.handovers.notify("observer", raising(second))
     assert told.reasons == [first, second]
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
@@ -202,7 +221,7 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
 def test_an_exception_that_ends_a_task_is_no_fault_of_an_onlooker() -> None:
     """A simulated process that is killed in its observer would go on."""
     with pytest.raises(Fatal):
-        Told().handovers.tell("observer", raising(Fatal()))
+        Told().handovers.notify("observer", raising(Fatal()))
 
 
 def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> None:

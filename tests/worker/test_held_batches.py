@@ -12,7 +12,7 @@ from virtual_fleet import Crew, FaultySource
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import Room, ShardReading
+from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Outcome
@@ -176,12 +176,12 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
 
 
 def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_then_on() -> None:
-    """Nobody would call it again; and its shard would look idle for as long as others took its room."""
+    """Nobody would call it again; and its shard would look idle for as long as others took its budget."""
     woken: list[str] = []
-    room = Room(1, woken.append)
-    bench, other = Bench(ShardRecords(records(5))), room.slot("other")
+    budget = MemoryBudget(1, woken.append)
+    bench, other = Bench(ShardRecords(records(5))), budget.share("other")
     assert other.ask()
-    reading = bench.reading(room)
+    reading = bench.reading(budget)
     bench.steps(reading, 3)
     assert (bench.handed, woken) == ([], [])
     other.clear()

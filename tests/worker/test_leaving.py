@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 from attrs import define, field
@@ -13,11 +13,10 @@ from virtual_fleet import FaultyStore, four_shards
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.run import run
-from leasehold.adapters.reading.runner import Guarded, Runner
+from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage, run
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
@@ -113,16 +112,17 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
     """No shard would be read again, while all of them are held."""
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store), lambda _delivery: handled.set())
-    begin = runner._readings._begin_due  # noqa: SLF001  nothing outside makes it fail
+    schedule = runner._readings.schedule  # noqa: SLF001  nothing outside makes it fail
+    take = schedule._take  # noqa: SLF001  likewise
 
-    def fail_once() -> float:
+    def fail_once(message: ScheduleMessage) -> None:
+        take(message)
         if handled.is_set() and not broken.is_set():
             broken.set()
             raise MemoryError
-        return begin()
 
     monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
-    monkeypatch.setattr(runner._readings, "_begin_due", fail_once)  # noqa: SLF001  likewise
+    monkeypatch.setattr(schedule, "_take", fail_once)
     ran = Ran(runner)
     assert ran.ended()
     assert "MemoryError" in str(ran.faults[0])
@@ -236,17 +236,36 @@ class Step:
 
 
 class Leaving:
-    """A holding whose release may not be answered, with all that its guard may ask for."""
+    """A holding whose release may not be answered; and the worker and the scheduler, as far as a reading wants them."""
+
+    fatal = ()
 
     def __init__(self) -> None:
         self.key, self.lost, self.parting = "s-0", Event(), False
         self.answers: list[bool | StoreError] = []
         self.excluded: list[tuple[str, float]] = []
-        self.unforeseen: list[str] = []
+        self.faults: list[str] = []
+        self.messages: list[Any] = []
+        self.scheduler, self.put = self, self.messages.append
+
+    def queue(self) -> "Leaving":
+        """The one of all."""
+        return self
+
+    def start(self, *_task: object) -> None:
+        """The test does the work."""
 
     def clock(self) -> float:
         """The time stands still."""
         return 1000.0
+
+    def unforeseen(self, where: str, _fault: BaseException) -> None:
+        """Remember where."""
+        self.faults.append(where)
+
+    def exclude(self, key: str, seconds: float) -> None:
+        """Remember what."""
+        self.excluded.append((key, seconds))
 
     def ask_release(self) -> None:
         """Remember it."""
@@ -260,27 +279,54 @@ class Leaving:
         return answer
 
 
-def guarded() -> tuple[Guarded, Step, Leaving]:
-    step, held = Step(), Leaving()
-    scheduler: Any = type("S", (), {"clock": held.clock, "unforeseen": lambda _s, key, _f: held.unforeseen.append(key)})
-    one: Any = held
-    return Guarded(step, one, lambda *what: held.excluded.append(what), scheduler()), step, held
+@define
+class Guarded:
+    """A step of a holding on the schedule of a real worker, called by the test: `run` calls it once more."""
+
+    work: Step = field(factory=Step)
+    held: Leaving = field(factory=Leaving)
+    scheduled: ScheduledStep = field(init=False)
+    schedule: Schedule = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        worker: Any = self.held
+        readings = Readings(
+            worker,
+            Handling(done_with),
+            readers=1,
+            memory_bytes=1,
+            open_reading=lambda *_given: self.work,
+            executor=None,
+            wall=None,
+            failed=lambda _fault: None,
+            end=lambda _reason: None,
+        )
+        self.schedule = readings.schedule
+        readings.begin(cast("Holding", self.held))
+        (added,) = self.held.messages
+        self.scheduled = added.added
+
+    def run(self) -> float:
+        """The time at which it wishes to be called again."""
+        self.schedule._run("s-0", self.scheduled)  # noqa: SLF001  as a task would
+        due: float = self.held.messages[-1].due
+        return due
 
 
 def test_a_step_that_raises_three_times_in_a_row_lets_its_lease_go(caplog: pytest.LogCaptureFixture) -> None:
     """A reading that can never go on would keep its lease; one that failed now and then would lose it."""
-    step, work, held = guarded()
-    held.answers = [OutcomeUnknown("no answer"), False, True]
-    assert step(1.0) == 2.0
-    work.fails = 2
-    assert [step(2.0), step(3.0), step(4.0)] == [1005.0, 1005.0, 5.0]
-    work.fails = 3
-    assert [step(5.0), step(6.0)] == [1005.0, 1005.0]
-    assert (held.excluded, held.parting) == ([], False)
-    assert [step(7.0), step(8.0), step(9.0)] == [1001.0, 1001.0, math.inf]
-    assert work.steps == 7, "what is let go is not read again"
-    assert held.excluded == [("s-0", 60.0)] * 3
-    assert held.unforeseen == ["s-0"] * 5
+    one = Guarded()
+    one.held.answers = [OutcomeUnknown("no answer"), False, True]
+    assert one.run() == 1001.0
+    one.work.fails = 2
+    assert [one.run(), one.run(), one.run()] == [1005.0, 1005.0, 1001.0]
+    one.work.fails = 3
+    assert [one.run(), one.run()] == [1005.0, 1005.0]
+    assert (one.held.excluded, one.held.parting) == ([], False)
+    assert [one.run(), one.run(), one.run(), one.run()] == [1000.0, 1001.0, 1001.0, math.inf]
+    assert one.work.steps == 7, "what is let go is not read again"
+    assert one.held.excluded == [("s-0", 60.0)] * 3
+    assert one.held.faults == ["s-0"] * 5
     assert caplog.messages == [
         "lease s-0 cannot be read here and is not released yet: no answer",
         "lease s-0 cannot be read here and is released",
@@ -291,15 +337,12 @@ def test_a_step_that_raises_three_times_in_a_row_lets_its_lease_go(caplog: pytes
 @pytest.mark.parametrize("parting", [True, False])
 def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, parting: bool) -> None:
     """A drain would wait fifteen seconds for a reading that fails, or another worker be robbed of what it took."""
-    step, work, held = guarded()
-    work.fails, held.parting, held.answers = 1, parting, [True]
+    one = Guarded()
+    one.work.fails, one.held.parting, one.held.answers = 1, parting, [True]
     if not parting:
-        held.lost.set()
-    assert step(1.0) == math.inf
-    assert held.excluded == ([("s-0", 60.0)] if parting else [])
-    held.lost.set()
-    held.answers = []
-    assert guarded()[0](1.0) == 2.0
+        one.held.lost.set()
+    assert [one.run(), one.run()] == [1000.0, math.inf]
+    assert one.held.excluded == ([("s-0", 60.0)] if parting else [])
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_not_run() -> None:

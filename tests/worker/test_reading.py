@@ -19,7 +19,8 @@ from leasehold.adapters.proving.simulator.world.world import (
     shard,
 )
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.reading import Room, ShardReading
+from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -73,14 +74,19 @@ class Bench:
         self.handed.append([record.data for record in delivery.records])
         self.does(delivery)
 
-    def reading(self, room: Room | None = None, **policy: Any) -> ShardReading:  # noqa: ANN401  any of its settings
+    def reading(
+        self,
+        budget: MemoryBudget | None = None,
+        handovers: Handovers | None = None,
+        **policy: Any,  # noqa: ANN401  any of its settings
+    ) -> ShardReading:
         """A reading of what it holds, which checkpoints every batch unless the policy says otherwise."""
 
         def observe(happening: Happening, _holding: Holding) -> None:
             self.happened.append(happening)
 
         handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
-        return ShardReading(self.worker, self.holding, handling, room)
+        return ShardReading(self.worker, self.holding, handling, budget, handovers)
 
     def steps(self, reading: ShardReading, count: int) -> float:
         """That many steps, each when it wishes to be called."""
@@ -497,7 +503,7 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
 
 
 def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
-    """Without it a batch that was forgotten for want of room would be read again, and handed over unconfirmed."""
+    """Without it a batch that was forgotten for want of budget would be read again, and handed over unconfirmed."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     bench = Bench(source=source)
     reading = bench.reading()
@@ -505,7 +511,7 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     bench.store.down = True
     bench.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
-    reading._slot.forget()  # noqa: SLF001  as another reading does that wants its room
+    reading._memory.drop()  # noqa: SLF001  as another reading does that wants its budget
     bench.store.down = False
     bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
     bench.until_over(reading)

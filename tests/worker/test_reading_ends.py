@@ -6,19 +6,19 @@ from contextlib import nullcontext
 from typing import cast
 
 import pytest
-from attrs import define, evolve, field
+from attrs import evolve
 from test_reading import Bench, data
-from virtual_fleet import FaultySource, FaultyStore
+from virtual_fleet import Crew, FaultySource, FaultyStore
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, records, shard
+from leasehold.adapters.proving.simulator.world.world import ListReader, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.handovers import Found, GivenUp, Later, LeaseLost
-from leasehold.adapters.reading.lifecycle import EXPIRED_SECONDS, ROOM_SECONDS
-from leasehold.adapters.reading.reading import Room
+from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.reading import EXPIRED_SECONDS, MEMORY_SECONDS, MemoryBudget, ShardReading
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
-from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, RequestLease, StealLease, Write
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.writes import CheckpointLease, GiveLease, RequestLease, StealLease, Write
 
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
@@ -188,158 +188,40 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
 # What a look at a handler answers
 
 
-@define
-class Watched:
-    """Stands in for the watch of a handler: it always finds this."""
-
-    what: Found
-    began: list[float] = field(factory=list)
-    at_work: bool = False
-    looked: list[float] = field(factory=list)
-
-    def look(self, now: float) -> Found:
-        """Remember when."""
-        self.looked.append(now)
-        return self.what
-
-    def begin(self, _call: object, now: float, **_last: bool) -> Found:
-        """Remember when."""
-        self.began.append(now)
-        return self.what
+def handed_over(bench: Bench) -> tuple[ShardReading, Crew]:
+    """A reading whose batch waits for a thread, of which the test has the say."""
+    crew = Crew()
+    reading = bench.reading(handovers=Handovers(crew), slow_seconds=42.0, bench_seconds=30.0)
+    bench.steps(reading, 2)
+    assert len(crew.waiting) == 1
+    return reading, crew
 
 
-def found(what: Found) -> tuple[Bench, float, Watched]:
-    """A batch whose handler is looked after, and this was found: what the step answers."""
-    bench, watched = Bench(ShardRecords(records(2))), Watched(what)
-    reading = bench.reading(bench_seconds=30.0)
-    bench.steps(reading, 1)
-    reading._watch = watched  # type: ignore[assignment]  # noqa: SLF001  the one stand-in
-    return bench, bench.steps(reading, 1), watched
-
-
-def test_a_handler_that_takes_its_time_is_looked_after_when_the_look_wished_so() -> None:
-    """A hung handler would never be said to hang."""
-    bench, due, watched = found(Later(1042.0))
-    assert (due, watched.began) == (1042.0, [bench.clock.now])
+def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and_nothing_is_read() -> None:
+    """A hung handler would never be said to hang; or a second batch be read beside the one at work."""
+    read: list[Batch] = []
+    bench = Bench(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
+    reading, crew = handed_over(bench)
+    assert bench.dues[reading] == bench.clock.now + 42.0
+    assert reading.step(bench.clock.now + 7.0) == bench.clock.now + 49.0
+    assert (len(read), len(crew.waiting)) == (1, 1)
 
 
 def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
     """The successor under the same key could not begin."""
-    bench, due, _ = found(LeaseLost())
-    assert (due, bench.happened) == (math.inf, ["initialize", "lease-lost"])
+    bench = Bench(ShardRecords(records(2)))
+    reading, _ = handed_over(bench)
+    bench.holding.drop("stolen")
+    assert (reading.step(bench.clock.now), bench.happened) == (math.inf, ["initialize", "lease-lost"])
 
 
 def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     """The shard would be held by a worker that cannot read it, or move without a word."""
-    bench, due, _ = found(GivenUp("its handler has been at work for ever"))
-    assert (due, bench.holding.parting) == (bench.clock.now, True)
-    assert "shard s-0 stops here: its handler has been at work for ever; released, not taken again for 30 s" in (
-        caplog.text
-    )
-
-
-# The end of a shard (L3)
-
-
-def ended(store: FaultyStore, *children: Shard, listed: tuple[Shard, ...] = ()) -> Bench:
-    """A shard read to its end, which these follow; what was listed by then was no business of its reading."""
-    bench = Bench(ShardRecords(records(1), children, ended=True), store=store)
-    bench.source.listed, bench.source.listings = list(listed), 0
-    bench.until_over(bench.reading())
-    return bench
-
-
-def test_a_split_needs_no_listing_and_names_the_children_on_the_row() -> None:
-    """A listing of ten thousand shards for each one that ends; and KCL 2.x reads childShardIds."""
-    store = FaultyStore()
-    bench = ended(store, shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
-    assert bench.source.listings == 0
-    (end,) = of_kind(store, CheckpointLease)[-1:]
-    assert isinstance(end, CheckpointLease)
-    assert (end.position, end.children) == (SHARD_END, ("c-0", "c-1"))
-
-
-def test_children_that_are_there_are_not_made_again() -> None:
-    """A write for each child of each parent, refused each time."""
-    store = FaultyStore()
-    store.write(CreateLease(Lease("c-0", parents=("s-0",), checkpoint=Position("7"))))
-    ended(store, shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
-    assert [write.lease.key for write in of_kind(store, CreateLease)] == ["c-0", "s-0", "c-1"]
-    assert store.row("c-0").checkpoint == Position("7")
-
-
-@pytest.mark.parametrize(("other", "listings"), [("leased", 0), ("listed", 1), ("gone", 1)])
-def test_the_end_of_a_merges_first_parent_asks_for_a_listing_only_where_it_must(other: str, listings: int) -> None:
-    """A child whose other parent is past retention must not wait for it; one whose other parent is leased need not."""
-    store, child = FaultyStore(), shard("c-0", 0, 9, "s-0", "s-1")
-    if other == "leased":
-        store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END)))
-    bench = ended(store, child, listed=(shard("s-1", 5, 9),) if other == "listed" else ())
-    assert bench.source.listings == listings
-    assert bool(store.get(["c-0"])) is (other != "listed")
-
-
-# Where reading starts
-
-
-def test_where_latest_is_a_position_it_is_stored_as_the_checkpoint() -> None:
-    """After a crash before the first checkpoint another worker would start at another present."""
-    bench = Bench(
-        ShardRecords(records(4)), lease=Lease("s-0", checkpoint=LATEST), source=FaultySource(present=Position("101"))
-    )
-    bench.steps(bench.reading(), 1)
-    assert (bench.store.row("s-0").checkpoint, bench.store.row("s-0").note("latest_ms")) == (Position("101"), None)
-    assert bench.source.opened == [("s-0", Position("101"))]
-
-
-def test_nothing_is_read_where_the_lease_was_stolen_while_latest_was_pinned() -> None:
-    """The thief pins a present of its own: both would read."""
-    for source in (ListSource(), FaultySource(present=Position("101"))):
-        bench = Bench(lease=Lease("s-0", checkpoint=LATEST), source=source)
-        rob(bench)
-        assert bench.steps(bench.reading(), 1) == math.inf
-        assert (bench.source.opened, bench.happened) == ([], ["lease-lost"])
-
-
-@pytest.mark.parametrize(
-    ("noted", "taken"),
-    [("1700000000001", True), ("9" * 14, True), ("9" * 15, False), ("-", False), ("٣٣", False), ("1.5", False)],
-)
-def test_only_a_time_counts_as_a_pinned_present(noted: str, taken: bool) -> None:
-    """A row that somebody edited would stop its shard for good."""
-    bench = Bench(lease=Lease("s-0", checkpoint=LATEST, notes=(("latest_ms", noted),)))
-    bench.store.rewrite("s-0", lambda lease: evolve(lease, notes=(*lease.notes, ("latest_ms", noted))))
-    bench.holding._lease = bench.store.row("s-0")  # noqa: SLF001  as if it had been claimed so
-    bench.steps(bench.reading(), 1)
-    ((_, start),) = bench.source.opened
-    assert (start == at_timestamp(int(noted))) is taken if taken else start.sub == 1_700_000_000_005
-
-
-def test_a_reading_that_waits_for_room_goes_on_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that once found no room would stand still, or its throughput be that of a busy one."""
     bench = Bench(ShardRecords(records(2)))
-    reading = bench.reading()
-    room = iter([False, True])
-    monkeypatch.setattr(reading._slot, "ask", lambda: next(room))  # noqa: SLF001  the one stand-in
-    bench.steps(reading, 3)
-    assert bench.handed == [data(2)]
-
-
-# When a step is due
-
-
-def test_a_store_that_is_away_is_asked_again_after_a_wait() -> None:
-    """All shards of a worker would ask it in a loop, just while it recovers."""
-    bench = Bench(lease=Lease("s-0", checkpoint=LATEST))
-    reading = bench.reading()
-    bench.store.down = True
-    due = reading.step(bench.clock.now)
-    assert due > bench.clock.now
-    bench.store.down = False
-    assert reading.step(bench.clock.now) == due, "it was hurried"
-    bench.clock.now = due
-    assert reading.step(due) == due
-    assert len(bench.source.opened) == 1
+    reading, crew = handed_over(bench)
+    crew.stuck = True
+    assert (reading.step(bench.clock.now), bench.holding.parting) == (bench.clock.now, True)
+    assert "as many as there may be hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
 def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
@@ -348,15 +230,6 @@ def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
     bench.clock.now += 11.0
     assert bench.reading().step(bench.clock.now) == bench.clock.now + EXPIRED_SECONDS
     assert bench.source.opened == []
-
-
-def test_a_handler_at_work_is_looked_after_at_the_time_of_the_step() -> None:
-    """A second batch would be read beside the one at work, or a slow handler never be found slow."""
-    bench, watched = Bench(ShardRecords(records(2))), Watched(Later(1042.0), at_work=True)
-    reading = bench.reading()
-    reading._watch = watched  # type: ignore[assignment]  # noqa: SLF001  the one stand-in
-    assert reading.step(1007.0) == 1042.0
-    assert (watched.looked, bench.source.opened) == ([1007.0], [])
 
 
 def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
@@ -393,10 +266,10 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
     bench = Bench(ShardRecords(records(2)))
     reading = bench.reading()
     bench.steps(reading, 1)
-    monkeypatch.setattr(reading._slot, "ask", lambda: False)  # noqa: SLF001  the one stand-in
+    monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the one stand-in
     now = bench.clock.now
     bench.holding.throughput.add(600, now - MEASURE_SECONDS)
-    assert reading.step(now) == now + ROOM_SECONDS == now + 1.0
+    assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0
     assert bench.holding.throughput.average(now) is None
 
 
@@ -410,18 +283,18 @@ def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
         if how == "interrupted":
             raise KeyboardInterrupt
 
-    bench, room = Bench(ShardRecords(records(2)), source=FaultySource(), does=handle), Room()
-    reading = bench.reading(room)
+    bench, budget = Bench(ShardRecords(records(2)), source=FaultySource(), does=handle), MemoryBudget()
+    reading = bench.reading(budget)
     bench.steps(reading, 1)
     (reader,) = cast("FaultySource", bench.source).readers
     if how == "broken":
         cast("ListReader", reader.reader).shelf = cast("ShardRecords", None)
     with pytest.raises(AttributeError) if how == "broken" else nullcontext():
         bench.steps(reading, 1)
-    assert (room.used_bytes > 0) is (how == "stolen")
+    assert (budget.used > 0) is (how == "stolen")
     if how == "stolen":
         bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
         assert not bench.holding.renew()
         bench.until_over(reading)
-    assert room.used_bytes == 0
+    assert budget.used == 0
     assert reader.closed is (how in {"broken", "stolen"})

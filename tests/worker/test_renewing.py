@@ -5,18 +5,22 @@ from collections.abc import Callable, Iterable
 from threading import Event
 from typing import Any
 
-from attrs import define, field
+import pytest
+from attrs import define, evolve, field
 from running import running
 from virtual_fleet import Driven, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holdings import Renewing
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.actions import Look
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import Position
-from leasehold.stores.protocol import Outcome
-from leasehold.stores.writes import RenewLease, Write
+from leasehold.balancer.model import Lease, Me, Position, Version
+from leasehold.stores.protocol import Done, Outcome
+from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, Write
 
 WAIT = 30.0
 
@@ -65,7 +69,7 @@ def test_a_renewal_that_stalls_is_not_begun_again_beside_itself() -> None:
 
 
 def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
-    """The renewals would be gone through twenty times a second for as long as one request has no answer."""
+    """Each would be looked at twenty times a second for as long as its request has no answer."""
     _, alone, _ = stalled()
     alone.run(6)
     alone.each_renewal = lambda function, items: ()  # noqa: ARG005  nothing is answered any more
@@ -76,7 +80,8 @@ def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later()
         waits.append(round(due - alone.clock.now, 6))
         alone.renew_due = due
     assert alone.clock.now < drop_at
-    assert min(waits[1:]) == 1.0
+    # The leases wait each for itself: of three, two are looked at together.
+    assert round(waits[1] + waits[2], 3) == 1.0
 
 
 def test_a_lease_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
@@ -119,3 +124,78 @@ def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
             assert time.monotonic() < deadline, f"{store.list().leases}, not yet {others}"
             time.sleep(0.02)
         store.answer.set()
+
+
+def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
+    """All would be gone through twenty times a second, or one that must be handed over found seconds late."""
+    clock, store = Clock(), FaultyStore()
+    leases = [Lease(f"s-{place}", owner="a", version=Version("1")) for place in range(3)]
+    identity = Identity("a", "p", lambda: "")
+    first, second, third = held = tuple(
+        Holding(store, each, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
+        for each in leases
+    )
+    parted: list[Holding] = []
+    renewing = Renewing(Config(lease_seconds=10.0), parted.append)
+
+    def looked_at(now: float, holdings: tuple[Holding, ...] = held) -> list[Holding]:
+        clock.now = now
+        return renewing.begin(holdings, now, Me("a"), Look(0.0), map, pause=1.5)
+
+    assert looked_at(0.1) == [first, second, third]
+    assert looked_at(1.4) == []
+    assert renewing.due(1.4) == pytest.approx(1.6)
+    second.ask_release()
+    assert looked_at(1.6) == [first, second, third]
+    assert parted == [second]
+    assert looked_at(1.7, (first, third)) == []
+    fourth = Holding(
+        store, evolve(leases[0], key="s-4"), identity=identity, clock=lambda: clock.now, begun=1.7, lease_seconds=10.0
+    )
+    with_fourth = (first, third, fourth)
+    assert looked_at(1.8, with_fourth) == [fourth]
+    assert {each.key for each in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
+
+
+def claimed(store: FaultyStore, key: str) -> Lease:
+    """The row of a new lease that a owns."""
+    created = store.write(CreateLease(Lease(key)))
+    assert isinstance(created, Done)
+    outcome = store.write(ClaimLease(created.lease, "a"))
+    assert isinstance(outcome, Done)
+    return outcome.lease
+
+
+def test_leases_that_one_write_renews_come_due_together() -> None:
+    """Without this each lease of a session would ask for a write of its own, and a fleet pay for each."""
+    clock, store = Clock(), FaultyStore()
+    identity = Identity("a", "p", lambda: "")
+    held = tuple(
+        Holding(
+            store,
+            claimed(store, f"s-{place}"),
+            identity=identity,
+            clock=lambda: clock.now,
+            begun=2.0 * place,
+            lease_seconds=10.0,
+        )
+        for place in range(3)
+    )
+    for holding in held:
+        holding.grouped = True
+    renewing, tended = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
+
+    def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
+        tended.append([holding.key for holding, _ in items])
+        return map(function, items)
+
+    def looked(now: float) -> list[str]:
+        clock.now = now
+        renewing.begin(held, now, Me("a"), Look(0.0), each)
+        return tended.pop()
+
+    looked(4.1)
+    assert looked(5.4) == ["s-0", "s-1", "s-2"], "the first is due, and brings the others with it"
+    assert renewing.due(5.4) == pytest.approx(10.7)
+    assert looked(10.6) == []
+    assert looked(10.8) == ["s-0", "s-1", "s-2"]

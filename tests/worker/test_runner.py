@@ -1,4 +1,4 @@
-"""Threads that keep appointments: one batch of a shard at a time, and an end that leaves nothing owned."""
+"""Threads that keep schedule: one batch of a shard at a time, and an end that leaves nothing owned."""
 
 import os
 import signal
@@ -14,8 +14,7 @@ from virtual_fleet import FaultySource, FaultyStore, four_shards
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.run import run
-from leasehold.adapters.reading.runner import Appointments, Runner
+from leasehold.adapters.reading.runner import Runner, Schedule, run
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
@@ -32,9 +31,9 @@ def _raised(fault: BaseException) -> NoReturn:
 
 
 @pytest.fixture
-def appointments() -> Iterator[Appointments]:
+def schedule() -> Iterator[Schedule]:
     """A pool of four threads."""
-    kept = Appointments(4, ThreadScheduler(time.monotonic), _raised)
+    kept = Schedule(4, ThreadScheduler(time.monotonic), _raised)
     yield kept
     kept.close(time.monotonic() + WAIT)
 
@@ -50,7 +49,7 @@ def stream(count: int = 5) -> ListSource:
     return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(count)) for n in range(4)})
 
 
-def test_no_step_runs_beside_itself(appointments: Appointments) -> None:
+def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
     """Without it one shard's batches could be handled side by side."""
     busy, beside, calls = Lock(), [], []
 
@@ -59,16 +58,16 @@ def test_no_step_runs_beside_itself(appointments: Appointments) -> None:
             beside.append(now)
             return now
         calls.append(now)
-        appointments.hurry("s")  # asked for while it runs
+        schedule.wake("s")  # asked for while it runs
         busy.release()
         return float("inf") if len(calls) == 200 else now
 
-    appointments.add("s", step)
-    assert appointments.drain(time.monotonic() + WAIT)
+    schedule.add("s", step)
+    assert schedule.drain(time.monotonic() + WAIT)
     assert (len(calls), beside) == (200, [])
 
 
-def test_a_successor_waits_for_its_predecessor(appointments: Appointments) -> None:
+def test_a_successor_waits_for_its_predecessor(schedule: Schedule) -> None:
     """Without it a lease lost and won again would have two handlers at work on its shard."""
     running, finish, order = Event(), Event(), []
 
@@ -82,15 +81,15 @@ def test_a_successor_waits_for_its_predecessor(appointments: Appointments) -> No
         order.append("second")
         return float("inf")
 
-    appointments.add("s", first)
+    schedule.add("s", first)
     assert running.wait(WAIT)
-    appointments.add("s", second)
+    schedule.add("s", second)
     finish.set()
-    assert appointments.drain(time.monotonic() + WAIT)
+    assert schedule.drain(time.monotonic() + WAIT)
     assert order == ["first", "second"]
 
 
-def test_a_thousand_shards_need_few_threads(appointments: Appointments) -> None:
+def test_a_thousand_shards_need_few_threads(schedule: Schedule) -> None:
     """Without it a big worker would need a thread for each shard, or starve some."""
     lock, counts = Lock(), dict.fromkeys(range(1000), 0)
 
@@ -103,12 +102,12 @@ def test_a_thousand_shards_need_few_threads(appointments: Appointments) -> None:
         return step
 
     for number in counts:
-        appointments.add(f"s-{number}", stepping(number))
-    assert appointments.drain(time.monotonic() + WAIT)
+        schedule.add(f"s-{number}", stepping(number))
+    assert schedule.drain(time.monotonic() + WAIT)
     assert set(counts.values()) == {3}
 
 
-def test_a_step_that_raises_is_called_again(appointments: Appointments, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_raises_is_called_again(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it one unforeseen fault would leave a held shard unread for ever."""
     monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
     calls: list[float] = []
@@ -119,8 +118,8 @@ def test_a_step_that_raises_is_called_again(appointments: Appointments, monkeypa
             raise RuntimeError("unforeseen")
         return float("inf")
 
-    appointments.add("s", step)
-    assert appointments.drain(time.monotonic() + WAIT)
+    schedule.add("s", step)
+    assert schedule.drain(time.monotonic() + WAIT)
     assert len(calls) == 2
 
 
@@ -324,9 +323,10 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
 def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for its next step, seconds later, with all the room to itself."""
     called = list[str]()
-    monkeypatch.setattr(Appointments, "hurry", lambda _self, key: called.append(key))
-    room = Runner(joined(FaultyStore(), stream()), lambda _delivery: None, memory_bytes=1)._room  # noqa: SLF001  no reading is needed
-    first, second = room.slot("first"), room.slot("second")
+    monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
+    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None, memory_bytes=1)
+    budget = runner._readings.memory  # noqa: SLF001  no reading is needed
+    first, second = budget.share("first"), budget.share("second")
     assert [first.ask(), second.ask()] == [True, False]
     first.clear()
     assert called == ["second"]

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from leasehold.adapters.sources.call_patience import seconds
-from leasehold.adapters.threads import ThreadQueue, ThreadScheduler
-from leasehold.adapters.worker.scheduler import Pool, Signal
+from leasehold.adapters.reading.runner import Pool, Signal
+from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, seconds
 
 
 @contextmanager

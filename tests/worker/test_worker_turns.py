@@ -471,7 +471,7 @@ def test_a_worker_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
     turns = one.worker.turn
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(one.worker.discovery, "_source", Listed(shards, listed))
-        patched.setattr(one.worker, "_hurried", lambda: turns(one.clock.now))
+        patched.setattr(one.worker, "hurried", lambda: turns(one.clock.now))
         one.worker.hurry()
     assert listed == [4]
 

@@ -19,13 +19,13 @@ from leasehold.adapters.steering.checkpoints import (
     wanting,
 )
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.urls import open_store
+from leasehold.stores.urls import open_store, store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-FROM and TO are store URLs: `dynamodb://…`, `azblob://…`, `s3://…`, `sqlite:///…`. Stop the workers of FROM
-first, and start those of TO afterwards: what is processed in between is processed twice.
+FROM and TO are store URLs: `dynamodb://…`, `azblob://…`, `s3://…`, `gcs://…`, `postgres://…`, `sqlite:///…`. Stop the
+workers of FROM first, and start those of TO afterwards: what is processed in between is processed twice.
 While an owner of a lease of FROM is alive nothing is copied, unless `--even-if-read` says so.
 
 A lease that TO does not have is created, without an owner. One that it has is moved forward, never back: a
@@ -34,6 +34,10 @@ TO whose owner is alive is refused too. Where a store does not tell how long ago
 `--still-seconds` to find out, for both stores at once. The fencing number that handlers are given goes on in TO
 above the one in FROM, except in the blobs of the Azure SDKs, which have none. Afterwards every lease written
 is read again and compared. A dry run makes nothing at all, so TO must be there.
+
+`file:///path.jsonl` is a backup, a line of JSON for each lease, and may be made while the fleet reads: whoever restores
+it reads again what was done since. It is in its place when the command ends, or not at all. A backup that is there
+already is moved forward, too.
 
 A partition has its id for a key in every store, so a hub's checkpoints can go from DynamoDB to the blobs of
 the Azure SDKs and back as they are. (Those blobs want each checkpoint's offset, which any worker here stores.)
@@ -69,7 +73,9 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
         chosen = tuple(lease for lease in readable(source, "FROM") if lease.key.startswith(strip))
-        leases, read = renamed(chosen, strip, add, stream), () if even_if_read else chosen
+        # A backup may be behind a fleet that reads on: whoever restores it reads again what was done since.
+        unminded = even_if_read or store_address(to)[0] == "file"
+        leases, read = renamed(chosen, strip, add, stream), () if unminded else chosen
         # The owners of both sides are watched as far as they matter: where there is something to write.
         stored, counts = readable(target, "TO"), target.promises.counts_owners
         wanted = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]

@@ -31,6 +31,8 @@ COMMANDS = {
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "simulate": ("simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
+    "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
+    "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
     "what-if": ("steer.what_if", "Simulate what would move if workers came or went."),
 }
 """By name: the module of this folder whose `app` it is, and its line in the help. One line for each command."""
@@ -38,8 +40,8 @@ COMMANDS = {
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
     "Run": ("multilang", "produce", "replay", "pipeline"),
-    "Look": ("serve", "explain", "doctor", "report"),
-    "Steer": ("reset", "copy-leases"),
+    "Look": ("serve", "tables", "explain", "doctor", "report"),
+    "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }
 """The help shows the commands under these headings, in this order."""

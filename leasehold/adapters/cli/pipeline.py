@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +20,11 @@ from pyspark.sql import DataFrame
 from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.report.progress import BatchProgress, ProgressPage, ReadingProgress
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.spark.event_hubs.options import refuse_secrets
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.pipeline import OutputPlace, Recipe, aggregate, aggregated, begun, finished, land, session
+from leasehold.adapters.spark.supervision import WAIT_SECONDS, passing
 from leasehold.stores.printable import printable
 
 OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
@@ -161,6 +165,36 @@ def run(
     ending: Callable[[], bool] = lambda: False,
 ) -> Generator[BatchProgress | ReadingProgress]:
     """Run the queries until one ends, or `ending`, and tell how they go; those that then still run are stopped."""
+    waits = Backoff(*WAIT_SECONDS)
+    while True:
+        try:
+            for told in _run(records, recipe, place, also, windows=windows, once=once, ending=ending):
+                waits.reset()
+                yield told
+        except StreamingQueryException as fault:
+            if (cause := passing(fault)) is None or ending():
+                raise
+        else:
+            return
+        wait = waits.next()
+        logging.getLogger("leasehold.spark").warning(
+            "the queries ended, starting them again in %.0f s (%d in a row): %s", wait, waits.faults, cause
+        )
+        for _ in range(math.ceil(wait)):
+            if not ending():
+                time.sleep(1.0)
+
+
+def _run(
+    records: DataFrame,
+    recipe: Recipe,
+    place: OutputPlace,
+    also: Sequence[str],
+    *,
+    windows: bool,
+    once: bool,
+    ending: Callable[[], bool],
+) -> Generator[BatchProgress | ReadingProgress]:
     spark, queries = records.sparkSession, [begun(lambda: land(records, recipe, place, once=once))]
 
     def look() -> None:

@@ -41,9 +41,9 @@ lease is created or deleted.
 `me`: who asks (`worker`), and for which `turn`; the turn is all the chance there is. `history` is what earlier
 readings taught: `owners_still` and `fleet_still`, seconds; `full_still`, seconds since the whole table was read,
 above 0 where `leases` holds some rows as they were then; `full_apart`, seconds between the last two readings of all,
-null before the second; `holes`; `gaps`, `paces` and `led`, seconds by worker;
-`hearing` of bulletins (`latest` with `looks`, `acts` and `warns`; `acts_read`, `acts_still`, `looks_still`, `warned`,
-`turned`).
+null before the second; `full_took`, seconds that the last of them took; `holes`; `gaps`, `paces` and `led`, seconds by
+worker; `hearing` of bulletins (`latest` with `looks`, `acts` and `warns`; `acts_read`, `acts_still`, `looks_still`,
+`warned`, `turned`, `call`).
 
 With `--worker ID` no `me` is needed, and the output of `leasehold leases --json` can be given as it is:
 

@@ -21,7 +21,7 @@ from leasehold.adapters.report.watching import WatchedTable
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.urls import open_store, store_address
+from leasehold.stores.urls import name_of, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -67,11 +67,7 @@ def command(  # noqa: PLR0917  one for each option
                 grouping = "prefix"
             case separators:
                 grouping = Minimal(groups=tuple(separators)).groups
-        if "://" in sources[0]:
-            scheme, where, _ = store_address(sources[0])
-            place = f"{scheme}://{where}"  # never with the URL's options, which may hold a secret
-        else:
-            place = ", ".join(Path(source).name for source in sources)
+        place = name_of(sources[0]) if "://" in sources[0] else ", ".join(Path(source).name for source in sources)
         if spark:
             said = _by_spark(sources, place, snapshots, grouping)
         else:

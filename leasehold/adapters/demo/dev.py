@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial, reduce
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +27,8 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.demo.stage import Stream, StreamError, client, put
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import postgres, store_url
 from leasehold.adapters.local.services import (
     AZURITE_ACCOUNT,
     azurite,
@@ -161,16 +163,30 @@ def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Ev
         ending.wait(pause)
 
 
+Tables = Callable[[str], str]
+"""The URL of the lease table of a stream, by its name."""
+
+
+def _in_postgres(service: Service, name: str) -> str:
+    return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
+
+
 CONTAINER = "leases"
 """A single one for all hubs: in the Azure SDKs' layout the name of a blob begins with its hub."""
 
 
 @contextmanager
-def hub_services(hubs: Sequence[WantedStream], rate: int) -> Iterator[DevServices]:
-    """The stand-ins with these hubs, and `rate` events a second put into each. Raises ServiceError."""
+def hub_services(hubs: Sequence[WantedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
+    """The stand-ins with these hubs, and `rate` events a second put into each; leases are in `tables`, or in Blob.
+
+    Raises ServiceError.
+    """
     with ExitStack() as stack:
         running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
-        blobs = stack.enter_context(azurite())
+        environment = {"EVENTHUBS_CONNECTION_STRING": running.connection_string()}
+        if tables is None:
+            blobs = azurite_connection_string(stack.enter_context(azurite()))
+            environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
 
         def put(hub: WantedStream, rows: KeyedRows) -> None:
             # The events of one key go into one partition, in order.
@@ -185,25 +201,22 @@ def hub_services(hubs: Sequence[WantedStream], rate: int) -> Iterator[DevService
             stack.enter_context(sampled(hub.name, rate, partial(put, hub)))
             source = f"eventhubs://{running.namespace}/{hub.name}"
             table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub.name}"
+            table = table if tables is None else tables(hub.name)
             streams[hub.name] = DevStream(source, table, source, table)
-        yield DevServices(
-            ("Event Hubs", "Azure Blob"),
-            streams,
-            {
-                "EVENTHUBS_CONNECTION_STRING": running.connection_string(),
-                "AZURE_STORAGE_CONNECTION_STRING": azurite_connection_string(blobs),
-            },
-        )
+        yield DevServices(("Event Hubs", *(("Azure Blob",) if tables is None else ())), streams, environment)
 
 
 REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 
 
 @contextmanager
-def dev_services(streams: Sequence[WantedStream], folder: Path | None, rate: int) -> Iterator[DevServices]:
+def dev_services(
+    streams: Sequence[WantedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
+) -> Iterator[DevServices]:
     """The stand-ins with these streams and hubs, and `rate` records a second put into each.
 
-    folder  where Kinesis streams and tables are kept; a stream that it has is taken as it is
+    folder       where Kinesis streams and tables are kept; a stream that it has is taken as it is
+    in_postgres  whether the lease tables are in PostgreSQL, in place of DynamoDB and Blob
     Only what is asked for is started. Raises ValueError for hubs in a folder, ServiceError where a stand-in cannot be
     had.
     """
@@ -212,8 +225,18 @@ def dev_services(streams: Sequence[WantedStream], folder: Path | None, rate: int
     if folder is not None and any(each.kind != "kinesis" for each in streams):
         raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
     with ExitStack() as stack:
-        running = [stack.enter_context(hub_services(hubs, rate))] if hubs else []
-        running += [stack.enter_context(_aws_services(others, folder, rate))] if others else []
+        tables, running = None, list[DevServices]()
+        if in_postgres:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            service = stack.enter_context(postgres(folder and folder.absolute()))
+            tables = partial(_in_postgres, service)
+        if hubs:
+            running.append(stack.enter_context(hub_services(hubs, rate, tables)))
+        if others:
+            running.append(stack.enter_context(_aws_services(others, folder, rate, tables)))
+        if in_postgres:
+            running.append(DevServices(("PostgreSQL",), {}, {}))
         yield reduce(DevServices.beside, running).first(streams[0].name)
 
 
@@ -223,14 +246,15 @@ service these are hours, and a day."""
 
 
 @contextmanager
-def _aws_services(streams: Sequence[WantedStream], folder: Path | None, rate: int) -> Iterator[DevServices]:
+def _aws_services(
+    streams: Sequence[WantedStream], folder: Path | None, rate: int, tables: Tables | None
+) -> Iterator[DevServices]:
     places: dict[str, Path] = {}
     if folder is not None:
         places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
         for place in places.values():
             place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
         environment = {
             **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
             "AWS_DEFAULT_REGION": REGION,
@@ -250,18 +274,21 @@ def _aws_services(streams: Sequence[WantedStream], folder: Path | None, rate: in
             source = f"dynamodb-streams://{each.name}?region={REGION}&endpoint={stack.enter_context(served(table))}"
             stack.enter_context(sampled(each.name, rate, partial(_put_items, table)))
             sources[each.name] = source, source
-        environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
-        told = {
-            name: DevStream(
-                source,
-                f"dynamodb://{name}-app?region={REGION}&endpoint={dynamodb.url}",
-                short,
-                f"dynamodb://{name}-app",
-            )
-            for name, (source, short) in sources.items()
-        }
-        names = ("Kinesis",) if own else (), ("DynamoDB Streams",) if len(own) < len(streams) else (), ("DynamoDB",)
-        yield DevServices(tuple(chain.from_iterable(names)), told, environment)
+        names = [*(("Kinesis",) if own else ()), *(("DynamoDB Streams",) if len(own) < len(streams) else ())]
+        if tables is not None:
+            told = {
+                name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
+            }
+        else:
+            dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
+            environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
+            at = f"region={REGION}&endpoint={dynamodb.url}"
+            told = {
+                name: DevStream(source, f"dynamodb://{name}-app?{at}", short, f"dynamodb://{name}-app")
+                for name, (source, short) in sources.items()
+            }
+            names.append("DynamoDB")
+        yield DevServices(tuple(names), told, environment)
 
 
 @contextmanager

@@ -51,7 +51,6 @@ Nothing is delivered or read unless the lease is held; no order carries more tha
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from attrs import frozen
 
@@ -147,7 +146,10 @@ class Cursor:
     def begun_at(self, start: Position) -> None:
         """The consumer begins here: where LATEST is now, or where it came to by its own account before."""
         if self.acknowledged.order > start.order:
+            # The consumer knows of less than the lease says (a query begun from an older state): it wants all since.
             self.acknowledged = self.committed = self.storable = start
+        # A start beyond what is acknowledged (LATEST, a time) acknowledges nothing: the row says so until a record is
+        # done, so that a crash before that begins at the same place.
         self.delivered = self.read = start
 
     def reader_opened(self) -> None:
@@ -156,6 +158,7 @@ class Cursor:
 
     def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
         """A reading was taken whole, and everything up to `to` is held; None if it brought nothing."""
+        # Of two equal places the later one counts: an empty batch may bring the source's own token of it.
         if to is not None and to.order >= self.read.order:
             self.read = to
         self.children = children
@@ -163,10 +166,12 @@ class Cursor:
 
     def reading_failed(self) -> None:
         """A reading raised, or its rows could not be kept."""
+        # `read` stays: what was taken whole before is held. The reader alone is not to be believed any more.
         self.reader_open = False
 
     def rows_dropped(self) -> None:
         """What was read and not delivered is not in memory any more."""
+        # The reader is behind those rows: another one has to bring them again.
         self.read, self.reader_open = self.delivered, False
         self._check()
 
@@ -183,6 +188,7 @@ class Cursor:
         """
         if to.order > self.delivered.order:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
+        # Less than before is no fault: a handler may checkpoint early records late, and Spark commit a batch again.
         if to.order > self.acknowledged.order:
             self.acknowledged = to
             # SHARD_END is stored by `EndShard` alone, behind the children's leases; until then a release has a number.
@@ -190,6 +196,7 @@ class Cursor:
 
     def consumer_gone(self) -> None:
         """The consumer failed or has ended: what it did not finish with is to be delivered again."""
+        # `read` stays, since the rows may still be held; where they are not, `rows_dropped` follows.
         self.delivered = self.acknowledged
 
     def checkpoint_stored(self, to: Position) -> None:
@@ -217,26 +224,34 @@ class Cursor:
         free                    whether the consumer takes something now
         room                    whether more may be read
         """
+        # First: another owner reads by now, and whatever this one wrote would be refused.
         if lost:
             return LeaveShard()
+        # Before anything new is begun; but what is out is waited for, or the next owner would handle it beside us.
         if leaving:
             return AwaitEvent() if self.out else ReleaseAt(self.storable)
+        # Before a checkpoint: SHARD_END is written behind the children's leases, and says more than any number.
         if self.acknowledged.ended:
             return EndShard(self.children)
+        # Before the next rows: a consumer that is busy for long must not keep what is done from being stored.
         if write and (unstored := self.unstored) is not None:
             return StoreCheckpoint(unstored)
+        # Behind the checkpoint, which renews an expired lease first, and is refused where another has taken it.
         if expired:
             return AwaitEvent()
-        if self.held and free:
+        # What is held goes before what might be read: memory is bounded, and order is kept by it.
+        read = self.read.order
+        if free and read > self.delivered.order:
             return DeliverRows()
-        if self.over or not room:
+        if not room or read >= self.until.order:
             return AwaitEvent()
         return ReadBatch() if self.reader_open else OpenReader(self.read)
 
     def _check(self) -> None:
-        marks = self.committed, self.acknowledged, self.delivered, self.read
-        if any(mark.order > later.order for mark, later in pairwise(marks)):
+        delivered = self.delivered.order
+        if not self.committed.order <= self.acknowledged.order <= delivered <= self.read.order:
             names = "committed, acknowledged, delivered, read"
+            marks = self.committed, self.acknowledged, self.delivered, self.read
             raise ValueError(f"cursor: {names} must not fall in this order: {', '.join(map(str, marks))}")
 
 
@@ -267,30 +282,30 @@ class ShardPull:
         give, and the next one is opened behind what is held.
         """
         try:
-            batch = self.open().read()
-            self._rising(batch)
+            batch = (self._reader or self.open()).read()
+            before, end = self.cursor.read, batch.end
+            # Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it.
+            if end is not None and end.order < before.order and end.numbered and before.numbered:
+                raise SourceError(  # noqa: TRY301  it closes the reader, as what the reader raises does
+                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
+                    "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one "
+                    "back"
+                )
             keep(batch)
         except BaseException:
             self.close()
             raise
         return batch
 
-    def _rising(self, batch: Batch) -> None:
-        """Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it."""
-        before, end = self.cursor.read, batch.end
-        if end is not None and end.numbered and before.numbered and end.order < before.order:
-            raise SourceError(
-                f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
-                "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
-            )
-
     def drop(self) -> None:
         """Read again what is behind `delivered`: its rows are not in memory any more."""
+        # Closed first: a reader that cannot be closed raises, and then `read` still says what it had brought.
         self.close()
         self.cursor.rows_dropped()
 
     def close(self) -> None:
         """Close the reader, if one is open; another is opened by the next reading."""
+        # Forgotten before it is closed: where closing raises, nobody reads on with it.
         reader, self._reader = self._reader, None
         self.cursor.reading_failed()
         if reader is not None:

@@ -18,7 +18,6 @@ from typing import Any, TextIO
 from attrs import frozen
 
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.holding import Holding
 
 CLOSED_STATUS = 128 + signal.SIGPIPE
@@ -51,26 +50,20 @@ class WholeLines:
             self._out.write(data.decode())
             self._out.flush()
             return None
-        whole, taken = self._torn + data, 0
+        whole, taken, refused = self._torn + data, 0, None
         try:
             while taken < len(whole):
                 taken += raw.write(whole[taken:]) or 0
         except BrokenPipeError:
             raise
         except OSError as why:
-            return NotTaken(self._left(whole, taken), why)
+            refused = why
         finally:
-            self._torn = self._rest(whole, taken)
-        return None
-
-    def _left(self, whole: bytes, taken: int) -> bytes:
-        return whole[taken + len(self._rest(whole, taken)) :]
-
-    def _rest(self, whole: bytes, taken: int) -> bytes:
-        """The rest of the line of which a part was taken: of this call, or of one before."""
-        if (taken and whole[taken - 1 : taken] == b"\n") or (not taken and not self._torn):
-            return b""
-        return whole[taken : whole.find(b"\n", taken) + 1]
+            # Whether or not all was taken: of a line of which a part was, of this call or of one before, the rest is
+            # kept here and goes first the next time. The caller is given back whole lines alone.
+            torn = whole[taken - 1 : taken] != b"\n" if taken else bool(self._torn)
+            self._torn = whole[taken : whole.find(b"\n", taken) + 1] if torn else b""
+        return None if refused is None else NotTaken(whole[taken + len(self._torn) :], refused)
 
 
 class EventLines:
@@ -96,12 +89,17 @@ class EventLines:
     def handle(self, delivery: Delivery) -> None:
         """Take a batch for handled once its lines are out."""
         token = {} if delivery.epoch is None else {"epoch": delivery.epoch}
-        self._write(
-            [
-                self._line("record", delivery.stream, delivery.shard, **_told(record), **token)
-                for record in delivery.records
-            ]
-        )
+        lines = []
+        for record in delivery.records:
+            told = {
+                "sequence_number": record.sequence_number,
+                "sub_sequence_number": record.sub_sequence_number,
+                "partition_key": record.partition_key,
+                # Never the data itself: a log is read by more people than a stream.
+                "sha1": hashlib.sha1(record.data, usedforsecurity=False).hexdigest(),
+            }
+            lines.append(self._line("record", delivery.stream, delivery.shard, **told, **token))
+        self._write(lines)
 
     @property
     def handling(self) -> Handling:
@@ -124,28 +122,15 @@ class EventLines:
                     self._kept = left if keep else left[: max(0, len(left) - len(data))]
                 except BrokenPipeError:
                     self._closed = True
-                    _discard(self._out)
+                    # What is still buffered goes nowhere, or Python would fail on it once more as it ends.
+                    with suppress(OSError):  # no file of the system's
+                        file, nowhere = self._out.fileno(), os.open(os.devnull, os.O_WRONLY)
+                        os.dup2(nowhere, file)
+                        os.close(nowhere)
         if self._closed:
             raise SystemExit(CLOSED_STATUS)
         if refused is not None and not keep:
             raise refused.why  # the batch has failed, and comes again
-
-
-def _discard(out: TextIO) -> None:
-    """Send what is still buffered nowhere, or Python would fail on it once more as it ends."""
-    with suppress(OSError):  # no file of the system's
-        file, nowhere = out.fileno(), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, file)
-        os.close(nowhere)
-
-
-def _told(record: Record) -> dict[str, Any]:
-    return {
-        "sequence_number": record.sequence_number,
-        "sub_sequence_number": record.sub_sequence_number,
-        "partition_key": record.partition_key,
-        "sha1": hashlib.sha1(record.data, usedforsecurity=False).hexdigest(),
-    }
 
 
 FIELDS = ("lease", "rule", "outcome")

@@ -45,35 +45,36 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         return
     try:
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  an extra
+        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415  likewise
+            ConsoleMetricExporter,
+            MetricReader,
+            PeriodicExportingMetricReader,
+        )
     except ModuleNotFoundError as missing:
         raise ValueError(f"metrics: {missing.name} is not installed; install leasehold[metrics]") from missing
-    provider = MeterProvider([_reader(_made(chosen))])
+    made: Any  # an exporter, or a reader such as Prometheus's, which is asked
+    if chosen == "console":
+        made = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
+    else:
+        known = {entry.name: entry for entry in entry_points(group=GROUP)}
+        # As OpenTelemetry itself resolves it; its newer default protocol where none is named.
+        protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
+            "OTEL_EXPORTER_OTLP_PROTOCOL"
+        )
+        full = ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http") if chosen == "otlp" else chosen
+        if full not in known:
+            choice = ", ".join(sorted({"none"} | {each.partition("_proto_")[0] for each in known}))
+            package = f"opentelemetry-exporter-{full.replace('_', '-')}"
+            raise ValueError(
+                f"metrics: there is no exporter {chosen!r}; choose among {choice}, or pip install {package}"
+            )
+        made = known[full].load()()
+    if not isinstance(made, MetricReader):
+        # Their own default of 60 s would miss what happens to a lease; who has set another is left alone.
+        paced = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
+        made = PeriodicExportingMetricReader(made, export_interval_millis=None if paced else EXPORT_MS)
+    provider = MeterProvider([made])
     try:
         yield provider.get_meter("leasehold")
     finally:
         provider.shutdown()  # sends what has gathered since the last time
-
-
-def _made(name: str) -> Any:  # noqa: ANN401  an exporter or a reader
-    if name == "console":
-        from opentelemetry.sdk.metrics.export import ConsoleMetricExporter  # noqa: PLC0415  an extra
-
-        return ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
-    known = {entry.name: entry for entry in entry_points(group=GROUP)}
-    # As OpenTelemetry itself resolves it; its newer default protocol where none is named.
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    full = ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http") if name == "otlp" else name
-    if full not in known:
-        choice = ", ".join(sorted({"none"} | {each.partition("_proto_")[0] for each in known}))
-        package = f"opentelemetry-exporter-{full.replace('_', '-')}"
-        raise ValueError(f"metrics: there is no exporter {name!r}; choose among {choice}, or pip install {package}")
-    return known[full].load()()
-
-
-def _reader(made: Any) -> Any:  # noqa: ANN401  the SDK is an extra
-    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader  # noqa: PLC0415
-
-    if isinstance(made, MetricReader):  # one that is asked, such as Prometheus's
-        return made
-    chosen = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
-    return PeriodicExportingMetricReader(made, export_interval_millis=None if chosen else EXPORT_MS)

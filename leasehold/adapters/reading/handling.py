@@ -1,28 +1,26 @@
-"""The records that a handler is given, and what happens when it fails or does not return.
+"""The handler of a user: how it is checked and named, the records that it is given, and what happens when it fails.
 
 The policy: a batch whose handler raises, or answers anything but None, is handed over again after a growing wait,
 without the records the handler has already checkpointed. After the last attempt the shard stops here and says so: its
 lease is released, so that another worker, whose connections or disk may be in order, can try; this one
 does not take it again for `bench_seconds`. Nothing is skipped, unless a `dead_letter` was given: then the batch is
-handed over in halves, down to the records that fail by themselves (`bisection`). Each of these is handed to the dead
+handed over in halves, down to the records that fail by themselves (`Attempts`). Each of these is handed to the dead
 letter, as a batch of one record, with its error, and only if that ends with None does the shard go on behind it.
 
 A handler or dead letter may be async, or return anything else to be awaited: the batch is done when that has ended,
 on the one event loop of the worker. A handler at work for longer than `slow_seconds` is logged and counted, and
 again whenever that time has doubled. Beyond `handler_seconds` its lease is released as after the last attempt.
 
-Judges the callables that a user hands in: once when they are given, and each of their answers.
-
 Rule 1: a batch is done when its handler has returned None, or something to await that ended with None. Rule 2: any
-other answer fails the batch, so no record is behind a checkpoint that its handler has not finished with.
+other answer fails the batch, so no record is behind a checkpoint that its handler has not finished with. Rule 3: what
+a user hands in is judged once when it is given, and each of its answers.
 
-Finds the function that `module:function` on the command line names.
-
-The onlookers of a reading: the worker's metrics and spans, then the user's own.
-
-A fault in one is logged and ends there.
+A batch may be handed over by its keys, side by side (`by_key`): the records of one key in order, those of others
+meanwhile. Rule 4: the batch is done when all of its keys are. Rule 5: after a fault no further key begins, and the
+batch has failed once all that are at work have ended: none of them is still at work when the batch comes again.
 """
 
+import asyncio
 import importlib
 import inspect
 import logging
@@ -30,17 +28,19 @@ import math
 import sys
 import sysconfig
 import traceback
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import Any, Literal, ParamSpec, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
-from attrs import Attribute, evolve, field, frozen
+from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import ge, gt, lt, optional
 
 from leasehold.adapters.reading.exporting import Meter
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, InColumns, Record
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -73,12 +73,24 @@ def takes(*names: str) -> Callable[[Any, Any, Any], None]:
     def check(_values: object, field: "Attribute[object]", given: object) -> None:
         if not callable(given):
             raise ValueError(f"{field.name}: {given!r} cannot be called")  # noqa: TRY004  bad usage
-        if _generates(given):
-            raise ValueError(
-                f"{field.name}: a generator does nothing when it is called; write a plain or async function"
-            )
-        if misfit := _misfit(given, len(names)):
-            raise ValueError(f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {misfit}")
+        whole: Any = given
+        while isinstance(whole, partial):
+            whole = whole.func
+        for each in (whole, type(whole).__call__):
+            if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+                raise ValueError(
+                    f"{field.name}: a generator does nothing when it is called; write a plain or async function"
+                )
+        try:
+            # A decorator may bring arguments of its own, so what it decorates is not looked at.
+            signature = inspect.signature(given, follow_wrapped=False)
+        except (TypeError, ValueError):
+            return  # some built-in functions have no signature
+        try:
+            signature.bind(*range(len(names)))
+        except TypeError as misfit:
+            what = f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {misfit}"
+            raise ValueError(what) from None
 
     return check
 
@@ -125,18 +137,6 @@ def _misfit(given: Callable[..., object], count: int) -> str:
     except TypeError as misfit:
         return str(misfit)
     return ""
-
-
-def complaint(error: Exception, where: str) -> str:
-    """A sentence on what went wrong with these records."""
-    if isinstance(error, Unhandled):
-        return f"its handler failed on {where}: {error}"
-    return f"its handler raised {type(error).__name__} on {where}"
-
-
-def raised(error: Exception) -> BaseException | None:
-    """The exception whose traceback is worth logging: a fault found in an answer has none."""
-    return error.__cause__ if isinstance(error, Unhandled) else error
 
 
 CHECKPOINT_SECONDS = 1.0
@@ -401,11 +401,6 @@ def _place(wrong: Exception) -> str:
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
-log = escaped(logging.getLogger("leasehold.runner"))
-
-P = ParamSpec("P")
-
-
 def traced(worker: Worker, handling: Handling) -> Handling:
     """The handling with a span over each call of the handler and of the dead letter, where spans are told."""
     letter = handling.dead_letter
@@ -423,28 +418,191 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
     except ModuleNotFoundError:
         return handling
     metrics = WorkerMetrics(worker, cast("Any", meter))
-    count_read, count_slow = _harmless(metrics.read), _harmless(metrics.slow)
 
     def measure(holding: Holding, batch: Batch) -> None:
-        count_read(holding, batch)
-        handling.measure(holding, batch)
+        try:
+            metrics.read(holding, batch)
+        finally:  # a fault of the one is no reason to leave the other out
+            handling.measure(holding, batch)
 
     def slow(holding: Holding, seconds: float) -> None:
-        count_slow(holding)
-        handling.slow(holding, seconds)
-
-    return evolve(handling, measure=measure, slow=slow)
-
-
-def _harmless(told: Callable[P, object]) -> Callable[P, None]:
-    said: list[bool] = []
-
-    def tell(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            told(*args, **kwargs)
-        except Exception as fault:
-            # The fault comes again with each reading: one trace is enough for a log.
-            log.log(logging.DEBUG if said else logging.ERROR, "metrics raised; going on without them", exc_info=fault)
-            said.append(True)
+            metrics.slow(holding)
+        finally:
+            handling.slow(holding, seconds)
 
-    return tell
+    # Where nobody looks on, as nearly always, each batch is spared a call.
+    unwatched = handling.measure is fields(Handling).measure.default
+    return evolve(handling, measure=metrics.read if unwatched else measure, slow=slow)
+
+
+# After a fault
+
+log = escaped(logging.getLogger("leasehold.reading"))
+
+PlaceOrder = tuple[int, int, int]
+
+
+@frozen
+class TryAgain:
+    """The records are handed over again after this wait, perhaps fewer of them."""
+
+    seconds: float
+
+
+@frozen
+class Hopeless:
+    """The records cannot be handled here, for this reason."""
+
+    why: str
+
+
+@frozen
+class ToDeadLetter:
+    """The one record fails by itself: this takes it."""
+
+    letter: DeadLetter
+
+
+AfterFault = TryAgain | Hopeless | ToDeadLetter
+
+
+@frozen
+class Suspects:
+    """Records up to and including `end` that failed together.
+
+    attempts  how often they have been handed over
+    """
+
+    end: PlaceOrder
+    attempts: int
+
+
+class Attempts:
+    """The attempts to have the batches of one lease handled: which records are handed over next, after a fault.
+
+    A batch is handed over whole, up to `Handling.attempts` times with growing waits. Where there is a dead letter, what
+    has failed so often is handed over in halves, in order and without waits, until a single record fails: that record
+    goes to the dead letter, and all others are handled. What fails because this worker lacks something never does.
+    What is left to search is kept as positions, since the batch may be dropped for want of memory and come again with
+    another end.
+
+    failing  whether anything has failed since a batch was last done: until then a batch goes as it came
+    """
+
+    def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
+        self._handling, self._holding = handling, holding
+        self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
+        self._suspects: list[Suspects] = []  # each a part of the one before it; the last is handed over next
+        self._passed: PlaceOrder | None = None
+        self.failing = False
+
+    def piece(self, batch: Batch) -> Delivery:
+        """The records to hand over now; none if the handler has checkpointed them all."""
+
+        def count(records: Sequence[Record], end: PlaceOrder) -> int:
+            """How many of the records, which are in order, come no later than this place."""
+            return bisect_right(records, end, key=lambda record: record.position.order)
+
+        # What the handler checkpointed before it raised is not handed over again.
+        done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
+        rest = batch.records[count(batch.records, done) :] if self.failing else batch.records
+        while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
+            self._suspects.pop()
+            if not self._suspects:
+                self._waits.reset()
+        attempts = self._suspects[-1].attempts if self._suspects else self._waits.faults
+        part = rest[: count(rest, self._suspects[-1].end)] if self._suspects else rest
+        end = part[-1].position if len(part) < len(rest) else batch.read_to or batch.records[-1].position
+        in_parts = attempts + 1 - self._waits.faults if self._suspects else 0
+        return Delivery(
+            part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
+        )
+
+    def failed(self, piece: Delivery, error: Exception) -> AfterFault:
+        """The next step after the failure of this piece."""
+        self.failing, records, letter = True, piece.records, self._handling.dead_letter
+        if not self._suspects:
+            wait, places = self._waits.next(), f"{records[0].sequence_number} to {records[-1].sequence_number}"
+            where = f"records {places}, attempt {self._waits.faults} of {self._handling.attempts}"
+            if isinstance(error, Unhandled):  # a fault that was found in an answer has no traceback worth a line
+                why, trace = f"its handler failed on {where}: {error}", error.__cause__
+            else:  # the name alone: the text of a user's fault may hold a record, or raise
+                why, trace = f"its handler raised {type(error).__name__} on {where}", error
+            log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
+            if self._waits.faults < self._handling.attempts:
+                return TryAgain(wait)
+            if letter is None:
+                return Hopeless(why)
+        if isinstance(error, NotAwaited):
+            return Hopeless(str(error))
+        # What failed as one is tried in two halves: the first now, the second once the first is off the list.
+        whole = self._suspects.pop().end if self._suspects else records[-1].position.order
+        self._suspects.append(Suspects(whole, piece.attempts))
+        if len(records) == 1 and letter is not None:
+            return ToDeadLetter(letter)
+        self._suspects.append(Suspects(records[(len(records) - 1) // 2].position.order, piece.attempts))
+        return TryAgain(0.0)
+
+    def passed(self, end: Position) -> None:
+        """Everything up to this position is handled or with the dead letter, and more of the batch is not."""
+        self._passed, self.failing = end.order, True
+
+    def done(self, batch: Batch) -> None:
+        """All of the batch is handled or with the dead letter."""
+        if batch.records:  # a dropped batch may be read again after an empty one
+            self._passed = None
+            self._waits.reset()
+            self.failing = bool(self._suspects)
+
+
+def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handler:
+    """A handler that calls this one with the records of one partition key, for up to `most` keys of a batch at once.
+
+    Records without a key stay together, in order. Raises ValueError if `most` is below 1, and for a handler that is no
+    `async def`.
+
+    Examples:
+        >>> from leasehold.adapters import by_key
+        >>> async def handle(record) -> None:
+        ...     print(record.partition_key)
+        >>> callable(by_key(handle, 4))
+        True
+    """
+    if most < 1:
+        raise ValueError(f"concurrency: {most} keys at once are none")
+    whole: Any = handler
+    while isinstance(whole, partial):
+        whole = whole.func
+    if not any(map(inspect.iscoroutinefunction, (whole, getattr(whole, "__call__", None)))):  # noqa: B004
+        raise ValueError("concurrency: only an `async def` handler can be at work on several keys at once")
+
+    async def handle(delivery: Delivery) -> None:
+        # Each group in order, the groups by their first records.
+        keyed = dict[str | None, list[Record]]()
+        for record in delivery.records:
+            keyed.setdefault(record.partition_key, []).append(record)
+        groups, faults = iter(keyed.values()), list[BaseException]()
+
+        async def work() -> None:
+            """Hand over one key after the other, until there are no more or one has failed."""
+            for records in groups:
+                if faults:
+                    return
+                try:
+                    fault = fault_of(await handler(delivery.part(records)))
+                except asyncio.CancelledError as error:
+                    if (task := asyncio.current_task()) is not None and task.cancelling():
+                        raise  # the whole batch is given up
+                    fault = Unhandled(f"it raised {said(error)}")
+                except BaseException as error:  # noqa: BLE001  the other keys end first, whatever it is
+                    faults.append(error)
+                    return
+                if fault is not None:
+                    faults.append(fault)
+
+        await asyncio.gather(*(work() for _ in range(min(most, len(delivery.records)))))
+        if faults:
+            raise faults[0]
+
+    return handle

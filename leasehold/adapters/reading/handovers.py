@@ -1,19 +1,17 @@
-"""Calls of a worker's handlers under way: begun, waited for without holding a reader's thread, or given up.
+"""Calls of a worker's handlers: begun in threads or on an event loop, looked after without waiting, ended or given up.
+
+The way of one batch: its reading asks `Handovers.begin`; the executor has `Handovers._work` call the handler in one of
+its threads; what the handler returns is awaited on the worker's one event loop where it is to be awaited; at the end
+`Handovers._ended` keeps the fault, or None, and has the reading called again, which finds it by `Handovers.look`.
 
 Rule 1: one call of a lease at a time, a call that was given up included: no shard has two handlers at work here.
 Rule 2: whatever a call raises or returns, it ends with a fault or none, and the lease's reading is called again.
-Rule 3: an onlooker of a user cannot break reading or leaving; its faults are logged once.
+Rule 3: a look never waits. What it finds is one of a closed union, and the lease's reading acts on it.
+Rule 4: an onlooker of a user cannot break reading or leaving; its faults are logged once.
 
-Looks after the handler of one lease while it is at work, and finds it over, slow, or to be given up.
-
-Rule: a look never waits. What it finds is one of a closed union, and the lease's reading acts on it.
-
-Threads that call handlers: a few side by side, and others in place of those that are slow, up to a bound.
-
-The event loop of a worker, in a thread of its own: it awaits what handlers return to be awaited.
-
-Rule 1: the loop starts when it is first needed; where the system refuses it a thread or a descriptor, that call fails,
-and the next one tries again. Rule 2: nothing that is awaited can end the loop; only `close` does.
+Threads: a few side by side, and others in place of those that are slow, up to a bound. The event loop has a thread of
+its own, started when it is first needed; where the system refuses it a thread or a descriptor, that call fails, and the
+next one tries again. Nothing that is awaited can end the loop; only `close` does.
 """
 
 import asyncio
@@ -28,7 +26,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import Protocol
 
-from attrs import frozen
+from attrs import define, frozen
 
 from leasehold.adapters.reading.handling import Ending, Handling, NotAwaited, Withdrawn, fault_from, fault_of
 from leasehold.adapters.threads import spawn
@@ -36,6 +34,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.handling"))
+handler_log = escaped(logging.getLogger("leasehold.reading"))
 
 THREADS_MOST = 64
 
@@ -43,11 +42,12 @@ Work = Callable[[], None]
 
 
 class HandlerExecutor(Protocol):
-    """Where handlers are called."""
+    """Where handlers are called.
 
-    @property
-    def stuck(self) -> bool:
-        """Whether all are slow and there can be no more: nothing begins until one of them returns."""
+    stuck  whether all are slow and there can be no more: nothing begins until one of them returns
+    """
+
+    stuck: bool
 
     def start(self, work: Work) -> None:
         """Do this, now or when there is a thread. Raises RuntimeError if no thread can be started."""
@@ -94,27 +94,26 @@ class ThreadExecutor:
         self, usual: int, most: int = THREADS_MOST, failed: Callable[[BaseException], object] | None = None
     ) -> None:
         self._usual, self._most = usual, max(usual, most)
-        self._failed = failed or _tell
+        self._failed = failed or _log_end
         self._changed = Condition()
         self._queue: deque[Work] = deque()
         self._threads = self._idle = 0
         self._busy: set[Work] = set()
         self._slow: set[Work] = set()
-        self._closed = False
-
-    @property
-    def stuck(self) -> bool:
-        """Whether every thread there may be is slow."""
-        with self._changed:
-            return len(self._slow) >= self._most
+        self.stuck = self._closed = False
 
     def start(self, work: Work) -> None:
         """Do this when there is a thread."""
         with self._changed:
             self._queue.append(work)
+            # An idle thread is woken before another is started: one shard needs one thread, not all of them.
+            if len(self._queue) <= self._idle:
+                self._changed.notify()
+                return
             try:
-                self._man()
+                self._add_thread()
             except RuntimeError:
+                # With one thread all goes on, if slowly; without any, nothing would ever be begun.
                 if not self._threads:
                     self._queue.remove(work)
                     raise
@@ -132,7 +131,9 @@ class ThreadExecutor:
         with self._changed, suppress(RuntimeError):  # no further thread can be started: the present ones go on
             if work in self._busy:
                 self._slow.add(work)
-                self._man()
+                self.stuck = len(self._slow) >= self._most
+                if len(self._queue) > self._idle:
+                    self._add_thread()
 
     def close(self) -> None:
         """Have idle threads end; those at work end when they return."""
@@ -140,50 +141,44 @@ class ThreadExecutor:
             self._closed = True
             self._changed.notify_all()
 
-    def _man(self) -> None:
-        if len(self._queue) <= self._idle:
-            self._changed.notify()
-        elif self._threads < min(self._most, self._usual + len(self._slow)):
+    def _add_thread(self) -> None:
+        if self._threads < min(self._most, self._usual + len(self._slow)):
             spawn(f"leasehold-handle-{self._threads}", self._serve, self._failed)
             self._threads += 1
 
     def _serve(self) -> None:
-        needed = True
-        while needed and (work := self._next()):
+        surplus = False
+        while not surplus:
+            with self._changed:
+                self._idle += 1
+                while not (self._queue or self._closed):
+                    self._changed.wait()
+                self._idle -= 1
+                if self._closed:
+                    return
+                work = self._queue.popleft()
+                self._busy.add(work)
             try:
                 work()
             except BaseException:
                 with self._changed:
                     self._busy.discard(work)
                     self._slow.discard(work)
+                    self.stuck = len(self._slow) >= self._most
                     self._threads -= 1  # another takes the place of this one, which ends
                 raise
-            needed = self._returned(work)
+            with self._changed:
+                self._busy.discard(work)
+                if work in self._slow:
+                    self._slow.discard(work)
+                    self.stuck = len(self._slow) >= self._most
+                # While it was slow another thread may have been started in its place: one of the two is too many now.
+                surplus = self._threads > self._usual + len(self._slow)
+                self._threads -= surplus
             del work  # or its batch would be in memory until the next one has been read
 
-    def _next(self) -> Work | None:
-        """Wait for work; None at the end."""
-        with self._changed:
-            self._idle += 1
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            self._idle -= 1
-            if self._closed:
-                return None
-            work = self._queue.popleft()
-            self._busy.add(work)
-            return work
 
-    def _returned(self, work: Work) -> bool:
-        """Whether the thread that did this is still needed: a slow one may have been replaced."""
-        with self._changed:
-            self._busy.discard(work)
-            self._slow.discard(work)
-            surplus = self._threads > self._usual + len(self._slow)
-            self._threads -= surplus
-            return not surplus
-
-
-def _tell(fault: BaseException) -> None:
+def _log_end(fault: BaseException) -> None:
     log.error("a thread that calls handlers has ended: %s", said(fault), exc_info=fault)
 
 
@@ -220,10 +215,19 @@ class EventLoop:
             raise NotAwaited(f"there is no event loop to await it: {said(fault)}") from fault
         tasks = list[Task[Exception | None]]()
 
+        async def fault_awaited() -> Exception | None:
+            try:
+                return fault_of(await awaitable)
+            except BaseException as error:  # noqa: BLE001  whatever is raised, the batch failed and not the loop
+                return fault_from(error)
+
         def begin() -> None:
-            task = loop.create_task(_fault(awaitable))
+            task = loop.create_task(fault_awaited())
             tasks.append(task)
-            task.add_done_callback(lambda done: over(_ended(done)))
+            # One that was cancelled before it began has no result.
+            task.add_done_callback(
+                lambda done: over(fault_from(CancelledError()) if done.cancelled() else done.result())
+            )
 
         def cancel() -> None:
             with suppress(RuntimeError):  # the loop is closed, and whatever it awaited was cancelled
@@ -253,6 +257,9 @@ class EventLoop:
             return self._loop
 
     def _serve(self, tell: Callable[[AbstractEventLoop | BaseException], None]) -> None:
+        async def until_closing() -> None:
+            await self._closing.wait()
+
         with ExitStack() as stack:
             try:
                 runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
@@ -264,181 +271,18 @@ class EventLoop:
             tell(loop)
             while not self._closing.is_set():
                 try:
-                    runner.run(_until(self._closing))
+                    runner.run(until_closing())
                 except (SystemExit, KeyboardInterrupt) as error:
                     # Tasks of a handler's own pass these on to the loop, which would end with all others unfinished.
                     self._end(error)
 
 
-async def _until(closing: asyncio.Event) -> None:
-    await closing.wait()
-
-
-async def _fault(awaitable: Awaitable[object]) -> Exception | None:
-    try:
-        return fault_of(await awaitable)
-    except BaseException as error:  # noqa: BLE001  whatever is raised, it is the batch that failed and not the loop
-        return fault_from(error)
-
-
-def _ended(task: "Task[Exception | None]") -> Exception | None:
-    return fault_from(CancelledError()) if task.cancelled() else task.result()
-
-
 Call = Callable[[], object]
 
 
-class Handover:
-    """A call, from when it is asked for until it has ended.
-
-    begun  when it began, by the worker's clock; None while it waits for a thread
-    over   whether it has ended, with `fault` or without
-    said   how long it had been at work when that was last said
-    """
-
-    def __init__(self, key: str, call: Call, clock: Callable[[], float]) -> None:
-        self.key, self.call, self.clock = key, call, clock
-        self.begun: float | None = None
-        self.said = 0.0
-        self.over = self.given_up = False
-        self.fault: Exception | None = None
-        self.work: Work = lambda: None
-        self.cancel: Callable[[], None] = lambda: None
-
-
-class Handovers:
-    """All calls of one worker's handlers.
-
-    crew   where they are called; at once and in the caller's thread, if left out
-    again  called with a lease's key when a call of it has ended
-    end    called with the reason why the worker must end
-    fatal  what ends a task of the worker's scheduler, and is never taken for a call's fault
-    """
-
-    def __init__(
-        self,
-        crew: HandlerExecutor | None = None,
-        *,
-        again: Callable[[str], None] = lambda _key: None,
-        end: Callable[[BaseException], None] = lambda _reason: None,
-        fatal: tuple[type[BaseException], ...] = (),
-    ) -> None:
-        self._crew: HandlerExecutor = crew or InlineExecutor()
-        self._again, self._end, self._fatal = again, end, fatal
-        self._loop = EventLoop(self.end)
-        self._lock = Lock()
-        self._at_work: dict[str, Handover] = {}
-        self._said: set[str] = set()
-
-    @property
-    def stuck(self) -> bool:
-        """Whether no call can begin, since all threads there may be are slow."""
-        return self._crew.stuck
-
-    def begin(self, key: str, call: Call, clock: Callable[[], float]) -> Handover | str:
-        """Call this; or why it cannot be called."""
-        handover = Handover(key, call, clock)
-        handover.work = partial(self._work, handover)
-        with self._lock:
-            if key in self._at_work:
-                return "a handler that was given up is still at work on it"
-            self._at_work[key] = handover
-        try:
-            self._crew.start(handover.work)
-        except RuntimeError as error:
-            self._forget(handover)
-            self.end(error)
-            return f"no thread could be started: {error}"
-        return handover
-
-    def replace(self, handover: Handover) -> None:
-        """Give another thread to the calls that wait for the thread of this slow one."""
-        self._crew.replace(handover.work)
-
-    def withdraw(self, handover: Handover) -> bool:
-        """Do not call it after all; False if it has begun."""
-        withdrawn = self._crew.withdraw(handover.work)
-        if withdrawn:
-            self._forget(handover)
-        return withdrawn
-
-    def give_up(self, handover: Handover) -> None:
-        """Wait for the call no longer. An awaited call is cancelled; a thread cannot be."""
-        handover.given_up = True
-        handover.cancel()
-
-    def tell(self, whom: str, call: Call) -> None:
-        """Call an onlooker; its faults are logged once."""
-        fault: Exception | None = None
-        try:
-            answer = call()
-            if inspect.isawaitable(answer):
-                fault = fault_of(answer)
-        except self._fatal:
-            raise
-        except BaseException as error:  # noqa: BLE001  reading goes on, whatever it is
-            fault = fault_from(error)
-        if isinstance(fault, Ending):
-            self.end(fault.__cause__ or fault)
-        elif fault is not None and whom not in self._said:
-            self._said.add(whom)
-            log.error("the %s failed; this is said once, and reading goes on: %s", whom, fault, exc_info=fault)
-
-    def end(self, reason: BaseException) -> None:
-        """Have the worker end in good order, saying why."""
-        if "end" not in self._said:
-            self._said.add("end")
-            log.error("the worker ends: %s", said(reason))
-        self._end(reason)
-
-    def close(self) -> None:
-        """End the event loop and idle threads; nothing is waited for that hangs."""
-        self._crew.close()
-        self._loop.close()
-
-    def _work(self, handover: Handover) -> None:
-        handover.begun = handover.clock()
-        try:
-            answer = handover.call()
-            if inspect.isawaitable(answer):
-                handover.cancel = self._loop.spawn(answer, partial(self._over, handover))
-                if handover.given_up:  # before there was anything to cancel
-                    handover.cancel()
-                return
-            fault: Exception | None = fault_of(answer)
-        except self._fatal:
-            raise
-        except BaseException as error:  # noqa: BLE001  whatever is raised, it is the batch that failed
-            fault = fault_from(error)
-        self._over(handover, fault)
-
-    def _over(self, handover: Handover, fault: Exception | None) -> None:
-        if isinstance(fault, Ending):
-            self.end(fault.__cause__ or fault)
-        self._forget(handover)
-        handover.fault = fault
-        # They hold the batch, and each other: it would stay until the next collection of garbage.
-        handover.call = handover.work = _nothing
-        handover.over = True
-        if handover.given_up:
-            log.warning("shard %s: the handler that was given up has ended: %s", handover.key, fault or "it returned")
-        self._again(handover.key)
-
-    def _forget(self, handover: Handover) -> None:
-        with self._lock:
-            del self._at_work[handover.key]
-
-
-def _nothing() -> None:
-    """The call that is over."""
-
-
-handler_watch_log = escaped(logging.getLogger("leasehold.reading"))
-
-
 @frozen
-class Later:
-    """The call is at work; look again at `due`, or when called."""
+class AtWork:
+    """The call waits for a thread, or is at work; look again at `due`, or when called."""
 
     due: float
 
@@ -448,6 +292,11 @@ class CallEnded:
     """The call has ended, with a fault or without."""
 
     fault: Exception | None
+
+
+@frozen
+class NotBegun:
+    """The lease had expired by the time a thread was free: nothing was handed over, and a renewal tells who owns it."""
 
 
 @frozen
@@ -462,100 +311,183 @@ class GivenUp:
     why: str
 
 
-Found = Later | CallEnded | LeaseLost | GivenUp
+Found = AtWork | CallEnded | NotBegun | LeaseLost | GivenUp
 
 
-class LostBefore(Exception):
-    """The lease was lost while its batch waited for a thread: it is not handed over."""
+@define(eq=False)
+class Handover:
+    """A call for one held lease, from when it is asked for until it has ended.
+
+    last      whether it is to be made also where the lease is wanted elsewhere
+    begun     when it began, by the worker's clock; None while it waits for a thread
+    said      how long it had been at work when that was last said
+    found     how it ended; None before
+    """
+
+    holding: Holding
+    handling: Handling
+    clock: Callable[[], float]
+    call: Call
+    last: bool = False
+    begun: float | None = None
+    said: float = 0.0
+    given_up: bool = False
+    found: Found | None = None
+    work: Work = lambda: None
+    cancel: Callable[[], None] = lambda: None
 
 
-class ExpiredBefore(Exception):
-    """The lease expired while its batch waited for a thread: not handed over until a renewal tells who owns it."""
+class Handovers:
+    """All calls of one worker's handlers.
 
+    executor  where they are called; at once and in the caller's thread, if left out
+    again     called with a lease's key when a call of it has ended
+    end       called with the reason why the worker must end
+    fatal     what ends a task of the worker's scheduler, and is never taken for a call's fault
+    """
 
-class HandlerWatch:
-    """The calls of one lease's handler, one at a time."""
+    def __init__(
+        self,
+        executor: HandlerExecutor | None = None,
+        *,
+        again: Callable[[str], None] = lambda _key: None,
+        end: Callable[[BaseException], None] = lambda _reason: None,
+        fatal: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._executor: HandlerExecutor = executor or InlineExecutor()
+        self._again, self._end, self._fatal = again, end, fatal
+        self._loop = EventLoop(self.end)
+        self._lock = Lock()
+        self._at_work: dict[str, Handover] = {}
+        self._logged: set[str] = set()
 
-    def __init__(self, handovers: Handovers, handling: Handling, holding: Holding, clock: Callable[[], float]) -> None:
-        self._handovers, self._handling, self._holding, self._clock = handovers, handling, holding, clock
-        self._handover: Handover | None = None
-        self._last = False
+    def begin(self, handover: Handover) -> GivenUp | None:
+        """Make this call when there is a thread; or why it cannot be made."""
+        handover.work, key = partial(self._work, handover), handover.holding.key
+        with self._lock:
+            # A call that was given up keeps its key until it ends: its thread cannot be stopped, and two handlers at
+            # work on one shard would handle it out of order (rule 1).
+            if key in self._at_work:
+                return GivenUp("a handler that was given up is still at work on it")
+            self._at_work[key] = handover
+        try:
+            self._executor.start(handover.work)
+        except RuntimeError as error:
+            # A worker without a thread for its handlers reads nothing, and must not go on holding leases.
+            del self._at_work[key]
+            self.end(error)
+            return GivenUp(f"no thread could be started: {error}")
+        return None
 
-    @property
-    def at_work(self) -> bool:
-        """Whether a call is waited for."""
-        return self._handover is not None
+    def _work(self, handover: Handover) -> None:
+        holding = handover.holding
+        handover.begun = handover.clock()
+        # The batch may have waited for this thread for so long that another worker owns the lease, or may own it.
+        if holding.lost.is_set():
+            self._ended(handover, LeaseLost())
+            return
+        if holding.expired:
+            self._ended(handover, NotBegun())
+            return
+        try:
+            answer = handover.call()
+            if inspect.isawaitable(answer):
+                handover.cancel = self._loop.spawn(answer, lambda fault: self._ended(handover, CallEnded(fault)))
+                if handover.given_up:  # before there was anything to cancel
+                    handover.cancel()
+                return
+            fault = None if answer is None else fault_of(answer)
+        except self._fatal:
+            raise  # the task itself ends, and with it all that is here
+        except BaseException as error:  # noqa: BLE001  whatever is raised, it is the batch that failed
+            self._ended(handover, CallEnded(fault_from(error)))
+        else:
+            self._ended(handover, CallEnded(fault))
 
-    def begin(self, call: Call, now: float, *, last: bool = False) -> Found:
-        """Begin the call, unless the lease is lost or has expired by the time a thread is free.
+    def _ended(self, handover: Handover, found: Found) -> None:
+        fault = found.fault if isinstance(found, CallEnded) else None
+        if isinstance(fault, Ending):
+            self.end(fault.__cause__ or fault)
+        key = handover.holding.key
+        # The key is free before the reading is called again, or its next batch would be refused.
+        del self._at_work[key]
+        # The call and the work hold the batch, and each other: it would stay until the next collection of garbage.
+        handover.call = handover.work = _nothing
+        handover.found = found
+        if handover.given_up:
+            log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
+        self._again(key)
 
-        last  whether it is to be made also where the lease is wanted elsewhere
-        """
-        self._last = last
-
-        def while_held() -> object:
-            if self._holding.lost.is_set():
-                raise LostBefore
-            if self._holding.expired:
-                raise ExpiredBefore
-            return call()
-
-        begun = self._handovers.begin(self._holding.key, while_held, self._clock)
-        if isinstance(begun, str):
-            return GivenUp(begun)
-        self._handover = begun
-        return self._look(begun, now)
-
-    def look(self, now: float) -> Found:
-        """Look after the call; `LeaseLost` where none is at work."""
-        return self._look(self._handover, now) if self._handover else LeaseLost()
-
-    def _look(self, handover: Handover, now: float) -> Found:
-        if handover.over:
-            self._handover = None
-            return _handler_watch_ended(handover.fault, now)
+    def look(self, handover: Handover, now: float) -> Found:
+        """Look after the call; anything but `AtWork` is found once, and nobody looks again."""
+        # Its end counts before anything else: a handler that has finished is not given up for having been slow.
+        if handover.found is not None:
+            return handover.found
+        holding, handling = handover.holding, handover.handling
+        slow, most = handling.slow_seconds, handling.handler_seconds
         if handover.begun is None:
-            return self._not_begun(handover, now)
-        seconds, slow, most = now - handover.begun, self._handling.slow_seconds, self._handling.handler_seconds
-        if seconds >= max(slow, 2 * handover.said):
-            self._say_slow(handover, seconds)
-        if seconds >= most or (seconds >= slow and self._holding.lost.is_set()):
-            return self._give_up(handover, seconds)
-        return Later(handover.begun + min(max(slow, 2 * handover.said), most))
-
-    def _not_begun(self, handover: Handover, now: float) -> Found:
-        lost = self._holding.lost.is_set()
-        if (lost or (self._holding.parting and not self._last)) and self._handovers.withdraw(handover):
             # Whoever calls handlers may come to it late, or never: a consumer that iterates asks when it likes.
-            self._handover = None
-            return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
-        if not (self._handovers.stuck and self._handovers.withdraw(handover)):
-            return Later(now + min(self._handling.slow_seconds, self._handling.handler_seconds))
-        self._handover = None
-        return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
+            lost = holding.lost.is_set()
+            if (lost or (holding.parting and not handover.last)) and self._withdrawn(handover):
+                return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
+            # Another worker may have threads: a batch that waits for a thread that never comes is read by nobody.
+            if self._executor.stuck and self._withdrawn(handover):
+                return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
+            return AtWork(now + min(slow, most))
+        seconds = now - handover.begun
+        # Each time it has doubled: once would be overlooked, and every look would fill the log.
+        if seconds >= max(slow, 2 * handover.said):
+            handover.said = seconds
+            handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
+            self._executor.replace(handover.work)  # others wait for its thread
+            self.notify("slow", handling.slow, holding, seconds)
+        # Of a lost lease the end is waited for a while: it may still move the checkpoint (`late_checkpoints`), and the
+        # next holding of this lease can begin only behind it.
+        lost = holding.lost.is_set()
+        if seconds >= most or (seconds >= slow and lost):
+            # It is waited for no longer. An awaited call is cancelled; a thread cannot be.
+            handover.given_up = True
+            handover.cancel()
+            if lost:
+                return LeaseLost()
+            return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {most:g} s is the limit")
+        return AtWork(handover.begun + min(max(slow, 2 * handover.said), most))
 
-    def _say_slow(self, handover: Handover, seconds: float) -> None:
-        handover.said = seconds
-        handler_watch_log.warning(
-            "shard %s: its handler has been at work on one batch for %.1f s", self._holding.key, seconds
-        )
-        self._handovers.replace(handover)
-        self._handovers.tell("slow", partial(self._handling.slow, self._holding, seconds))
+    def _withdrawn(self, handover: Handover) -> bool:
+        withdrawn = self._executor.withdraw(handover.work)
+        if withdrawn:
+            del self._at_work[handover.holding.key]
+        return withdrawn
 
-    def _give_up(self, handover: Handover, seconds: float) -> Found:
-        self._handover = None
-        self._handovers.give_up(handover)
-        if self._holding.lost.is_set():
-            return LeaseLost()
-        limit = self._handling.handler_seconds
-        return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {limit:g} s is the limit")
+    def notify(self, whom: str, onlooker: Callable[..., object], *told: object) -> None:
+        """Call an onlooker; its faults are logged once."""
+        fault: Exception | None = None
+        try:
+            answer = onlooker(*told)
+            if inspect.isawaitable(answer):
+                fault = fault_of(answer)
+        except self._fatal:
+            raise
+        except BaseException as error:  # noqa: BLE001  reading goes on, whatever it is
+            fault = fault_from(error)
+        if isinstance(fault, Ending):
+            self.end(fault.__cause__ or fault)
+        elif fault is not None and whom not in self._logged:
+            self._logged.add(whom)
+            log.error("the %s failed; this is said once, and reading goes on: %s", whom, fault, exc_info=fault)
+
+    def end(self, reason: BaseException) -> None:
+        """Have the worker end in good order, saying why."""
+        if "end" not in self._logged:
+            self._logged.add("end")
+            log.error("the worker ends: %s", said(reason))
+        self._end(reason)
+
+    def close(self) -> None:
+        """End the event loop and idle threads; nothing is waited for that hangs."""
+        self._executor.close()
+        self._loop.close()
 
 
-def _handler_watch_ended(fault: Exception | None, now: float) -> Found:
-    match fault:
-        case LostBefore():
-            return LeaseLost()
-        case ExpiredBefore():
-            return Later(now)
-        case _:
-            return CallEnded(fault)
+def _nothing() -> None:
+    """The call that is over."""

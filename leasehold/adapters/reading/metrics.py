@@ -42,19 +42,21 @@ class WorkerMetrics:
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        self._came: WeakSet[Holding] = WeakSet()
+        # Of each lease as long as it is held: batches come many times a second, and the names stay the same.
+        self._held: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
         self._instruments.workers.add(self)
 
     def read(self, holding: Holding, batch: Batch) -> None:
         """Count a batch that was read, perhaps an empty one."""
-        series = self._series(holding.lease)
+        series = self._held.get(holding)
+        if series is None:
+            series = self._held[holding] = self._series(holding.lease)
+            if holding.reach.moved:
+                self._instruments.owner_switches.add(1, series)
         self._instruments.bytes.add(batch.size, series)
         self._instruments.records.add(batch.count, series)
-        if holding.reach.moved and holding not in self._came:
-            self._came.add(holding)
-            self._instruments.owner_switches.add(1, series)
 
     def slow(self, holding: Holding) -> None:
         """Count a warning that the lease's handler is slow."""
@@ -199,12 +201,13 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
         )
         for gauge, unit, meaning in gauges:
-            meter.create_observable_gauge(gauge.__name__, [self._of_all(gauge)], unit, meaning)
 
-    def _of_all(
-        self, gauge: Callable[[WorkerMetrics], Iterable[Observation]]
-    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        return lambda _options: [told for worker in tuple(self.workers) for told in gauge(worker)]
+            def observe(
+                _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
+            ) -> Iterable[Observation]:
+                return [told for worker in tuple(self.workers) for told in gauge(worker)]
+
+            meter.create_observable_gauge(gauge.__name__, [observe], unit, meaning)
 
 
 _made: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()

@@ -1,42 +1,171 @@
-"""Runs a worker: calls its renewals, turns and readings when they are due; by threads, or in virtual time.
+"""Runs a worker: calls its renewals, its turns and the steps of its readings when they are due.
+
+From a lease to its reader is one step: a worker calls `Readings.begin` with each lease that has become ours, which
+makes its `ShardReading` and puts the reading's step on the `Schedule`. Every step answers when it wishes to be called
+next; a bounded pool of tasks calls those that are due, so that a thousand shards need no thousand threads.
+
+Rule 1: a step never runs twice at a time. Rule 2: a successor under the same key begins only when its predecessor is
+over, so a lease that was lost and taken again has one handler at work. Rule 3: a step that raises is called again;
+when it has raised a few times in a row, or while its lease is to be left, its lease is released and not taken again by
+this worker for a while, since a lease must not be held and not read.
 
 To stop is to drain: the running batches are finished, checkpointed, and their leases released. A task that ends or
-cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody.
-
-A heap of appointments, kept by a bounded pool of tasks: a thousand shards need no thousand threads.
-
-Rule 1: a step never runs twice at a time. Rule 2: a successor under the same key begins only when its
-predecessor is over, so a lease that was lost and taken again has one handler at work.
-
-Releases a lease whose reading raises an unforeseen fault: a lease must not be held and not read.
-
-A step that raises is called again. When it has raised a few times in a row, or while its lease is to be left,
-its lease is released, and not taken again by this worker for a while.
+cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody. In a process of
+its own (`run`) a signal to end (SIGTERM, SIGINT, and SIGHUP unless it is ignored, as under nohup) drains; a second one
+ends the process at once, and its leases wait for expiry.
 """
 
 import heapq
 import logging
 import math
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock
-from typing import assert_never
+from typing import TypeVar, assert_never
+
+from attrs import define, frozen
 
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Handler, Handling, metered, traced
 from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, ThreadExecutor
-from leasehold.adapters.reading.reading import Room, ShardReading
+from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
-from leasehold.adapters.worker.scheduler import Pool, Queue, Scheduler, Signal
-from leasehold.adapters.worker.tidings import LeaseBegun, LeaseLeaving, Outbox, Tiding, TurnHurried
-from leasehold.adapters.worker.worker import Worker
+from leasehold.adapters.worker.scheduler import Queue, Scheduler
+from leasehold.adapters.worker.worker import Worker, nobody
 from leasehold.balancer.lookout import start_seconds
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import StoreError
+
+log = escaped(logging.getLogger("leasehold.runner"))
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Signal:
+    """Ends a wait, or the next one if nobody waits yet."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._queue, self._given = scheduler.queue(), False
+
+    def set(self) -> None:
+        """Give the signal."""
+        if not self._given:
+            self._given = True
+            self._queue.put(True)
+
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait for it, at most until then, and take it back; whether it was given."""
+        given = self._queue.get(until) is not None
+        # What changed before a `set` that comes in between is seen by the caller, who looks only after this.
+        self._given = False
+        return given
+
+    def clear(self) -> None:
+        """Take the signal back."""
+        self.wait(-math.inf)
+
+
+class Pool:
+    """Work done side by side by a bounded number of tasks, each of which is started when it is first needed.
+
+    failed  told when a task cannot be started, or when work raises what nobody waits for
+    """
+
+    def __init__(self, scheduler: Scheduler, size: int, name: str, failed: Callable[[BaseException], None]) -> None:
+        self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
+        self._work, self._over, self._lock = scheduler.queue(), scheduler.queue(), Lock()
+        self._tasks = self._load = 0
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have this done; by the caller itself if there is not one task for it."""
+        with self._lock:
+            self._load += 1
+            # Counted here, before the task has begun: two callers would otherwise start one too many.
+            more = self._tasks < min(self._load, self._size)
+            self._tasks += more
+        if more:
+            try:
+                self._scheduler.start(self._name, self._serve, self._failed)
+            except RuntimeError as fault:
+                with self._lock:
+                    self._tasks -= 1
+                self._failed(fault)
+        self._work.put(work)
+        if not self._tasks:
+            self._serve(once=True)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """The answers, in the order of the items. Raises what the first of them raised, once all are over."""
+        work = list(items)
+        if len(work) <= 1:
+            return [function(item) for item in work]
+        answers: dict[int, R] = {}
+        faults: list[BaseException] = []
+        over, left = Signal(self._scheduler), [*range(len(work))]
+
+        def apply(place: int) -> None:
+            try:
+                answers[place] = function(work[place])
+            except BaseException as fault:  # noqa: BLE001  raised again where it is waited for
+                faults.append(fault)
+            left.pop()
+            if not left:
+                over.set()
+
+        for place in range(len(work)):
+            self.submit(partial(apply, place))
+        over.wait()
+        if faults:
+            raise faults[0]
+        return [answers[place] for place in range(len(work))]
+
+    def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
+        """Apply it to each, and wait for none: a request may stall for as long as its client library waits."""
+
+        def alone(item: T) -> None:
+            try:
+                function(item)
+            except BaseException as fault:  # noqa: BLE001  nobody waits for it
+                self._scheduler.unforeseen(self._name, fault)
+
+        for item in items:
+            self.submit(partial(alone, item))
+        return ()
+
+    def close(self, until: float) -> bool:
+        """End the tasks after their running work; return whether they are over by then."""
+        with self._lock:
+            tasks, self._size = self._tasks, 0
+        for _ in range(tasks):
+            self._work.put(_END)
+        return all(self._over.get(until) for _ in range(tasks))
+
+    def _serve(self, *, once: bool = False) -> None:
+        try:
+            while (work := self._work.get()) is not _END:
+                try:
+                    work()
+                except BaseException as fault:  # noqa: BLE001  a task that ends would leave its work to nobody
+                    self._failed(fault)
+                with self._lock:
+                    self._load -= 1
+                if once:
+                    return
+        finally:
+            if not once:
+                self._over.put(True)
+
+
+_END = object()
+"""Ends one task of a pool."""
 
 Step = Callable[[float], float]
 """Does one bounded piece of work at this time; returns when to be called again, infinity for never."""
@@ -44,10 +173,71 @@ Step = Callable[[float], float]
 FAULT_SECONDS = 5.0
 
 
-class Appointments:
-    """A schedule of steps, each called when it is due.
+@define(eq=False)
+class ScheduledStep:
+    """A step on the schedule.
 
-    tasks      how many may run side by side
+    instead    given, after each fault, how many came in a row: what to call from now on in place of the step, if any
+    due        when it wishes to be called
+    woken      wanted again while it runs
+    successor  begins once this one is over
+    """
+
+    step: Step
+    instead: Callable[[int], Step | None] | None = None
+    due: float = -math.inf
+    running: bool = False
+    woken: bool = False
+    faults: int = 0
+    successor: "ScheduledStep | None" = None
+
+
+@frozen
+class StepAdded:
+    """Call this step from now on."""
+
+    key: str
+    added: ScheduledStep
+
+
+@frozen
+class StepWoken:
+    """Call the step of this key at once, or as soon as it has finished running."""
+
+    key: str
+
+
+@frozen
+class StepReturned:
+    """The step of this key has run, and wishes to be called then."""
+
+    key: str
+    due: float
+
+
+@frozen
+class DrainAsked:
+    """Somebody waits until no step is left."""
+
+    over: Queue
+
+
+@frozen
+class Closed:
+    """Begin nothing more."""
+
+
+ScheduleMessage = StepAdded | StepWoken | StepReturned | DrainAsked | Closed
+
+
+class Schedule:
+    """Steps, each called when it is due.
+
+    One task, the dispatcher, owns the state; everybody else leaves it a message. So nothing is locked, and a wake-up
+    that comes while a step runs is not missed: it lies in the queue before or behind the step's own end, and counts
+    in both places.
+
+    tasks      how many steps may run side by side
     scheduler  runs them, and tells the time
     failed     told when no task can be had, or dispatching raised: steps may wait for ever then
     """
@@ -55,164 +245,209 @@ class Appointments:
     def __init__(self, tasks: int, scheduler: Scheduler, failed: Callable[[BaseException], None]) -> None:
         """Raises RuntimeError if not one task can be had."""
         self._scheduler, self._failed = scheduler, failed
-        self._steps: dict[str, Step] = {}
-        self._successors: dict[str, Step] = {}
-        self._dues: dict[str, float] = {}  # of those that wait
-        self._hurried: set[str] = set()  # of those that run
+        self._messages, self._over = scheduler.queue(), scheduler.queue()
+        self._steps: dict[str, ScheduledStep] = {}
         self._heap: list[tuple[float, str]] = []
-        self._lock = Lock()
-        self._changed, self._emptied, self._over = Signal(scheduler), Signal(scheduler), Signal(scheduler)
+        self._drains: list[Queue] = []
         self._closed = False
         self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
-        scheduler.start("leasehold-appointments", self._dispatch, failed)
+        scheduler.start("leasehold-schedule", self._dispatch, failed)
 
-    def add(self, key: str, step: Step) -> None:
+    def add(self, key: str, step: Step, instead: Callable[[int], Step | None] | None = None) -> None:
         """Begin this step at once, or as soon as the step under the same key is over."""
-        with self._lock:
-            if key in self._steps:
-                self._successors[key] = step
-                self._hurry(key)
-            else:
-                self._steps[key] = step
-                self._wait(key, -math.inf)
+        self._messages.put(StepAdded(key, ScheduledStep(step, instead)))
 
-    def hurry(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         """Call the step again at once, or when it has finished running."""
-        with self._lock:
-            self._hurry(key)
+        self._messages.put(StepWoken(key))
 
     def drain(self, until: float = math.inf) -> bool:
         """Wait until nothing is left; False if that took too long."""
-        while self._steps:
-            if not self._emptied.wait(until) and self._steps:
-                return False
-        return True
+        over = self._scheduler.queue()
+        self._messages.put(DrainAsked(over))
+        return over.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
         """Begin nothing more; False if what runs is not over by then."""
         self._closed = True
-        self._changed.set()
-        over = self._over.wait(until)
+        self._messages.put(Closed())
+        over = self._over.get(until) is not None
         return self._pool.close(until) and over  # its tasks are to end even if that is later
 
-    def _hurry(self, key: str) -> None:
-        if key in self._dues:
-            self._wait(key, -math.inf)
-        elif key in self._steps:
-            self._hurried.add(key)
-
-    def _wait(self, key: str, due: float) -> None:
-        self._dues[key] = due
-        heapq.heappush(self._heap, (due, key))
-        self._changed.set()
-
     def _dispatch(self) -> None:
+        heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf
         while not self._closed:
             try:
-                self._changed.wait(self._begin_due())
+                message = self._messages.get(max(not_before, heap[0][0]) if heap else math.inf)
+                if message is not None:
+                    self._take(message)
+                now = clock()
+                while heap and max(heap[0][0], not_before) <= now and not self._closed:
+                    due, key = heapq.heappop(heap)
+                    step = self._steps.get(key)
+                    # What has moved since leaves its former entry behind.
+                    if step is not None and step.due == due and not step.running:
+                        step.running, step.woken = True, False
+                        self._pool.submit(partial(self._run, key, step))
+            except self._scheduler.fatal:
+                raise
             except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
                 self._failed(fault)
-                self._changed.wait(self._scheduler.clock() + FAULT_SECONDS)
-        self._over.set()
+                not_before = clock() + FAULT_SECONDS
+        self._over.put(True)
 
-    def _begin_due(self) -> float:
-        """Begin what is due; when something else will be."""
-        while True:
-            with self._lock:
-                key = self._next()
-                if key is None:
-                    return self._heap[0][0] if self._heap else math.inf
+    def _take(self, message: ScheduleMessage) -> None:
+        match message:
+            case StepReturned(key, due):
                 step = self._steps[key]
-            self._pool.submit(partial(self._run, key, step))
+                step.running = False
+                # One that is over is not called again, though it was woken meanwhile: its lease is left.
+                if due < math.inf:
+                    step.due = -math.inf if step.woken else due
+                    heapq.heappush(self._heap, (step.due, key))
+                elif step.successor is not None:
+                    self._steps[key] = step.successor
+                    heapq.heappush(self._heap, (step.successor.due, key))
+                else:
+                    del self._steps[key]
+            case StepWoken(key) | StepAdded(key):
+                present = self._steps.get(key)
+                if isinstance(message, StepAdded):
+                    if present is None:
+                        present = self._steps[key] = message.added
+                    else:
+                        present.successor = message.added  # and the present one is woken: it may wait for hours
+                if present is not None:
+                    present.woken, present.due = True, -math.inf
+                    heapq.heappush(self._heap, (present.due, key))
+            case DrainAsked(over):
+                self._drains.append(over)
+            case Closed():
+                pass
+            case _ as never:
+                assert_never(never)
+        if not self._steps:
+            while self._drains:
+                self._drains.pop().put(True)
 
-    def _next(self) -> str | None:
-        """Take the first that is due off the heap; entries of appointments since moved are dropped."""
-        while self._heap and self._heap[0][0] <= self._scheduler.clock():
-            due, key = heapq.heappop(self._heap)
-            if self._dues.get(key) == due:
-                del self._dues[key]
-                return key
-        return None
-
-    def _run(self, key: str, step: Step) -> None:
-        due = self._call(key, step)
-        with self._lock:
-            hurried = key in self._hurried
-            self._hurried.discard(key)
-            if due < math.inf:
-                self._wait(key, -math.inf if hurried else due)
-                return
-            del self._steps[key]
-            successor = self._successors.pop(key, None)
-            if successor is not None:
-                self._steps[key] = successor
-                self._wait(key, -math.inf)
-            if not self._steps:
-                self._emptied.set()
-
-    def _call(self, key: str, step: Step) -> float:
+    def _run(self, key: str, scheduled: ScheduledStep) -> None:
+        clock = self._scheduler.clock
         try:
-            return step(self._scheduler.clock())
+            due, scheduled.faults = scheduled.step(clock()), 0
         except BaseException as fault:  # noqa: BLE001  whatever it is, the shard must not stay unread
             self._scheduler.unforeseen(key, fault)
-            return self._scheduler.clock() + FAULT_SECONDS
+            scheduled.faults += 1
+            due = clock() + FAULT_SECONDS
+            if scheduled.instead is not None and (other := scheduled.instead(scheduled.faults)) is not None:
+                scheduled.step, scheduled.instead, due = other, None, clock()
+        self._messages.put(StepReturned(key, due))
 
 
-log = escaped(logging.getLogger("leasehold.runner"))
+# Readings
 
 FAULTS_MOST = 3
 """A step may raise so often in a row: with the waits in between its lease is released within 15 seconds."""
 
 EXCLUDED_SECONDS = 60.0
 
+OpenReading = Callable[[Worker, Holding, Handling], Step]
+"""Makes the step that is called for a lease that has become ours."""
 
-class Guarded:
-    """A step that releases its lease when it cannot go on.
 
-    step       the step itself
-    exclude    keeps this worker from taking a lease for so many seconds
-    scheduler  is told of every fault
+class Readings:
+    """Reads what one worker holds: its `HoldingConsumer`.
+
+    taking  whether new leases are wanted; while it drains, one that comes is released as soon as it has begun
+    open_reading  makes the step for a lease: its shard is read, if left out
+    wall    seconds since 1970, for what rows tell of lag; None: they tell nothing of it
+    failed  told what nobody can go on from
+    end     called with the reason why the worker must end
     """
 
     def __init__(
-        self, step: Step, holding: Holding, exclude: Callable[[str, float], None], scheduler: Scheduler
+        self,
+        worker: Worker,
+        handling: Handling,
+        *,
+        readers: int,
+        memory_bytes: int,
+        open_reading: OpenReading | None,
+        executor: HandlerExecutor | None,
+        wall: Callable[[], float] | None,
+        failed: Callable[[BaseException], None],
+        end: Callable[[BaseException], None],
     ) -> None:
-        self._step, self._holding, self._exclude, self._scheduler = step, holding, exclude, scheduler
-        self._faults = 0
+        self._worker, self._handling, self._open, self._wall, self._failed = (
+            worker,
+            handling,
+            open_reading,
+            wall,
+            failed,
+        )
+        self._scheduler, self.taking = worker.scheduler, True
+        self.schedule = Schedule(readers, self._scheduler, failed)
+        self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
+        self.handovers = Handovers(
+            executor or ThreadExecutor(readers, failed=failed),
+            again=self.schedule.wake,
+            end=end,
+            fatal=self._scheduler.fatal,
+        )
 
-    def __call__(self, now: float) -> float:
-        """Do one step."""
-        if self._faults >= FAULTS_MOST:
-            return self._let_go()
+    def begin(self, holding: Holding) -> None:
+        """Read this lease, which has become ours, from now on.
+
+        Called in the task that has written the claim: it opens nothing, which is left to the first step.
+        """
         try:
-            due = self._step(now)
-        except BaseException as fault:  # noqa: BLE001  whatever it is, the lease must not stay unread
-            return self._failed(fault)
-        self._faults = 0
-        return due
+            if not self.taking:
+                # It gets a reading all the same, which releases it: who holds a lease answers for it.
+                holding.ask_release()
+            if self._wall is not None and self._worker.store.promises.free_notes:
+                holding.reach.tell(socket.gethostname(), self._wall, self._scheduler.clock())
+            if self._open is not None:
+                step = self._open(self._worker, holding, self._handling)
+            else:
+                step = ShardReading(self._worker, holding, self._handling, self.memory, self.handovers).step
+            self.schedule.add(holding.key, step, partial(self._instead, holding))
+        except BaseException as fault:  # noqa: BLE001  what was won must be read or let go, and a turn would go on
+            self._failed(fault)
 
-    def _failed(self, fault: BaseException) -> float:
-        self._scheduler.unforeseen(self._holding.key, fault)
-        self._faults = FAULTS_MOST if self._holding.parting else self._faults + 1
-        if self._faults < FAULTS_MOST and not self._holding.lost.is_set():
-            return self._scheduler.clock() + FAULT_SECONDS
-        return self._let_go()
+    def part(self, holding: Holding) -> None:
+        """Have the reading see at once that its lease is to go, or is lost."""
+        self.schedule.wake(holding.key)
 
-    def _let_go(self) -> float:
-        if self._holding.lost.is_set():
-            return math.inf
-        self._exclude(self._holding.key, EXCLUDED_SECONDS)
-        self._holding.ask_release()
-        try:
-            released = self._holding.part()
-        except StoreError as fault:
-            log.warning("lease %s cannot be read here and is not released yet: %s", self._holding.key, fault)
-            return self._scheduler.clock() + RETRY_SECONDS
-        log.error("lease %s cannot be read here and is released", self._holding.key)
-        return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+    def release_all(self) -> None:
+        """Finish the running batches, and release everything."""
+        for holding in self._worker.holdings:
+            holding.ask_release()
+            self.schedule.wake(holding.key)
+
+    def _instead(self, holding: Holding, faults: int) -> Step | None:
+        """Leave the lease in place of a step that cannot go on; at once where it is to be left anyhow (rule 3)."""
+        if faults < FAULTS_MOST and not holding.parting and not holding.lost.is_set():
+            return None
+
+        def let_go(_now: float) -> float:
+            if holding.lost.is_set():
+                return math.inf
+            # Before the release, or this worker might take it again at once and fail again.
+            self._worker.exclude(holding.key, EXCLUDED_SECONDS)
+            holding.ask_release()
+            try:
+                released = holding.part()
+            except StoreError as fault:
+                log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
+                return self._scheduler.clock() + RETRY_SECONDS
+            log.error("lease %s cannot be read here and is released", holding.key)
+            return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+
+        return let_go
 
 
-# With the few others at most 64 threads, beside those that call handlers (`handlers/executors.py`);
+# The worker's tasks
+
+# With the few others at most 64 threads, beside those that call handlers (`handovers.py`);
 # twenty writers claim a thousand leases in a second and a half.
 READERS = 30
 WRITERS = 20
@@ -221,9 +456,6 @@ MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 READABLE = (WorkerError, StoreError, SourceError)
 """Faults whose text tells a user the cause."""
-
-OpenReading = Callable[[Worker, Holding, Handling], Step]
-"""Makes the step that is called for a lease that has become ours."""
 
 
 class Runner:
@@ -263,26 +495,33 @@ class Runner:
         wall: Callable[[], float] | None = time.time,
     ) -> None:
         """Raises RuntimeError if the system can start no thread, and ValueError for a worker that has a consumer."""
-        if not isinstance(worker.consumer, Outbox):
-            raise ValueError("worker: it has a consumer of its own")  # noqa: TRY004  the value is what is wrong
+        if worker.consumer is not None:
+            raise ValueError("worker: it has a consumer of its own")
         self.worker = worker
         handling = handling if isinstance(handling, Handling) else Handling(handling)
         self.handling = metered(worker, traced(worker, handling), meter)
-        self._scheduler, self._drain_seconds, self._begin = worker.scheduler, drain_seconds, begin or self._read
+        self._scheduler, self._drain_seconds = worker.scheduler, drain_seconds
         self._ends: Queue = self._scheduler.queue()
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
-        self._taking = self._renewing = True
-        self._failed, self._wall = False, wall
+        self._renewing, self._failed = True, False
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
         self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail)
-        self._readings = Appointments(readers, self._scheduler, self._fail)
-        self._room = Room(memory_bytes, self._readings.hurry)
-        self._handovers = Handovers(
-            crew or ThreadExecutor(readers, failed=self._fail),
-            again=self._readings.hurry,
+        self._readings = Readings(
+            worker,
+            self.handling,
+            readers=readers,
+            memory_bytes=memory_bytes,
+            open_reading=begin,
+            executor=crew,
+            wall=wall,
+            failed=self._fail,
             end=self._end,
-            fatal=self._scheduler.fatal,
         )
+        worker.consumer = self._readings
+        if worker.hurried is nobody:
+            worker.hurried = self._turn_sooner.set
+        for holding in worker.holdings:  # held before there was anybody to read them
+            self._readings.begin(holding)
 
     def run(self) -> None:
         """Work until `stop` is called; returns once everything is released, or left to expire.
@@ -294,11 +533,21 @@ class Runner:
         (end,) = self._ends.get()
         until = self._scheduler.clock() + self._drain_seconds
         drained = self._drain(tasks, until)
+        # Renewals go on until here: a batch that takes its time while all drains must not lose its lease meanwhile.
         self._renewing = False
         self._renew_sooner.set()
-        self._abandon(drained=drained)
-        closed = [self._readings.close(until), self._actors.close(until), self._renewers.close(until)]
-        self._handovers.close()
+        left = [holding for holding in self.worker.holdings if not holding.lease.ended]
+        for holding in left:
+            # Others will take what could not be released, so no more may be done for it here.
+            holding.drop("left to expire")
+        if left:
+            keys = ", ".join(holding.key for holding in left)
+            log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
+        elif not drained:
+            log.error("not everything came to its end within %g s", self._drain_seconds)
+        closed = [each.close(until) for each in (self._readings.schedule, self._actors, self._renewers)]
+        # Last: while a step may still run, it may want to know how its handler ended.
+        self._readings.handovers.close()
         if drained and not all(closed):
             log.warning("everything is released; a request of this worker still waits for its answer")
         if end is not None:
@@ -306,30 +555,21 @@ class Runner:
 
     def stop(self) -> None:
         """Finish the running batches, checkpoint, release, and let `run` return."""
-        self._ends.put((None,))
+        self._ends.put((None,))  # a signal's handler may be here: a queue takes that, a lock might hang
 
     def hurry(self, key: str) -> None:
         """Begin the next step for this lease at once."""
-        self._readings.hurry(key)
-
-    def _read(self, worker: Worker, holding: Holding, handling: Handling) -> Step:
-        return ShardReading(worker, holding, handling, self._room, self._handovers).step
-
-    # Tasks
+        self._readings.schedule.wake(key)
 
     def _begun(self) -> dict[str, Queue]:
-        """Every task, with the queue that tells when it is over."""
-        pause = start_seconds(self.worker.me, self.worker.config)  # C15
-        turn, renew = (
-            partial(self.worker.turn, each=self._actors.map),
-            partial(self.worker.renew, each=self._renewers.begin),
-        )
+        """Begin every task; each with the queue that tells when it is over."""
+        worker, begun = self.worker, dict[str, Queue]()
+        turn, renew = partial(worker.turn, each=self._actors.map), partial(worker.renew, each=self._renewers.begin)
+        pause = start_seconds(worker.me, worker.config)  # C15
         works: dict[str, Callable[[], None]] = {
-            "hear": self._hear,
-            "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._taking, pause),
+            "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._readings.taking, pause),
             "renew": lambda: self._keep("renew", renew, self._renew_sooner, lambda: self._renewing),
         }
-        begun: dict[str, Queue] = {}
         for name, work in works.items():
             try:
                 begun[name] = self._task(name, work)
@@ -351,6 +591,30 @@ class Runner:
         self._scheduler.start(f"leasehold-{name}", run, self._fail)
         return over
 
+    def _keep(
+        self, name: str, work: Callable[[float], float], sooner: Signal, going: Callable[[], bool], pause: float = 0.0
+    ) -> None:
+        """Call this when it is due, for as long as it is going."""
+        clock, faults = self._scheduler.clock, 0
+        sooner.wait(clock() + pause)
+        while going():
+            sooner.clear()
+            try:
+                due, faults = work(clock()), 0
+            except READABLE as fault:
+                self._fail(fault)
+                due = clock() + RETRY_SECONDS
+            except Exception as fault:  # noqa: BLE001  the next time may go well
+                # A failed turn is repeated for ever, as held leases are read meanwhile. Renewals that keep failing
+                # end the run: what it holds is about to be another's.
+                faults += 1
+                if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
+                    self._fail(fault)
+                self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
+                due = clock() + RETRY_SECONDS
+            if going():
+                sooner.wait(due)
+
     def _end(self, reason: BaseException) -> None:
         """End the run as a handler has asked for, or for want of what is needed to call one."""
         if isinstance(reason, SystemExit | KeyboardInterrupt):
@@ -370,97 +634,84 @@ class Runner:
             fault = error
         self._ends.put((fault,))
 
-    def _keep(
-        self, name: str, work: Callable[[float], float], sooner: Signal, going: Callable[[], bool], pause: float = 0.0
-    ) -> None:
-        clock, faults = self._scheduler.clock, 0
-        sooner.wait(clock() + pause)
-        while going():
-            sooner.clear()
-            try:
-                due, faults = work(clock()), 0
-            except READABLE as fault:
-                self._fail(fault)
-                due = clock() + RETRY_SECONDS
-            except Exception as fault:  # noqa: BLE001  the next time may go well
-                faults += 1
-                due = self._again(name, fault, faults)
-            if going():
-                sooner.wait(due)
-
-    def _again(self, name: str, fault: Exception, faults: int) -> float:
-        """Repeat a failed turn for ever, as held leases are read meanwhile; stop the run if renewals keep failing."""
-        if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
-            self._fail(fault)
-        self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
-        return self._scheduler.clock() + RETRY_SECONDS
-
-    def _hear(self) -> None:
-        while (tiding := self.worker.tidings.get()) is not END:
-            try:
-                self._heed(tiding)
-            except BaseException as fault:  # noqa: BLE001  what was won must be read or let go
-                self._fail(fault)
-
-    def _heed(self, tiding: Tiding) -> None:
-        match tiding:
-            case LeaseBegun(holding):
-                if not self._taking:
-                    holding.ask_release()
-                if self._wall is not None and self.worker.store.promises.free_notes:
-                    holding.reach.tell(socket.gethostname(), self._wall, self._scheduler.clock())
-                step = self._begin(self.worker, holding, self.handling)
-                self._readings.add(holding.key, Guarded(step, holding, self.worker.exclude, self._scheduler))
-            case LeaseLeaving(holding):
-                self._readings.hurry(holding.key)
-            case TurnHurried():
-                self._turn_sooner.set()
-            case _:
-                assert_never(tiding)
-
-    # Leaving
-
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether all was done by then."""
-        self._taking = False
+        # In this order: no turn begins any more, the one that runs is hurried, and what is held is asked for already.
+        self._readings.taking = False
         self._turn_sooner.set()
-        self._part_with_all()
-        over = self._over(tasks, "turn", until) and self._closed(until)
-        self.worker.tidings.put(END)
-        over = self._over(tasks, "hear", until) and over
-        # The last turn may have taken leases in between; their release was asked for when they began.
-        self._part_with_all()
-        return self._readings.drain(until) and over
-
-    def _closed(self, until: float) -> bool:
-        """Withdraw the open requests, in a task of its own, since the store may not answer."""
+        self._readings.release_all()
+        turned = "turn" not in tasks or tasks["turn"].get(until) is not None
+        # Requests are withdrawn in a task of its own, since the store may not answer.
         try:
-            closing = self._task("close", self.worker.close)
+            closed = turned and self._task("close", self.worker.close).get(until) is not None
         except RuntimeError:
             self.worker.close()
-            return True
-        return closing.get(until) is not None
-
-    @staticmethod
-    def _over(tasks: dict[str, Queue], name: str, until: float) -> bool:
-        return name not in tasks or tasks[name].get(until) is not None
-
-    def _part_with_all(self) -> None:
-        for holding in self.worker.holdings:
-            holding.ask_release()
-            self._readings.hurry(holding.key)
-
-    def _abandon(self, *, drained: bool) -> None:
-        """Drop the leases that could not be released: others will take them, so no more may be done for them here."""
-        left = [holding for holding in self.worker.holdings if not holding.lease.ended]
-        for holding in left:
-            holding.drop("left to expire")
-        if left:
-            keys = ", ".join(holding.key for holding in left)
-            log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
-        elif not drained:
-            log.error("not everything came to its end within %g s", self._drain_seconds)
+            closed = True
+        # The last turn may have taken leases in between: only now is there none to come.
+        self._readings.release_all()
+        return self._readings.schedule.drain(until) and closed
 
 
-END = object()
-"""Ends the tidings of a worker."""
+# In a process of its own
+
+HANGUP = getattr(signal, "SIGHUP", None)
+"""There is none on Windows."""
+ENDING = (signal.SIGTERM, signal.SIGINT, *((HANGUP,) if HANGUP else ()))
+
+
+def run(
+    worker: Worker,
+    handling: Handling | Handler,
+    *,
+    readers: int = READERS,
+    writers: int = WRITERS,
+    meter: Meter | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> None:
+    """Run a worker in this process until a signal ends it.
+
+    In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
+
+    Examples:
+        >>> from leasehold.adapters import run
+        >>> def consume(worker) -> None:
+        ...     run(worker, print)  # until a signal ends it
+    """
+    runner = Runner(
+        worker,
+        handling,
+        readers=readers,
+        writers=writers,
+        meter=meter,
+        drain_seconds=drain_seconds,
+        memory_bytes=memory_bytes,
+    )
+    with stopping_on_signals(runner):
+        runner.run()
+
+
+def endings() -> list[signal.Signals]:
+    """The signals that end a worker of this process."""
+    return [each for each in ENDING if each != HANGUP or signal.getsignal(each) != signal.SIG_IGN]
+
+
+@contextmanager
+def stopping_on_signals(runner: Runner) -> Iterator[None]:
+    """In the main thread: while this lasts, a signal to end stops the runner, and a second one ends the process."""
+    ending = endings()
+
+    def stop(_number: int, _frame: object) -> None:
+        for each in ending:
+            signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
+        runner.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, stop) for each in ending}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -18,8 +18,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Happening
 from leasehold.adapters.reading.handovers import HandlerExecutor
-from leasehold.adapters.reading.run import stopping_on_signals
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source, SourceError
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
@@ -152,21 +151,20 @@ class SliceReader:
         batch = self._reader.read()
         self._reached = batch.end or self._reached
         over = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
-        return evolve(self._cut.within(batch), ended=batch.ended or over or self._read_up(batch))
+        ended = batch.ended or over
+        if not ended and self._settled is not None:
+            last, arrived = self._settled.last, self._settled.arrived
+            if last is None:
+                # Only a reading that was begun after that moment, and brings nothing at the tip, shows it.
+                ended = batch.end is None and batch.behind_seconds == 0
+            else:
+                before = arrived is not None and arrived * 1000 < self._cut.begin.sub  # all of it lies before the slice
+                ended = before or self._reached.order >= last.order
+        return evolve(self._cut.within(batch), ended=ended)
 
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
-
-    def _read_up(self, batch: Batch) -> bool:
-        """Whether all that arrived in time has been read."""
-        if self._settled is None:
-            return False
-        last, arrived = self._settled.last, self._settled.arrived
-        if last is None:
-            return batch.end is None and batch.behind_seconds == 0
-        before = arrived is not None and arrived * 1000 < self._cut.begin.sub
-        return before or self._reached.order >= last.order
 
 
 log = escaped(logging.getLogger("leasehold.slices"))
@@ -210,7 +208,7 @@ def run_slice(
     begun         given the runner before it runs
     Raises what `run` raises.
     """
-    count = _Count(handling if isinstance(handling, Handling) else Handling(handling))
+    count = SliceCount(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes}
     runner = Runner(worker, count.handling, meter=meter, crew=crew, **limits)
     begun(runner)
@@ -269,44 +267,40 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
     return not any(isinstance(action, Create) for action in wanted)
 
 
-class _Count:
-    """Counts what the callables of a handling have finished with."""
+class SliceCount:
+    """Counts what the callables of a handling have finished with; `handling` is the same, counted."""
 
-    def __init__(self, handling: Handling) -> None:
+    def __init__(self, given: Handling) -> None:
         self.records = self.letters = self.shards = 0
-        self._lock = threading.Lock()
-        self._given, letter = handling, handling.dead_letter
+        lock, letter = threading.Lock(), given.dead_letter
+
+        def count(answer: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
+            """Once the answer says that they are done: an answer other than None fails the batch."""
+            if inspect.isawaitable(answer):
+
+                async def awaited() -> None:
+                    ended = cast("object", await answer)
+                    return cast("None", count(None, records, letters) if ended is None else ended)
+
+                return awaited()
+            if answer is None:
+                with lock:  # handlers of several shards are at work side by side
+                    self.records += records
+                    self.letters += letters
+            return answer
+
+        def handle(delivery: Delivery) -> Awaitable[None] | None:
+            return count(given.handler(delivery), len(delivery.records), 0)
+
+        def dead_letter(delivery: Delivery, error: Exception) -> Awaitable[None] | None:
+            return None if letter is None else count(letter(delivery, error), 0, len(delivery.records))
+
+        def observe(happening: Happening, holding: Holding) -> None:
+            if happening == "shard-ended":
+                with lock:
+                    self.shards += 1
+            given.observer(happening, holding)
+
         self.handling = evolve(
-            handling, handler=self._handle, observer=self._observe, dead_letter=self._bury if letter else None
+            given, handler=handle, observer=observe, dead_letter=None if letter is None else dead_letter
         )
-
-    def _handle(self, delivery: Delivery) -> Awaitable[None] | None:
-        return self._after(self._given.handler(delivery), len(delivery.records), 0)
-
-    def _bury(self, delivery: Delivery, error: Exception) -> Awaitable[None] | None:
-        letter = self._given.dead_letter
-        return None if letter is None else self._after(letter(delivery, error), 0, len(delivery.records))
-
-    def _after(self, answer: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
-        if inspect.isawaitable(answer):
-            return self._awaited(answer, records, letters)
-        if answer is None:
-            self._add(records, letters)
-        return answer
-
-    async def _awaited(self, answer: Awaitable[None], records: int, letters: int) -> None:
-        ended = cast("object", await answer)
-        if ended is None:
-            self._add(records, letters)
-        return cast("None", ended)
-
-    def _add(self, records: int, letters: int) -> None:
-        with self._lock:
-            self.records += records
-            self.letters += letters
-
-    def _observe(self, happening: Happening, holding: Holding) -> None:
-        if happening == "shard-ended":
-            with self._lock:
-                self.shards += 1
-        self._given.observer(happening, holding)

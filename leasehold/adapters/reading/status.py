@@ -99,28 +99,27 @@ def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag])
     """
     found = dict(lags)
     for lease in leases:
-        if lease.key in found and found[lease.key].seconds is None:
-            found[lease.key] = _asked(source, lease, found[lease.key])
+        if lease.key not in found or found[lease.key].seconds is not None:
+            continue
+        latest = source.latest(lease)
+        if latest.numbered and lease.checkpoint.numbered:
+            events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
+            found[lease.key] = LeaseLag(0.0 if not events else None, events, not events)
+            continue
+        if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
+            continue
+        reader = source.open(lease, lease.checkpoint)
+        try:
+            batch = reader.read()
+        except SourceError:
+            continue  # what no row tells and the stream does not either stays unknown
+        finally:
+            reader.close()
+        waiting = batch.records[0].arrived if batch.records else None
+        behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
+        if behind is not None:
+            found[lease.key] = LeaseLag(round(behind, 3), end=not behind)
     return found
-
-
-def _asked(source: Source, lease: Lease, known: LeaseLag) -> LeaseLag:
-    latest = source.latest(lease)
-    if latest.numbered and lease.checkpoint.numbered:
-        events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
-        return LeaseLag(0.0 if not events else None, events, not events)
-    if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
-        return known
-    reader = source.open(lease, lease.checkpoint)
-    try:
-        batch = reader.read()
-    except SourceError:
-        return known
-    finally:
-        reader.close()
-    waiting = batch.records[0].arrived if batch.records else None
-    behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
-    return known if behind is None else LeaseLag(round(behind, 3), end=not behind)
 
 
 MEANINGS = {

@@ -201,15 +201,6 @@ def _lost(fault: BaseException) -> None:
     log.error("an answer was lost on its way: %s", said(fault))
 
 
-def seconds() -> float:
-    """Seconds that never go back, and go on while the machine is suspended where the system has such a clock.
-
-    Other workers' clocks go on meanwhile, and they take what expires: after a suspension nothing may be handed over
-    before a renewal has shown that it is still ours.
-    """
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
 def datetime_of(position: Position) -> datetime:
     """The time of a position AT_TIMESTAMP. Raises SourceError for one that no calendar has: rows may say any."""
     try:

@@ -28,7 +28,8 @@ class Record(NamedTuple):
     explicit_hash_key    decimal string, or None
     arrived              seconds since 1970 by the service's clock, or None
     aggregated           whether it came out of an aggregated record
-    token                the source's own opaque offset, "" where it has none (Event Hubs)
+    token                what its position carries along: the source's own opaque offset (Event Hubs), or what was had
+                         of Spark sinks (Kinesis, `repeats.py`); "" where there is neither
     event                the source's own object (an `EventData` for Event Hubs), or None
     """
 
@@ -76,6 +77,7 @@ class Batch:
     fault           why no answer came; a batch with one is no reading, and says nothing of the tip
     unlinked_seconds  for so long before this reading another could have opened the shard's one link, or took it over
                     (infinity); 0 where the link was ours, or the source has none
+    token           what the end of the shard carries along, if this is it (`Position.token`)
     """
 
     records: Sequence[Record]
@@ -88,6 +90,12 @@ class Batch:
     in_columns: InColumns | None = field(default=None, eq=False)
     fault: str = ""
     unlinked_seconds: float = 0.0
+    token: str = ""
+
+    @property
+    def reached(self) -> Position | None:
+        """The position behind all that was seen, which may be the end of the shard; None if nothing was."""
+        return Position("SHARD_END", token=self.token) if self.ended else self.end
 
     @property
     def end(self) -> Position | None:

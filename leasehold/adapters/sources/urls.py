@@ -4,7 +4,7 @@ kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, several
                                         `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
                                         `consumer=NAME` reads by enhanced fan-out;
                                         `misplaced=drop` drops aggregates on a wrong shard whole, as KCL does;
-                                        `wire=json` asks for records in JSON, not in CBOR;
+                                        `wire=json` asks for records in JSON, not in CBOR, `wire=boto3` by boto3;
                                         `poll_seconds=1` leaves a shard alone for so long between two requests
 dynamodb-streams://table?region=…       The changes of the items of a table of DynamoDB; a stream's ARN in place of
                                         the table reads that stream; `endpoint`, `if_trimmed`, `poll_seconds` likewise

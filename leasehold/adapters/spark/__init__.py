@@ -54,4 +54,17 @@ Why nothing is skipped
    that Spark repeats the batch; it never goes on without them.
 """
 
+from typing import TYPE_CHECKING
+
 from leasehold.adapters.spark.registration import register as register
+
+if TYPE_CHECKING:  # pyspark is an extra
+    from leasehold.adapters.spark.supervision import run as run
+
+
+def __getattr__(name: str) -> object:
+    if name == "run":
+        from leasehold.adapters.spark.supervision import run as found  # noqa: PLC0415  pyspark is an extra
+
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ import logging
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition
 from typing import Protocol
 
@@ -34,10 +34,11 @@ from leasehold.adapters.reading.handling import Measure
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Record, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.repeats import Tokens, Trail
 from leasehold.adapters.spark.offsets import Held
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
-from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.model import Lease, Position
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import StoreError
 
@@ -78,6 +79,7 @@ class SourceSpec:
     rereadable        whether anyone may read a shard at any time, so that every batch was delivered in full
     stream            what is read, as offsets name it: a checkpointLocation of another stream is refused
     sliced            whether shards end where a slice does, and a query once all of them have ended, whoever reads them
+    starts            where shards begin of which neither a lease nor the query knows how far they are done, by shard
     """
 
     open: Callable[[], Source]
@@ -87,14 +89,19 @@ class SourceSpec:
     rereadable: bool
     stream: str = ""
     sliced: bool = False
+    starts: Mapping[str, Position] = Factory(dict)
 
 
 @frozen
 class ArrowBatch(Batch):
-    """A reading whose records are rows already; `arrived` names the column that says when they arrived, or is ""."""
+    """A reading whose records are rows already; `arrived` names the column that says when they arrived, or is "".
+
+    trail  what the position of each row carries along, where the rows cannot tell
+    """
 
     rows: pa.RecordBatch | None = None
     arrived: str = ""
+    trail: Trail | None = None
 
     @property
     def count(self) -> int:
@@ -119,8 +126,9 @@ class ArrowBatch(Batch):
         """The same reading with the rows that arrived in between."""
         if self.rows is None:
             return super().between(since, until)
-        kept = pa.array([time is None or since <= time < until for time in self.arrivals])
-        return evolve(self, rows=self.rows.filter(kept), read_to=self.end)
+        kept = [time is None or since <= time < until for time in self.arrivals]
+        trail = None if self.trail is None else self.trail.where(kept)
+        return evolve(self, rows=self.rows.filter(pa.array(kept)), read_to=self.end, trail=trail)
 
 
 def _seconds(times: pa.Array) -> list[float | None]:
@@ -129,10 +137,14 @@ def _seconds(times: pa.Array) -> list[float | None]:
 
 @frozen
 class Chunk:
-    """Some rows, a batch or a table, and the position behind them: rows that were dropped count as read."""
+    """Some rows, a batch or a table, and the position behind them: rows that were dropped count as read.
+
+    trail  what the position of each row carries along, where that is not in its columns
+    """
 
     rows: pa.RecordBatch
     ends: Position
+    trail: Trail | Tokens | None = None
 
     @property
     def count(self) -> int:
@@ -169,11 +181,13 @@ class AheadBuffer(Protocol):
 
 def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
     """The rows and the position that a reading brought; None if it brought neither. A shard's end is a position."""
-    ends = SHARD_END if batch.ended else batch.end
+    ends = batch.reached
     if ends is None:
         return None
-    rows = batch.rows if isinstance(batch, ArrowBatch) else None
-    return Chunk(columns.rows(lease, batch.records) if rows is None else rows, ends)
+    if not isinstance(batch, ArrowBatch) or batch.rows is None:
+        tokens = [record.token for record in batch.records]
+        return Chunk(columns.rows(lease, batch.records), ends, Tokens(tokens) if any(tokens) else None)
+    return Chunk(batch.rows, ends, batch.trail)
 
 
 def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
@@ -227,8 +241,10 @@ class RowBuffer:
             if fitting:
                 self._pop()
                 taken.append(first.rows.slice(0, fitting))
-                ends = self._columns.position(first.rows, fitting - 1)
-                rest = evolve(first, rows=first.rows.slice(fitting))
+                ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
+                if trail is not None:
+                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.behind(fitting)
+                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
                 self._chunks.appendleft((rest, size := self._size(rest)))
                 self.count += rest.count
                 self.bytes += size
@@ -345,6 +361,11 @@ class ShardPrefetcher:
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
 
     @property
+    def read_up(self) -> bool:
+        """Whether all that was there when reading began has been read, of a query that ends with that."""
+        return self._at_tip
+
+    @property
     def idle(self) -> bool:
         """Whether all that was there when reading began has been handed over, and all commits are written."""
         return (self._at_tip or self._cursor.over) and not self._buffer and self._writable is None
@@ -413,7 +434,7 @@ class ShardPrefetcher:
                 return self._step(now)
             case EndShard(children):
                 member = self._member
-                if end(holding, children, member.store, member.source, member.config):
+                if end(holding, children, member, cursor.acknowledged.token):
                     member.hurry()
                 return self._leave()
             case OpenReader() | ReadBatch() if not holding.parting and not self._blocked(now):
@@ -430,16 +451,18 @@ class ShardPrefetcher:
 
     def _open(self, now: float) -> float:
         lease, member = self.holding.lease, self._member
-        if not readable(lease, member.parents(lease)):  # L12
+        parents = member.parents(lease)
+        if not readable(lease, parents):  # L12
             self.holding.reach.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
         # Where the query itself came to; only what it knows nothing of starts where the lease says.
         start = known = self._shared.resume(self.holding, lease.checkpoint)
         if known == lease.checkpoint:
-            if (found := self._first.find()) is None:  # the lease was lost while LATEST was pinned
+            if (found := self._first.find(parents)) is None:  # the lease was lost while LATEST was pinned
                 return self._leave()
-            start = found
+            # The query knows what it had at the beginning of the shard, also where its parents' leases are gone.
+            start = evolve(found, token=known.token or found.token)
         else:
             # A row made anew says LATEST: pinned to the present, it would skip what came since the last batch.
             log.info(

@@ -296,10 +296,14 @@ class Transport:
             self._server.close()
 
 
-def spread(rows: Mapping[str, pa.RecordBatch], tasks: Callable[[int], int]) -> list[list[pa.RecordBatch]]:
-    """Shards over as many tasks as there are for so many: the largest first, each to the task that has least so far."""
-    batches = sorted((batch for batch in rows.values() if batch.num_rows), key=lambda batch: -batch.num_rows)
-    found: list[list[pa.RecordBatch]] = [[] for _ in range(tasks(len(batches)))]
+def spread(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
+    """Shards over so many tasks: the largest first, each to the task that has least so far.
+
+    The same rows are spread in the same way, in whatever order they come: a sink may know a row by its place in a task.
+    """
+    sized = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
+    batches = [rows[key] for _, key in sized]
+    found: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
         min(found, key=lambda task: sum(each.num_rows for each in task)).append(batch)
     # What waited in several large batches is a table by now: it was joined without copying.
@@ -355,10 +359,17 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
                 if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of all
                     raise ConnectionError("the driver went away before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
+        mend = (
+            "let executors connect there, as they do to Spark's own ports, with lease.fetchPort where only some are "
+            "open; or set lease.transport to embedded"
+        )
+        if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # what a firewall holds back times out
+            mend = (
+                "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
+                f"killer has ended. If it lives, its port is refused to executors: {mend}"
+            )
         raise RuntimeError(
-            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): let executors connect "
-            "there, as they do to Spark's own ports, with lease.fetchPort where only some are open; or set "
-            "lease.transport to embedded"
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): {mend}"
         ) from fault
 
 

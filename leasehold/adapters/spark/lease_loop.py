@@ -142,7 +142,9 @@ class LeaseLoop:
             self._runner.hurry(key)
         # Of a lease that was never ours here nothing is lost: an earlier run had it, and its owner knows its place.
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
-            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", ", ".join(lost))
+            more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+            said = ", ".join(lost[:SHOWN]) + more
+            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", said)
 
     def hurry(self, key: str) -> None:
         """There is something to do for this shard."""
@@ -163,7 +165,9 @@ class LeaseLoop:
         now = self._member.clock()
         with self._changed:
             feeds = tuple(self._feeds.values())
-        return {feed.key: seconds for feed in feeds if (seconds := feed.holding.reach.behind(now)) is not None}
+        # What was there when the query began is read: what comes since is for the next run, and no lag of this one.
+        told = {feed.key: 0.0 if feed.read_up else feed.holding.reach.behind(now) for feed in feeds}
+        return {key: seconds for key, seconds in told.items() if seconds is not None}
 
     @property
     def over(self) -> bool:

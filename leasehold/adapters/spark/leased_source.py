@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from attrs import evolve
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
@@ -16,8 +23,9 @@ from pyspark.sql.types import StructType
 from leasehold.adapters.reading.slices import Slice
 from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
 from leasehold.adapters.spark.feed import SourceSpec
-from leasehold.adapters.spark.options import LeaseOptions
+from leasehold.adapters.spark.options import Given, LeaseOptions
 from leasehold.adapters.spark.processes import told_plainly, unpacking
+from leasehold.adapters.spark.sink import SPARKS_OWN, SinkWriter, StreamSinkWriter, WritablePlace, WriteNames
 from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
@@ -35,11 +43,12 @@ class LeasedSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
-        with told_plainly():
-            self._spec, self._lease, self._place, self._bounds = self.asked({**self.known, **options})
+        self._given = {**self.known, **options}
+        self._read: tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return unpacking(type(self), self.__dict__), ()
+        # Options are read once more by the process that runs a query: what it warns of is seen in the driver's log.
+        return unpacking(type(self), {**self.__dict__, "_read": None}), ()
 
     @classmethod
     def name(cls) -> str:
@@ -47,31 +56,67 @@ class LeasedSource(DataSource):
         return cls.FORMAT
 
     def schema(self) -> str:
-        """The columns."""
+        """The columns. Raises ValueError for options that nothing can be read by."""
+        self._reading()
         return self.DDL
+
+    def _reading(self) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
+        if self._read is None:
+            with told_plainly():
+                self._read = self.asked(self._given)
+        return self._read
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return the reader that makes a query a worker of its group.
 
         Raises ValueError for a schema of the user's, where no lease table is named, and for an end that is no time.
         """
+        spec, lease, _, bounds = self._reading()
         with told_plainly():
-            _refuse_another(schema, self._spec)
-            if not self._lease.store:
+            _refuse_another(schema, spec)
+            if not lease.store:
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
-            cut = self._bounds.of_query()
-        return QueryReader(self._spec, self._lease) if cut is None else SlicedQuery(self._spec, self._lease, cut)
+            cut = bounds.of_query()
+            if cut is not None and spec.starts:
+                raise ValueError("option startingPosition: shards of a query that ends by itself begin at one time")
+        return QueryReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch, without leases. Raises ValueError for a schema of the user's."""
+        spec, lease, place, bounds = self._reading()
         with told_plainly():
-            _refuse_another(schema, self._spec)
-            if self._place is None:
+            _refuse_another(schema, spec)
+            if place is None:
                 raise ValueError(
                     f"format {self.FORMAT}: there are no batches of it; readStream with trigger(availableNow=True) "
                     "reads what is there now, and ends"
                 )
-        return SlicedReader(self._place, self._bounds, self._lease.cores)
+            if spec.starts:
+                raise ValueError("option startingPosition: the shards of a batch begin at one time")
+        return SlicedReader(place, bounds, lease.cores)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of one job. Raises ValueError for columns or options that nothing can be written by."""
+        with told_plainly():
+            return SinkWriter(*self._writing(schema, replaces=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's
+        """Return the writer of a query. Raises ValueError for columns or options that nothing can be written by."""
+        with told_plainly():
+            return StreamSinkWriter(*self._writing(schema, replaces=overwrite))
+
+    def _writing(self, schema: StructType, *, replaces: bool) -> tuple[WritablePlace, WriteNames]:
+        if replaces:
+            raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
+        given = Given({name: text for name, text in self._given.items() if not name.lower().startswith("lease.")})
+        given.refuse({"asyncProgressTrackingEnabled": ASYNC})
+        for name in SPARKS_OWN:
+            given.text(name)
+        names = WriteNames.asked(given)
+        place = self.writes_to(given)
+        given.done()
+        place.columns.check(schema)
+        return place, names
 
     @abstractmethod
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
@@ -82,7 +127,14 @@ class LeasedSource(DataSource):
         Raises ValueError, naming the option.
         """
 
+    def writes_to(self, given: Given) -> WritablePlace:  # noqa: ARG002  for those that can be written to
+        """The stream that these options ask to write to. Raises ValueError, naming the option."""
+        raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
+
+ASYNC = (
+    "not with this sink: after a crash Spark would make other batches under the numbers of those that it has written"
+)
 ONCE = (
     "trigger(once=True): Spark never says that its only batch is in the sink, so no lease could move; "
     "trigger(availableNow=True) reads what is there now, commits it, and ends"

@@ -1,9 +1,9 @@
 """The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch it was read under.
 
-`{"v":1,"n":12,"s":"<stream>","r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from` exclusive and `to` inclusive;
-offsets written before streams were named have no "s". With many shards it is `{"v":2,"n":12,"s":"<stream>","p":[…]}`,
-the ranges packed into little text: Spark stores every offset, and shows it. Both forms are read, whatever was written
-last, so that a checkpointLocation outlives the version that wrote it.
+`{"v":1,"n":12,"s":"<stream>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from` exclusive and `to`
+inclusive, "t" the number of tasks; offsets written before streams were named have no "s". With many shards it is
+`{"v":2,"n":12,"s":"<stream>","t":4,"p":[…]}`, the ranges packed into little text: Spark stores every offset, and shows
+it. Both forms are read, whatever was written last, so that a checkpointLocation outlives the version that wrote it.
 
 Rule 1: an end offset alone says what its batch holds, so that a replay needs neither lease nor memory.
 Rule 2: equal offsets are equal texts: Spark compares texts, so keys are sorted, and nothing that only
@@ -62,11 +62,14 @@ class Offset:
     number  counts the offsets of one query
     ranges  (lease key, range) of the shards it takes part in, sorted by key
     stream  what was read, as a URL names it; "" in an offset of the old form
+    tasks   over how many tasks its rows are spread, however many cores there are when it is repeated; 0 where it has
+            none, or in an offset of the old form
     """
 
     number: int = 0
     ranges: Ranges = field(default=(), converter=_by_key)
     stream: str = ""
+    tasks: int = 0
 
     @property
     def empty(self) -> bool:
@@ -144,7 +147,7 @@ def advance(
     if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
     more = (pair for pair in unwritten if pair[0] not in ranges)
-    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *more))
+    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *more), tasks=0)
 
 
 def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
@@ -179,7 +182,8 @@ def shares(waiting: Mapping[str, int], most: int) -> dict[str, int]:
 
 def encode(offset: Offset) -> dict[str, Any]:
     """The value whose JSON text Spark stores."""
-    name = {"s": offset.stream} if offset.stream else {}
+    name: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
+    name |= {"t": offset.tasks} if offset.tasks else {}
     if len(offset.ranges) < PACKED_FROM:
         return {"v": READABLE, "n": offset.number, **name, "r": {key: _fields(each) for key, each in offset.ranges}}
     return {"v": PACKED, "n": offset.number, **name, "p": packed([(key, *each.texts) for key, each in offset.ranges])}
@@ -201,7 +205,7 @@ def decode(stored: object) -> Offset:
                 (key, Range(_position_of(begins), _position_of(ends), int(epoch)))
                 for key, (begins, ends, epoch) in stored["r"].items()
             )
-        return Offset(int(stored["n"]), ranges, str(stored.get("s", "")))
+        return Offset(int(stored["n"]), ranges, str(stored.get("s", "")), int(stored.get("t", 0)))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 

@@ -170,6 +170,8 @@ class Repetition:
                     self.trouble = str(fault)
                     log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, fault)
                 came = bool(found)  # told before they are handed on, which empties the list
+                if batch is not None and batch.fault:
+                    self.trouble = batch.fault
                 for chunk in found:
                     yield up_to(columns, chunk, self._cursor.until)
                 found.clear()

@@ -203,7 +203,9 @@ class Run:
             # Under the same number another run may have planned something else: the offset decides, not the number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._again(end) if plan is None else plan.rows
-            self._parts[end.number] = self._transport.partitions(end.number, spread(rows, self._options.tasks))
+            # Of a batch of an earlier run not the cores of today: a sink may know a row by its place in a task.
+            tasks = end.tasks or self._options.tasks(len(rows))
+            self._parts[end.number] = self._transport.partitions(end.number, spread(rows, tasks))
             if plan is not None:  # the tasks hold its rows now, and not before: to make them may fail
                 self._plans[end.number] = evolve(plan, rows={})
         return self._parts[end.number]
@@ -251,7 +253,9 @@ class Run:
                 # From here on a shard taken anew begins behind these rows: this run delivers them, or fails.
                 self._handed.update(ends)
                 self._planned = time.monotonic()
-                return Plan(start, end, {key: chunk.rows for key, chunk in taken.items() if chunk.count})
+                rows_of = {key: chunk.rows for key, chunk in taken.items() if chunk.count}
+                end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
+                return Plan(start, end, rows_of)
             # A query over what is there now ends only once each shard has said that it is all.
             if self._only_now and (left := self._loop.unfinished):
                 self._waiting.go_on(left, self._loop.answers)
@@ -293,8 +297,11 @@ class Run:
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
         if (handed := self._handed.get(holding.key)) is not None:
             return max(handed, checkpoint, key=lambda position: position.order)
-        delivered = self._delivered(holding.key, self._previous)
-        return resumed(checkpoint, self._previous.of(holding.key), delivered=delivered)
+        delivered, known = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
+        start = self._stock.starts.get(holding.lease.shard)
+        if start is not None and known is None and not (checkpoint.numbered or checkpoint.ended):
+            return start
+        return resumed(checkpoint, known, delivered=delivered)
 
     def _delivered(self, key: str, end: Offset) -> bool:
         """Whether the sink has all of a shard up to this end; of what an earlier run planned it may not."""

@@ -372,14 +372,11 @@ class ReachMeter:
             self._unfinished, self._pending = bool(batch.count), True
             self._arriving = batch.last_arrived
             self._now = evolve(self._now, excused="")
-            if batch.behind_seconds is not None:
-                self._sample(now, batch.behind_seconds)
-
-    def _sample(self, now: float, behind: float) -> None:
-        """Keep the least lag of each step, and no more than the window."""
-        if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
-            now, behind = self._lags[-1][0], min(behind, self._lags.pop()[1])
-        self._lags.append((now, behind))
+            if (behind := batch.behind_seconds) is not None:
+                # The least lag of each step is kept, and no more than the window.
+                if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
+                    now, behind = self._lags[-1][0], min(behind, self._lags.pop()[1])
+                self._lags.append((now, behind))
 
     def failed(self, why: str, now: float) -> None:
         """Note that nothing came of a reading, or of a batch, and why."""
@@ -409,8 +406,9 @@ class ReachMeter:
             self._work = None
 
     def done(self, now: float) -> None:
-        """Note that what was read last is done; where the last reading failed, nothing was read."""
+        """Note that what was read last is done, and no handler at work; where the last reading failed, nothing was."""
         with self._lock:
+            self._work = None
             if self._pending:
                 arrived = self._now.arrived if self._arriving is None else self._arriving
                 self._done, self._now = now, evolve(self._now, arrived=arrived, fault="")
@@ -506,6 +504,7 @@ class Holding:
         self.key, self.worker = lease.key, identity.worker
         self.epoch = lease.epoch
         self.fence = lease.epoch if store.promises.counts_owners else None
+        self.grouped = store.promises.groups_writes
         self.lost = Event()
         self.why = ""
         self.contradiction = ""
@@ -535,7 +534,8 @@ class Holding:
     @property
     def parting(self) -> bool:
         """Whether the owner should finish the running batch and then `part`."""
-        named = self._heir is not None and (self._lease.yields or self._lease.leaving)
+        lease = self._lease
+        named = lease.heir is not None and lease.heir != self._me and (lease.yields or lease.leaving)
         return self._release_asked or named
 
     @property
@@ -584,7 +584,9 @@ class Holding:
             if position.order <= lease.checkpoint.order or (unless_parting and self.parting):
                 return None
             self.reach.progressed(self._clock())
-            return CheckpointLease(self._weighed(lease), position, children=children, keep_owner=keep_owner)
+            weighed = self._weighed(lease)
+            patient = unless_parting  # nobody waits for it
+            return CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
 
         return self._write(moved, ended=position.ended and not keep_owner)
 

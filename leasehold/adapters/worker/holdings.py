@@ -32,6 +32,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from heapq import heappop, heappush
 from threading import Lock
 from typing import Protocol, TypeVar
 
@@ -90,6 +91,7 @@ class Holdings:
         self._began, self._gave, self._gone, self._lock_of_one = began, gave, gone, lock
         self._remade = remade
         self._held: dict[str, Holding] = {}
+        self._sorted: tuple[Holding, ...] | None = ()
         self._lock = Lock()
         self._duplicate_process = False
         self._ever: set[str] = set()
@@ -102,9 +104,11 @@ class Holdings:
 
     @property
     def all(self) -> tuple[Holding, ...]:
-        """The holdings, sorted by key."""
+        """The holdings, sorted by key; the same tuple until one comes or goes."""
         with self._lock:
-            return tuple(holding for _, holding in sorted(self._held.items()))
+            if self._sorted is None:
+                self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
+            return self._sorted
 
     def get(self, key: str) -> Holding | None:
         """The holding of this lease, if it is held."""
@@ -139,7 +143,7 @@ class Holdings:
             lock=self._lock_of_one,
         )
         with self._lock:
-            self._held[lease.key] = holding
+            self._held[lease.key], self._sorted = holding, None
             self._ever.add(lease.key)
             self.dropped.discard(lease.key)
         if not lease.ended:
@@ -227,6 +231,7 @@ class Holdings:
         with self._lock:
             if self._held.get(holding.key) is holding:
                 del self._held[holding.key]
+                self._sorted = None
                 self.parted[holding.key] = holding.lease
                 if holding.expired:
                     self.dropped.add(holding.key)
@@ -366,23 +371,6 @@ def first_watch(config: Config, promises: Promises) -> Watch:
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
 
-def due_renewals(
-    held: Iterable[Holding], now: float, me: Me, config: Config, look: Look
-) -> list[tuple[Holding, Renew]]:
-    """The leases to renew now; the row with the bulletin more often, while this worker writes one."""
-    by_key = {holding.key: holding for holding in held}
-    mine = tuple(_aged(holding, now) for holding in by_key.values())
-    due = [*renewals(mine, me, config)]
-    # Checkpoints carry no notes: a lease that they alone renew would never say how far behind it is.
-    due += [Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values() if holding.reach.untold(now)]
-    if look.notes:
-        # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
-        unsaid = [holding for holding in by_key.values() if now - holding.renewed >= config.renew_seconds]
-        due += [*heartbeat(mine, me, config), *(Renew(holding.lease, "C4") for holding in unsaid)]
-    wanted = {action.lease.key: action for action in due}
-    return [(by_key[key], action) for key, action in wanted.items()]
-
-
 def _aged(holding: Holding, now: float) -> Lease:
     lease = holding.lease
     return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.heir_idle)
@@ -403,6 +391,7 @@ def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
 renewals_log = escaped(logging.getLogger("leasehold.renewing"))
 
 RETRY_SECONDS = 1.0
+BEHIND_NEWS_SECONDS = 0.05
 
 
 class SlowPeers:
@@ -437,28 +426,92 @@ class BackgroundMap(Protocol):
 class Renewing:
     """The renewals of one worker.
 
+    Each lease is looked at when it may be due, and not at each call: a heap tells whose turn is next. A call with
+    nothing due costs the same however many are held. What a checkpoint renewed is found to be early, and waits on.
+
     part  called with each lease that is to be handed over once the running batch is done
     """
 
     def __init__(self, config: Config, part: Callable[[Holding], None]) -> None:
         self._config, self._part = config, part
         self._begun: set[Holding] = set()
+        self._held: Collection[Holding] = ()
+        self._known: frozenset[Holding] = frozenset()
+        self._wakes: list[tuple[float, int, Holding, float]] = []
+        self._number = 0
+        self._row: Holding | None = None
+        self._pause, self._tells = math.inf, False
 
-    def begin(self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap) -> None:
-        """Renew the leases that are due, hand over those asked for, and drop those that others may have taken."""
-        resting = tuple(one for one in held if not self._waits(one, now))
+    def begin(
+        self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap, *, pause: float = math.inf
+    ) -> list[Holding]:
+        """Renew the leases that are due, hand over those asked for, and drop those that others may have taken.
+
+        The answer is those looked at: each is after so many seconds, for it may have been asked for meanwhile.
+        """
+        self._pause, self._tells = pause, bool(look.notes)
+        if held is not self._held:
+            known = frozenset(held)
+            for one in known - self._known:
+                self._wake(-math.inf, one, -math.inf)
+            self._held, self._known = held, known
+            key = None if (row := bulletin_row([one.lease for one in held], me.worker)) is None else row.key
+            self._row = next((one for one in held if one.key == key), None)
+        seen: list[Holding] = []
+        while self._wakes and self._wakes[0][0] <= now:
+            one = heappop(self._wakes)[2]
+            if one in self._known:
+                seen.append(one)
+        seen.sort(key=lambda one: one.key)
+        resting = tuple(one for one in seen if not self._waits(one, now))
         wanted: dict[str, tuple[Holding, Renew | None]] = {one.key: (one, None) for one in resting if one.parting}
-        due = due_renewals(resting, now, me, self._config, look)
+        due = self._due_renewals(resting, now, me, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
-        for one in held:
+        for one in seen:
             if one.key not in wanted and now > self._drop_at(one):
                 self._drop(one)
         self._begun.update(holding for holding, _ in wanted.values())
-        list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
+        try:
+            list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
+        finally:
+            for one in seen:
+                self._wake(min(self._due(one, now), now + pause), one, now + pause)
+        return seen
 
-    def due(self, held: Iterable[Holding], now: float) -> float:
+    def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
+        """The leases of these to renew now; the row with the bulletin more often, while this worker writes one."""
+        config, by_key = self._config, {holding.key: holding for holding in held}
+        due = [*renewals([_aged(holding, now) for holding in held], me, config)]
+        # Checkpoints carry no notes: a lease that they alone renew would never say how far behind it is.
+        due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.reach.untold(now)]
+        if look.notes:
+            # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
+            unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
+            row = self._row
+            beats = () if row is None or row.key not in by_key else heartbeat([_aged(row, now)], me, config)
+            due += [*beats, *(Renew(holding.lease, "C4") for holding in unsaid)]
+        if due and any(holding.grouped for holding in held):
+            # One write renews all of them, and they come due together from then on.
+            by_key = {one.key: one for one in self._held if not self._waits(one, now)}
+            due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
+        wanted = {action.lease.key: action for action in due}
+        return [(by_key[key], action) for key, action in wanted.items()]
+
+    def due(self, now: float) -> float:
         """The time of the next call."""
-        return min((self._due(holding, now) for holding in held), default=math.inf)
+        while self._wakes:
+            wake, _, one, latest = self._wakes[0]
+            gone = one not in self._known
+            if not gone and (self._waits(one, now) or min(self._due(one, now), latest) <= wake):
+                return wake
+            heappop(self._wakes)
+            if not gone:
+                self._wake(min(self._due(one, now), latest), one, latest)
+        return math.inf
+
+    def _wake(self, at: float, one: Holding, latest: float) -> None:
+        self._number += 1
+        heappush(self._wakes, (at, self._number, one, latest))
 
     def renew(self, holding: Holding, action: Renew, look: Look) -> None:
         """Renew this one now."""
@@ -474,7 +527,10 @@ class Renewing:
     def _due(self, holding: Holding, now: float) -> float:
         if self._waits(holding, now):
             return min(now + RETRY_SECONDS, self._drop_at(holding))
-        return holding.confirmed + self._config.renew_seconds
+        # C4: a lookout renews the row with the bulletin more often; a moment later than it might, since the news of a
+        # look that is due at the same time renews it, too.
+        beat = self._pause + BEHIND_NEWS_SECONDS if self._tells and holding is self._row else math.inf
+        return holding.confirmed + min(self._config.renew_seconds, beat)
 
     def _drop_at(self, holding: Holding) -> float:
         return holding.confirmed + self._config.lease_seconds * (4 / 3 if holding in self._begun else 1)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
-from leasehold.adapters.sources.call_patience import Backoff, seconds
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
-from leasehold.adapters.threads import ThreadScheduler
+from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding, Identity, latest_notes
 from leasehold.adapters.worker.holdings import (
     RETRY_SECONDS,
@@ -38,10 +38,10 @@ from leasehold.adapters.worker.holdings import (
     news,
     renew_pause,
 )
-from leasehold.adapters.worker.scheduler import Scheduler
-from leasehold.adapters.worker.tidings import HoldingConsumer, Outbox
+from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
 from leasehold.adapters.worker.tracing.configured import spans_of
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.calls import going_on
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
@@ -381,12 +381,12 @@ class Worker:
     source    the stream whose shards the leases stand for
     me        this worker's id; keep it over restarts, and leases are re-adopted without a move
     config    the same for the whole fleet
-    consumer  reads the held leases; if left out, a runner does, which is told by `tidings`. `Unread()` for a
+    consumer  reads the held leases; if left out, a runner does, once it is made. `Unread()` for a
               worker that a program calls by itself and that reads nothing
     clock     seconds that never go back, the time that `now` is told in; left out, they go on during a suspension
     uniform   draws a number between two others, for waits after faults; nothing else is random
     process   tells this process from every other that ever used the id
-    hurried   called (from any thread) when `turn` wishes to be called sooner than it said; `tidings` if left out
+    hurried   called (from any thread) when `turn` wishes to be called sooner than it said; the runner, if left out
     scheduler makes what serialises the writes of one lease, and runs the tasks of a runner: threads, if left out
     tracer    where spans go; to the program's own provider, if left out and it has set one before
     if_recreated
@@ -422,13 +422,10 @@ class Worker:
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
         self.config = config or Config()
         self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
-        self.tidings = self.scheduler.queue()
-        outbox = Outbox(self.tidings)
-        self.consumer: HoldingConsumer = consumer or outbox
+        self.consumer, self._own_consumer = consumer, consumer is not None
         self.clock, self.uniform = clock, uniform
-        self._hurried = hurried or (outbox.hurry if consumer is None else _nobody)
+        self.hurried = hurried or nobody
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        self._part = outbox.part if consumer is None else _nobody
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation)
         self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
         self._holdings = Holdings(
@@ -450,9 +447,10 @@ class Worker:
             hold=self._took_back,
             doubt=self._holdings.mark_unconfirmed,
         )
-        self._renewing = Renewing(self.config, self.consumer.part)
+        self._renewing = Renewing(self.config, self._part)
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
+        self._listing_since: float | None = None
         self._hurry, self._turns, self._closing = Event(), 0, False
         self._dropped = Event()
         self.rows_remade, self._gone_rows = 0, deque[str]()
@@ -473,11 +471,13 @@ class Worker:
         `each` need not wait for the renewals that it begins: one that stalls holds up no other.
         Raises WorkerError if another living process uses this worker's id.
         """
-        self._renewing.begin(self.holdings, now, self._asking(), self._look, each)
-        if self.discovery.unheard(holding.lease for holding in self.holdings):
+        going = 0.0 if (since := self._listing_since) is None else now - since
+        look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
+        seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
+        if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
         self._holdings.check_identity()
-        soon = min(self._renewing.due(self.holdings, now), now + renew_pause(self.watch, self.config))
+        soon = min(self._renewing.due(now), now + pause)
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
@@ -507,7 +507,7 @@ class Worker:
         """Read the whole table and list the shards at the next turn: a shard has ended, or is gone."""
         self.discovery.want()
         self._hurry.set()
-        self._hurried()
+        self.hurried()
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """The leases of its parents, by key: as stored, or as last seen where the row was deleted unfinished (L13).
@@ -629,7 +629,7 @@ class Worker:
         if asked is None:
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        told = news(self.holdings, self.me) if self._look.notes else []
+        told = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
 
     def _found(self, asked: tuple[str, ...] | None) -> Listing:
@@ -637,6 +637,7 @@ class Worker:
         began, dropped = self.clock(), asked is None and self._dropped.is_set()
         if dropped:
             self._dropped.clear()
+        self._listing_since = began if asked is None else None
         try:
             return self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
         except StoreError:
@@ -644,12 +645,14 @@ class Worker:
             if dropped:
                 self._dropped.set()
             raise
+        finally:
+            self._listing_since = None
 
     def _leave_all(self) -> None:
         """Finish the running batches and release everything: the records are not those that the leases count (L14)."""
         for holding in self.holdings:
             holding.ask_release()
-            self.consumer.part(holding)
+            self._part(holding)
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
@@ -720,7 +723,7 @@ class Worker:
                 held.asked(action.lease)
             else:
                 held.ask_release(action.heir)
-            self.consumer.part(held)
+            self._part(held)
             return
         begun = self.clock()
         try:
@@ -757,12 +760,18 @@ class Worker:
 
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)
-        self.consumer.begin(holding)
+        if self.consumer is not None:
+            self.consumer.begin(holding)
+
+    def _part(self, holding: Holding) -> None:
+        if self.consumer is not None:
+            self.consumer.part(holding)
 
     def _gone(self, holding: Holding) -> None:
         if holding.expired:
             self._dropped.set()
-        self._part(holding)
+        if not self._own_consumer:  # a runner's reading may wait for hours; a consumer of one's own watches `lost`
+            self._part(holding)
 
     def _remade(self, what: str) -> None:
         self.rows_remade += 1
@@ -777,7 +786,7 @@ class Worker:
         self._handoffs.gave(lease, now)
         # C13: whoever was alone looks seldom, and the heir may die as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
-        self._hurried()
+        self.hurried()
 
 
 def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
@@ -785,5 +794,5 @@ def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
-def _nobody(_holding: Holding | None = None) -> None:
-    """Wake no task: a program that calls `turn` by itself, or reads by itself, looks in time."""
+def nobody() -> None:
+    """Wake no task: a program that calls `turn` by itself looks in time."""

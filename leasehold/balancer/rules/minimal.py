@@ -37,7 +37,8 @@ the shares are 3, 3, 2, 2, and the line is a's surplus of two again: c takes the
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from typing import Any, Literal
 
@@ -130,6 +131,28 @@ class Minimal(RuleSet):
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
         """The answer is everything this worker takes now; it is empty once everybody has its share."""
+        shares, free, overdue = self._shared(census, me, config)
+        counts = shares.counts
+        impatient = me.history.owners_still > self.patience * config.cycle_seconds
+        # M9: beside a zombie's share, ours is too small.
+        robs = impatient and max(counts.values()) >= counts[me.worker] + 2
+        spares = not (census.available or shares.tolerance or self.release or census.led or robs)
+        if counts[me.worker] > shares.floor and spares:
+            return ()  # M3: no share is larger than the floor + 1
+        turn = _Turn(shares, me, self)
+        return (
+            (() if me.worker in (self._expected()[0] if not overdue else ()) else turn.join(free))
+            or turn.fill(free)
+            or turn.take_orphans(free)
+            or turn.yield_to_led(free)
+            or turn.rebalance_load()
+            or (turn.lose_patience(overdue) if overdue or impatient else ())
+        )
+
+    def _shared(
+        self, census: Census, me: Me, config: FleetSeconds
+    ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
+        """The share of everybody, what may be claimed, and what of that nobody claimed in time."""
         counts = handed_counts(census, config)
         free = tuple(lease for lease in census.available if not self._graced(lease))
         limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
@@ -139,24 +162,41 @@ class Minimal(RuleSet):
         counts = {**dict.fromkeys(names, 0), **counts} if names else counts
         floor, extras = divmod(len(census.leases), max(len(counts), size))
         tolerance = 0 if census.led else slack(census.leases, floor)  # M14: beside strangers only counts are even
-        impatient = me.history.owners_still > self.patience * config.cycle_seconds
-        # M9: beside a zombie's share, ours is too small.
-        robs = impatient and max(counts.values()) >= counts[me.worker] + 2
-        if counts[me.worker] > floor and not (census.available or tolerance or self.release or census.led or robs):
-            return ()  # M3: no share is larger than the floor + 1
         most = len(census.leases) if self.max_leases is None else self.max_leases
         # Where M11 lets leases go for workers without a bulletin, nobody goes before them.
         apart = me.history.hearing is not None and not self.release
-        shares = Shares(census, config, counts, floor, extras, self.groups, most, tolerance, apart)
-        turn = _Turn(shares, me, self)
-        return (
-            (() if me.worker in names else turn.join(free))
-            or turn.fill(free)
-            or turn.take_orphans(free)
-            or turn.yield_to_led(free)
-            or turn.rebalance_load()
-            or (turn.lose_patience(overdue) if overdue or impatient else ())
-        )
+        return Shares(census, config, counts, floor, extras, self.groups, most, tolerance, apart), free, overdue
+
+    def calls(self, census: Census, me: Me, config: FleetSeconds) -> Mapping[str, Sequence[str]]:
+        """C6: whom the line of M6 asks to act, at which keys; of the workers that can be seen, but for the asking one.
+
+        Who claims what is free reads it. Whose leases will be asked for, or are, reads those. Who should rob reads the
+        whole table, unless it is new here: a newcomer looks by itself (C10).
+        """
+        shares, free, _ = self._shared(census, me, config)
+        called: dict[str, list[str]] = {}
+        strangers, waiting = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
+        lacking = sorted((worker in strangers, worker) for worker, lack in shares.lacking.items() if lack > 0)
+        robs, needed = set[str](), 0
+        for foreign, worker in lacking:
+            lack, keys = shares.lacking[worker], list[str]()
+            while waiting and len(keys) < lack:
+                keys.append(waiting.popleft().key)
+            left = lack - len(keys)
+            needed += left
+            if not foreign and keys:
+                called[worker] = keys
+            if not foreign and left > shares.tolerance and not shares.loaded(worker):
+                robs.add(worker)
+        asked = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.heir != lease.owner)]
+        for lease in asked if robs or census.moving else ():
+            if lease.owner is not None and lease.owner not in strangers:
+                called.setdefault(lease.owner, []).append(lease.key)
+        for lease in census.leases if robs else ():
+            if lease.owner in robs and lease.held >= config.cycle_seconds:
+                called[lease.owner] = []
+        called.pop(me.worker, None)
+        return called
 
     def _expected(self) -> tuple[tuple[str, ...], int]:
         """The hint of M1 gives the names of the workers that are coming, or only their number."""

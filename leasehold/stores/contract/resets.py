@@ -76,7 +76,10 @@ class Resets:
         rows.append(done(store.write(ClaimLease(rows[-1], "cat"))))
         epochs = [row.epoch for row in rows]
         if store.promises.counts_owners:
-            assert all(before < after for before, after in pairwise(epochs))
+            assert all(
+                before.epoch < after.epoch or (before.owner == after.owner and before.epoch == after.epoch)
+                for before, after in pairwise(rows[:-3])
+            )
             assert epochs[-3:] == [502, 503, 504]
         else:
             assert set(epochs) == {0}

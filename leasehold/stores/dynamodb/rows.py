@@ -9,7 +9,8 @@ writes it. Java reads the sentinel alone and starts at the time it was configure
 leases say 0 there, which means just that: the time is to be had from the configuration.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from leasehold.balancer.model import Lease
@@ -19,6 +20,17 @@ from leasehold.stores.fields import name as named
 from leasehold.stores.fields import text as texted
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import counted
+
+_as_json: Callable[[Mapping[str, Any]], bytes]
+try:
+    from orjson import dumps
+
+    _as_json = dumps
+except ImportError:
+
+    def _as_json(item: Mapping[str, Any]) -> bytes:  # at ten times the price
+        return json.dumps(item).encode()
+
 
 AttributeValue = Mapping[str, Any]
 """An attribute: the letter of its type, and the value."""
@@ -33,10 +45,15 @@ ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
 
 KEY = ATTRIBUTES["key"]
 
+APPLICATION = "application"
+"""In a table of many applications: the first part of its key, which holds the prefix that the URL names; `KEY` is the
+second, so that a query reads the rows of one of them, and Java workers, who know one part, refuse the table."""
+
 _ODD = frozenset({"parents", "owner", "heir", "yields", "leaving", "notes"})
 """Fields that are more, or less, than one attribute that says one value."""
 
 _PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _ODD)
+_COUNT = next(field for field in FIELDS if field.name == "epoch")
 _LETTERS: Mapping[CellKind, str] = {
     "name": "S",
     "text": "S",
@@ -52,6 +69,19 @@ _METRICS: AttributeValue = {"S": "WORKER_METRIC_STATS"}
 def text(value: str) -> AttributeValue:
     """An attribute of type S."""
     return {"S": value}
+
+
+def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
+    """The key of a lease's row; in a table of many applications its first part is the prefix."""
+    return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
+
+
+def of_application(prefix: str) -> Mapping[str, Any]:
+    """The arguments of a query for the rows under a prefix."""
+    return {
+        "KeyConditionExpression": f"{APPLICATION} = :application",
+        "ExpressionAttributeValues": {":application": text(prefix)},
+    }
 
 
 def number(value: float) -> AttributeValue:
@@ -96,6 +126,75 @@ def to_lease(item: Item) -> Lease | Malformed | None:
     if item.get("entityType", _LEASE) != _LEASE:
         return None
     return readable(_name(item), lambda: _lease(item))
+
+
+RowRest = tuple[tuple[str, ...], bytes]
+"""The names of a row's notes, in order, and all that it says besides them and its counter; empty: not comparable."""
+
+
+class RowDecoder:
+    """Makes leases of one listing after the other: a row that changed only its counter and notes is decoded once.
+
+    From one listing to the next nearly all rows change nothing else. Whatever the rest of a row says is compared as one
+    text, so that an attribute more, or less, or in another form has the row decoded anew.
+    """
+
+    def __init__(self) -> None:
+        self._leases: Mapping[str, Lease] = {}
+        self._rests: Mapping[str, RowRest] = {}
+
+    def read(self, items: Iterable[Item]) -> tuple[list[Lease], list[Malformed]]:
+        """The leases of a whole listing, and what is wrong with the other rows, as `to_lease` of each says it."""
+        before, former, leases, rests = self._leases, self._rests, dict[str, Lease](), dict[str, RowRest]()
+        read, malformed = list[Lease](), list[Malformed]()
+        for item in items:
+            named = item.get(KEY)
+            said = named.get("S") if type(named) is dict else None
+            key = said if type(said) is str else ""
+            rest = former.get(key)
+            row = None if rest is None else _again(item, before[key], *rest)
+            if rest is None or row is None:
+                found = to_lease(item)
+                if isinstance(found, Malformed):
+                    malformed.append(found)
+                if not isinstance(found, Lease):
+                    continue
+                notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
+                row, rest = found, (notes, _rest(item, notes))
+            leases[row.key], rests[row.key] = row, rest
+            read.append(row)
+        self._leases, self._rests = leases, rests
+        return read, malformed
+
+
+def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
+    """The lease with another counter and other notes; None where anything else is new, or wrong."""
+    if not rest or _rest(item, attributes) != rest:
+        return None
+    count, epoch, notes = item.get(_COUNT.item), lease.epoch, lease.notes
+    try:
+        # What is as it was need not be checked again.
+        if type(count) is not dict or count.get("N") != lease.version:
+            epoch = checked(_COUNT, _COUNT.item, _cell(item, _COUNT))
+        for place, attribute in enumerate(attributes):
+            said, (name, before) = item.get(attribute), lease.notes[place]
+            if type(said) is not dict or said.get("S") != before:
+                told = texted(attribute, _found(item, attribute, "S"))
+                notes = (*notes[:place], (name, told), *notes[place + 1 :])
+    except BadRowField:
+        return None
+    return lease if epoch == lease.epoch and notes is lease.notes else lease.written(epoch, notes)
+
+
+def _rest(item: Item, notes: Iterable[str]) -> bytes:
+    """What the row says besides its counter and these notes; empty where that cannot be said as JSON."""
+    rest = dict(item)
+    for name in (_COUNT.item, *notes):
+        rest.pop(name, None)
+    try:
+        return _as_json(rest)
+    except (TypeError, ValueError, RecursionError):
+        return b""
 
 
 def to_reports(items: Iterable[Item]) -> Reports:

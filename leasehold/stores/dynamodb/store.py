@@ -20,7 +20,7 @@ Whatever else an answer says, and every answer with a binary value, which JSON t
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attrs import evolve, frozen
 from boto3 import Session
@@ -43,13 +43,15 @@ from leasehold.stores.urls import without_credentials
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
 from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponential
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.dynamodb.rows import KEY, text, to_item
+from leasehold.stores.dynamodb.cells import CELL, DynamoCells
+from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, key_of, of_application, text, to_item
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -59,7 +61,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from leasehold.stores.aws import session_of
-from leasehold.stores.dynamodb.rows import Item, to_lease, to_reports
+from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped
@@ -69,26 +71,27 @@ from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 try:
     import orjson
-except ImportError:  # then boto3 takes answers apart by itself
+
+    from leasehold.stores.aws_calls.tables import BINARY, call_directly
+except ImportError:  # then boto3 makes all calls, and takes answers apart by itself
     orjson = None  # type: ignore[assignment]  # the slow way
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
 _REFUSED = 300  # and all above
-_BINARY = (b'"B"', b'"BS"')
-"""The letters of types whose values are not what JSON says; where text holds them, boto3 is only slower."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
-    """Have this client take scans apart by orjson, where that is installed."""
+    """Have this client take listings apart by orjson, where that is installed."""
     if orjson is not None:
-        client.meta.events.register("before-parse.dynamodb.Scan", _read)
+        for operation in ("Scan", "Query"):
+            client.meta.events.register(f"before-parse.dynamodb.{operation}", _read)
 
 
 def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] >= _REFUSED or any(letter in body for letter in _BINARY):
+    if response_dict["status_code"] >= _REFUSED or any(letters in body for letters in BINARY):
         return
     try:
         page = orjson.loads(body)
@@ -138,8 +141,10 @@ class Clients:
         self.writes.close()
 
 
-def connect(session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE) -> Clients:
-    """Clients of this region or endpoint. Raises StoreError where no region is set anywhere."""
+def connect(
+    session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE, *, directly: bool = True
+) -> Clients:
+    """Clients of this region or endpoint, `directly` past boto3. Raises StoreError where no region is set anywhere."""
 
     def client(patience: Patience) -> "DynamoDBClient":
         config = Config(
@@ -150,6 +155,8 @@ def connect(session: Session, region: str | None, endpoint: str | None, patience
         )
         made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
         without_credentials(made.meta.endpoint_url)
+        if directly and orjson is not None:
+            call_directly(made)
         return made
 
     with translated("dynamodb"):
@@ -208,25 +215,36 @@ WAIT_SECONDS = 600
 """How long a table may take to become usable; the Kinesis Client Library waits as long."""
 
 
-def prepare(client: "DynamoDBClient", table: str, *, create: bool) -> None:
+def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
     """Make sure the table is there, has our key, and can be used.
+
+    With `protect`, one that is made is kept from deletion, and each of its moments of 35 days can be had back.
 
     Raises StoreError where it is missing and may not be made, or is some other program's.
     """
+    made = False
+    kept: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
     with translated(table):
         if _describe(client, table) is None:
             if not create:
+                wanted = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
                     f"{table}: there is no such table, and it may not be made here; make one with the "
-                    f"partition key {KEY} (string), or allow its creation"
+                    f"partition key {wanted}, or allow its creation"
                 )
+            names = tuple(key_of("", prefix))
+            roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
             try:
                 client.create_table(
                     TableName=table,
-                    KeySchema=[{"AttributeName": KEY, "KeyType": "HASH"}],
-                    AttributeDefinitions=[{"AttributeName": KEY, "AttributeType": "S"}],
+                    KeySchema=[
+                        {"AttributeName": name, "KeyType": role} for name, role in zip(names, roles, strict=False)
+                    ],
+                    AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in names],
                     BillingMode="PAY_PER_REQUEST",
+                    **kept,
                 )
+                made = True
             except ClientError as error:
                 # Another worker starting at the same moment was first, which is as good.
                 if code_of(error) != "ResourceInUseException":
@@ -237,25 +255,30 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool) -> None:
             wait=wait_exponential(multiplier=0.02, max=5),
         )
         try:
-            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)))
+            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)), prefix)
         except RetryError as error:
             raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
+        if made and protect:
+            client.update_continuous_backups(
+                TableName=table, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
+            )
 
 
-def prove(client: "DynamoDBClient", table: str) -> None:
+def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
     """Return if the service keeps conditions: each wants a row of this name, which does not exist.
 
     So nothing is left behind, nor ever there for a Java worker to read. The deletion comes first: where
     conditions are ignored it leaves nothing either. Raises StoreError where they are.
     """
-    for ask in probes(client, table).values():
+    for ask in probes(client, table, prefix).values():
         ask()
 
 
-def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], None]]:
+def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
     """The calls of `prove`, by action; each may be made alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
-    row: Mapping[str, Any] = {"TableName": table, "Key": {KEY: text(lease.key)}}
+    key = key_of(lease.key, prefix)
+    row: Mapping[str, Any] = {"TableName": table, "Key": key}
     there = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
@@ -276,7 +299,7 @@ def probes(client: "DynamoDBClient", table: str) -> Mapping[str, Callable[[], No
     return {
         "DeleteItem": partial(probe, client.delete_item, {**row, **there}),
         "UpdateItem": partial(probe, client.update_item, update),
-        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": to_item(lease), **there}),
+        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **there}),
     }
 
 
@@ -289,13 +312,22 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
         raise
 
 
-def check_key(table: str, found: "TableDescriptionTypeDef") -> None:
-    """Raises StoreError if its key is not a lease table's."""
+def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") -> None:
+    """Raises StoreError if its key is not that of a lease table, or of leases under a prefix."""
     keys = [(key["AttributeName"], key["KeyType"]) for key in found["KeySchema"]]
     kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in found["AttributeDefinitions"]}
-    if keys != [(KEY, "HASH")] or kinds[KEY] != "S":
-        shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
-        raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
+    alone, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
+    if keys in (alone, shared) and all(kinds[name] == "S" for name, _ in keys):
+        if keys == alone and prefix:
+            raise StoreError(
+                f"{table}: it is the table of one application, which Java workers may share; leases under a prefix "
+                f"want a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE): name another one"
+            )
+        if keys == shared and not prefix:
+            raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
+        return
+    shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
+    raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
 
 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
@@ -305,7 +337,10 @@ BATCH = 100
 
 
 class DynamoStore:
-    """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads."""
+    """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads.
+
+    Under a prefix it is the part of one application of a table that many share, and nothing of the others is read.
+    """
 
     def __init__(
         self,
@@ -316,11 +351,20 @@ class DynamoStore:
         create: bool = True,
         session: Session | None = None,
         request_seconds: float | None = None,
+        prefix: str = "",
+        protect: bool = False,
+        directly: bool = True,
     ) -> None:
-        """Find the table, or make it; credentials come from the session, or as boto3 finds them."""
-        self._table, self._create = table, create
-        self._clients = connect(session or Session(), region, endpoint, PATIENCE.within(request_seconds))
-        prepare(self._clients.reads, table, create=create)
+        """Find the table, or make it; credentials come from the session, or as boto3 finds them.
+
+        directly  whether calls go past boto3 where they can
+        """
+        self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
+        self._rows = RowDecoder()
+        self._clients = connect(
+            session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
+        )
+        prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
     def promises(self) -> Promises:
@@ -335,36 +379,50 @@ class DynamoStore:
             if not (self._create and is_missing(fault)):
                 raise
         log.error("table %s was deleted under this process, which makes it anew", self._table)
-        prepare(self._clients.reads, self._table, create=True)
+        prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
         return self.scan()
 
     def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
         """The leases of one part of so many, from 0, for parallel readings; only one owner's, if it is named.
 
-        A row in a hand-off counts for both of its owners.
+        A row in a hand-off counts for both of its owners. Under a prefix the first part is all of it.
         """
         asked: dict[str, Any] = {"TableName": self._table}
-        if parts > 1:
+        values: dict[str, AttributeValue] = {}
+        look: Callable[..., Any] = self._clients.reads.scan
+        if self._prefix:
+            if part:
+                return Listing(())
+            look, values = self._clients.reads.query, {":application": text(self._prefix)}
+            asked["KeyConditionExpression"] = f"{APPLICATION} = :application"
+        elif parts > 1:
             asked |= {"Segment": part, "TotalSegments": parts}
         if owner is not None:
-            asked |= {
-                "FilterExpression": "leaseOwner = :owner OR checkpointOwner = :owner",
-                "ExpressionAttributeValues": {":owner": text(owner)},
-            }
-        items: list[Item] = []
-        with translated(self._table):
+            asked["FilterExpression"] = "leaseOwner = :owner OR checkpointOwner = :owner"
+            values[":owner"] = text(owner)
+        if values:
+            asked["ExpressionAttributeValues"] = values
+        others: list[Item] = []
+
+        def pages() -> Iterator[Item]:
+            # One page at a time: its items take ten times the room of their leases.
             while True:
                 # Repeated here: with a short lease the client tries once, and one throttled page must not cost the
                 # listing.
-                page = unless_throttled(self._clients.reads.scan, asked)
-                items += page["Items"]
+                page = unless_throttled(look, asked)
+                others.extend(item for item in page["Items"] if "entityType" in item)
+                yield from page["Items"]
                 if not (last := page.get("LastEvaluatedKey")):
-                    break
+                    return
                 asked["ExclusiveStartKey"] = last
-            read = [to_lease(item) for item in items]
-        leases = sorted((row for row in read if isinstance(row, Lease)), key=lambda lease: lease.key)
-        malformed = tuple(row for row in read if isinstance(row, Malformed))
-        return Listing(tuple(leases), malformed, to_reports(items))
+
+        whole = parts == 1 and owner is None
+        with translated(self._table):
+            read, malformed = (self._rows if whole else RowDecoder()).read(pages())
+        if any(item["entityType"] == text(CELL) for item in others):
+            raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
+        leases = sorted(read, key=attrgetter("key"))
+        return Listing(tuple(leases), tuple(malformed), to_reports(others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked; those not there are left out. Half the price where `stale_ok`."""
@@ -378,7 +436,7 @@ class DynamoStore:
         return tuple(found[key] for key in asked if key in found)
 
     def _read(self, keys: Sequence[str], *, consistent: bool) -> Sequence[Item]:
-        pending: list[Any] = [{KEY: text(key)} for key in keys]
+        pending: list[Any] = [key_of(key, self._prefix) for key in keys]
         items: list[Item] = []
 
         def read_some() -> bool:
@@ -425,7 +483,36 @@ class DynamoStore:
 
     def prove(self) -> None:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
-        prove(self._clients.writes, self._table)
+        prove(self._clients.writes, self._table, self._prefix)
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
+        """Whether the table has rows of layout `sessions`, and of this one, as far as one row tells."""
+        one: dict[str, Any] = {"TableName": self._table, "Limit": 1}
+        look: Callable[..., Any] = self._clients.reads.scan
+        if self._prefix:
+            look, one = self._clients.reads.query, {**one, **of_application(self._prefix)}
+        with translated(self._table):
+            rows = unless_throttled(look, one)["Items"]
+        ours = any(row.get("entityType") == text(CELL) for row in rows)
+        return ours, bool(rows) and not ours
+
+    def cells(self) -> DynamoCells:
+        """The table's rows as those of layout `sessions`."""
+
+        def ask(
+            call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, refusable: bool = False
+        ) -> Mapping[str, Any]:
+            refused: ClientError | None = None
+            with translated(self._table):
+                try:
+                    return unless_throttled(call, arguments)
+                except ClientError as error:
+                    if not refusable or code_of(error) != "ConditionalCheckFailedException":
+                        raise
+                    refused = error
+            raise refused
+
+        return DynamoCells(self._clients, self._table, ask, self.prove, self._prefix)
 
     def close(self) -> None:
         """Close all connections."""
@@ -433,6 +520,9 @@ class DynamoStore:
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
         """The reply, or the refusal of its condition."""
+        if self._prefix:
+            where = "Item" if "Item" in request else "Key"
+            request = {**request, where: {**request[where], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
         with translated(self._table):
             try:
@@ -460,12 +550,31 @@ def open_url(
         raise ValueError("store URL: dynamodb:// wants a table's name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
         raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
-    region, endpoint = options.get("region"), endpoint_of(options.get("endpoint"))
+    endpoint = endpoint_of(options.get("endpoint"))
+    if options.get("protect", "on") != "on":
+        raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
+    if options.get("wire", "boto3") != "boto3":
+        raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
     return DynamoStore(
         place,
-        region=region,
+        region=options.get("region"),
         endpoint=endpoint,
         create=create,
         session=session_of(options, session=session),
         request_seconds=request_seconds,
+        prefix=prefix_of(options),
+        protect="protect" in options,
+        directly="wire" not in options,
     )
+
+
+PREFIX_MOST = 255
+"""Characters, of at most four bytes each: half of what a partition key holds."""
+
+
+def prefix_of(options: Mapping[str, str]) -> str:
+    """The prefix that a URL names; "" for a table of one application. Raises ValueError."""
+    prefix = options.get("prefix", "")
+    if len(prefix) > PREFIX_MOST or not prefix.isprintable():
+        raise ValueError(f"store URL: option 'prefix' wants at most {PREFIX_MOST} characters, all of them to be seen")
+    return prefix

@@ -10,6 +10,7 @@ from threading import Lock
 from attrs import Factory, frozen
 
 from leasehold.balancer.model import Lease
+from leasehold.stores.embedded.cells import MemoryCells, has_rows
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
 from leasehold.stores.writes import DeleteLease, Write, applied
 
@@ -28,7 +29,7 @@ class MemoryStore:
 
     def __init__(self, name: str = "") -> None:
         # setdefault is one step, so two threads opening one name get one table.
-        self._table = _shared.setdefault(name, _SharedRows()) if name else _SharedRows()
+        self._name, self._table = name, _shared.setdefault(name, _SharedRows()) if name else _SharedRows()
 
     @property
     def promises(self) -> Promises:
@@ -59,19 +60,27 @@ class MemoryStore:
                 rows[key] = after
         return Done(after)
 
+    def cells(self) -> MemoryCells:
+        """The table of this name in layout `sessions`."""
+        return MemoryCells(self._name)
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs nothing
+        """Whether it has rows of layout `sessions`, and of this one."""
+        return has_rows(self._name), bool(self._table.rows)
+
     def close(self) -> None:
         """Nothing to close; a named table lives as long as its process."""
 
 
 def open_url(
     place: str,
-    options: Mapping[str, str],  # noqa: ARG001  it has none
+    options: Mapping[str, str],  # noqa: ARG001  its layout is looked at afterwards
     *,
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> MemoryStore:
     """The store of this name; raises ValueError where it may not be made and this process has none of that name."""
-    if not create and place not in _shared:
+    if not (create or place in _shared or has_rows(place)):
         raise ValueError(
             f"store URL: memory://{place} is seen by the process that made it alone, and this one has not; "
             "sqlite:///path is seen by all of this machine"

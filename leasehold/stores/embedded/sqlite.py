@@ -13,17 +13,20 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from sqlite3 import Row
 from threading import Lock
 from types import NoneType
+from typing import Any
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.requests import ROOM, ObjectFields, Stored
 from leasehold.stores.writes import DeleteLease, Write, applied, counted
 
 _COLUMNS = {field.name: field.column for field in FIELDS if field.column}
@@ -71,12 +74,12 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
     return {column: told[name] for name, column in _COLUMNS.items()}
 
 
-def to_lease(row: Row) -> Lease | Malformed:
+def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
     """The lease of a row, or what is wrong with it: SQLite lets anything stand in any column."""
     return readable(str(row["key"]), lambda: _lease(row))
 
 
-def _lease(row: Row) -> Lease:
+def _lease(row: Row | Mapping[str, Any]) -> Lease:
     told = {}
     for field in FIELDS:
         if column := field.column:
@@ -140,7 +143,7 @@ class SqliteStore:
         return connection
 
     @contextmanager
-    def _current(self) -> Iterator[sqlite3.Connection]:
+    def current(self) -> Iterator[sqlite3.Connection]:
         """The connection to the file that the path names now (rule 4).
 
         The path is asked before and after: what was done in a file that is no longer the one may not count.
@@ -175,6 +178,18 @@ class SqliteStore:
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
 
+    def cells(self) -> "SqliteCells":
+        """The rows of layout `sessions` in this file."""
+        return SqliteCells(self)
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs next to nothing
+        """Whether the file has rows of layout `sessions`, and of this one."""
+        with self.current() as connection:
+            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
+            tables = ("cells", "leases") if there else ("leases",)
+            some = {table: connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables}  # noqa: S608
+        return some.get("cells") is not None, some["leases"] is not None
+
     def _stored(self, key: str) -> Lease | None:
         row = self._connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
         return insist(to_lease(row)) if row else None
@@ -186,7 +201,7 @@ class SqliteStore:
 
     def list(self) -> Listing:
         """Every lease, sorted by key, as of one moment."""
-        with self._current() as connection:
+        with self.current() as connection:
             rows = connection.execute(f"{_SELECT} ORDER BY key").fetchall()
         read = tuple(to_lease(row) for row in rows)
         leases = tuple(lease for lease in read if isinstance(lease, Lease))
@@ -194,14 +209,14 @@ class SqliteStore:
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Read these leases, in the order asked; those not there are left out."""
-        with self._current():
+        with self.current():
             found = tuple(self._stored(key) for key in keys)
         return tuple(lease for lease in found if lease)
 
     def write(self, write: Write) -> Outcome:
         """Read the row, decide and replace it in one transaction; children have no column, for nothing reads them."""
         key = write.lease.key
-        with self._current() as connection:
+        with self.current() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 stored = self._stored(key)
@@ -252,9 +267,85 @@ def _hint(place: str) -> str:
     return f"; after sqlite:/// a path is absolute: the file of this folder is sqlite://{place.lstrip('/')}"
 
 
+class SqliteCells:
+    """Rows of layout `sessions`, in a table of their own beside the leases of the usual layout."""
+
+    page_leases = ROOM
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+        """Every row whose name begins with one of these, as of one moment."""
+        with self._table() as connection:
+            found = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
+        return tuple(cell_of(row) for row in found if str(row["name"]).startswith(prefixes))
+
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+        """Those of these rows that are there, as of one moment."""
+        with self._table() as connection:
+            found = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
+        return {row["name"]: cell_of(row) for row in found if row is not None}
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Insert it, unless there is one."""
+        version = token_hex(8)
+        insert = "INSERT OR IGNORE INTO cells (name, version, fields) VALUES (?, ?, ?)"
+        with self._table() as connection:
+            made = connection.execute(insert, (name, version, json.dumps(dict(fields)))).rowcount
+        return version if made else None
+
+    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+        """Update it, if it is still this one."""
+        fresh = token_hex(8)
+        update = "UPDATE cells SET version = ?, fields = ? WHERE name = ? AND version = ?"
+        with self._table() as connection:
+            made = connection.execute(update, (fresh, json.dumps(dict(fields)), name, version)).rowcount
+        return fresh if made else None
+
+    def delete(self, name: str, version: str) -> bool:
+        """Delete it, if it is still this one."""
+        with self._table() as connection:
+            connection.execute("DELETE FROM cells WHERE name = ? AND version = ?", (name, version))
+            return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
+
+    def prove(self) -> None:
+        """A transaction keeps its conditions."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+    @contextmanager
+    def _table(self) -> Iterator[sqlite3.Connection]:
+        with self._store.current() as connection:
+            connection.execute(CELLS_SCHEMA)
+            yield connection
+
+
+CELLS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS cells (
+  name    TEXT PRIMARY KEY NOT NULL,  -- lease/<key>, session/<id> or told/<id>
+  version TEXT NOT NULL,              -- never the same twice
+  fields  TEXT NOT NULL               -- JSON object of strings
+) WITHOUT ROWID
+"""
+
+_CELLS = "SELECT name, version, fields FROM cells"
+
+
+def cell_of(row: Row | Mapping[str, Any]) -> Stored:
+    """The stored row; one whose fields cannot be read has none, and its own reader says which is missing."""
+    try:
+        fields = json.loads(row["fields"])
+    except ValueError:
+        fields = {}
+    return Stored(row["name"], row["version"], fields if isinstance(fields, dict) else {})
+
+
 def open_url(
     place: str,
-    options: Mapping[str, str],  # noqa: ARG001  it has none
+    options: Mapping[str, str],  # noqa: ARG001  its layout is looked at afterwards
     *,
     create: bool,
     request_seconds: float | None,

@@ -26,9 +26,9 @@ from requests.adapters import HTTPAdapter
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -42,6 +42,9 @@ _ONCE: Mapping[str, Any] = {"retry_total": 0}
 """A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
 
 _CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
+PAGE_LEASES = 20
+"""All metadata of a blob have 8 KB, and notes of a lease some 300 bytes."""
+
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
 _CONNECTIONS = 64
 """Kept open: a runner claims with twenty threads, and those beyond the SDK's ten would connect for each request."""
@@ -59,7 +62,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     layout = _layout(options)
     endpoint = endpoint_of(options.get("endpoint"))
     client = open_container(place, endpoint, create=create, request_seconds=request_seconds)
-    return EtagStore(BlobObjects(client), layout)
+    return EtagStore(BlobObjects(client), layout, page_leases=PAGE_LEASES)
 
 
 def open_container(
@@ -111,6 +114,8 @@ def _layout(options: Mapping[str, str]) -> Layout:
             if option in options:
                 raise ValueError(f"store URL: option {option!r} goes with eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
+    if "layout" in options:
+        raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
     start = options.get("start", "TRIM_HORIZON")
     if start not in _STARTS:
         raise ValueError(f"store URL: option 'start' wants one of {', '.join(_STARTS)}")

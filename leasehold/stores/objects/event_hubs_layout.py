@@ -14,8 +14,8 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
-from leasehold.stores.objects.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.protocol import Promises, StoreError
+from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
 BEGINNING = "-1"
 """The offset, and the sequence number, just before a partition's first event."""
@@ -24,6 +24,8 @@ END_OF_STREAM = "@latest"
 """The offset that Event Hubs reads as "what arrives from now on"."""
 
 NO_OFFSET = frozenset({"", "no offset"})
+HAD, HAD_MOST = "had", 6000
+"""Our own field of a checkpoint; of a blob's metadata 8 KiB are kept in all."""
 """The words that some SDKs have written in place of an unknown offset."""
 
 
@@ -96,13 +98,16 @@ class EventHubLayout:
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Both fields, always: an SDK's listing fails on a blob that lacks one. Raises StoreError."""
-        kept, at = {name: word for name, word in stored.items() if name != "position"}, after.checkpoint
+        kept, at = {name: word for name, word in stored.items() if name not in {"position", HAD}}, after.checkpoint
         if at.numbered:
-            if not at.token or at.sub:
+            # Behind the offset stands what was had of Spark sinks: an SDK's worker leaves it out, and has rows twice.
+            offset, _, had = at.token.partition(" ")
+            kept |= {HAD: _plain(HAD, had)} if had and len(had) <= HAD_MOST else {}
+            if not offset or at.sub:
                 raise StoreError(
                     f"checkpoint {at.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
                 )
-            return {**kept, "offset": _plain("offset", at.token), "sequencenumber": at.sequence}
+            return {**kept, "offset": _plain("offset", offset), "sequencenumber": at.sequence}
         if at == LATEST:
             return {**kept, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
         # An SDK worker begins at the beginning where it does not know a start: records repeat, and none is lost.
@@ -143,7 +148,8 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
     if offset in NO_OFFSET:
         return _numbered(number) if known else start
     # Without a number the offset still says where to start; any number counts as past it.
-    return _numbered(number if known else "0", offset)
+    had = fields.get(HAD, "")
+    return _numbered(number if known else "0", f"{offset} {had}" if had else offset)
 
 
 def _numbered(number: str, offset: str = "") -> Position:

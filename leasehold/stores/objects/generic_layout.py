@@ -7,8 +7,7 @@ next renewal, alone. Every ownership says a counter, one more at each write, for
 digest of the content: without it a renewal would change nothing that anybody could see.
 """
 
-import json
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import quote, unquote
 
 from attrs import frozen
@@ -17,41 +16,22 @@ from leasehold.balancer.model import Lease, Notes
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
-    CellKind,
     cells,
     checked,
-    from_json,
     kilobytes,
     lease_of,
     text,
     weight,
     whole,
 )
-from leasehold.stores.objects.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.protocol import Promises
-
-_PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
+from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
+from leasehold.stores.words import StampedNotes, heard, said, spelled, stamped, stamps
 
 _NAMES = {field.name: field.object for field in FIELDS}
 _OWNERSHIP = frozenset({"owner", "epoch", "heir", "yields", "notes"})
 _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
 """The fields of a checkpoint object, apart from the notes that it was created with."""
-
-_Stamped = dict[str, tuple[str, int]]
-"""Notes by name, each with the ownership's counter when it was written; the later word wins."""
-
-
-def _said(word: str) -> str:
-    """Readable, and safe in a header: all but printable ASCII percent-encoded."""
-    return quote(word, safe=_PRINTABLE)
-
-
-def _heard(fields: ObjectFields, name: str) -> str:
-    """The reverse; nothing where it is not said."""
-    try:
-        return text(name, unquote(fields.get(name, ""), errors="strict"))
-    except UnicodeDecodeError:
-        raise BadRowField(name, "it is not UTF-8") from None
 
 
 @frozen
@@ -91,7 +71,7 @@ class ObjectLayout:
             field.name: checked(
                 field,
                 field.object,
-                _heard(fields, field.object) if field.kind == "text" else fields.get(field.object),
+                heard(fields, field.object) if field.kind == "text" else fields.get(field.object),
             )
             for field in _CHECKPOINT
         }
@@ -101,13 +81,13 @@ class ObjectLayout:
         lease = lease_of(
             {"key": key, **told}, _NAMES, epoch=whole("counter", ownership.get("counter", "0")), notes=_noted(parts)
         )
-        return owned(lease, parts, _heard)
+        return owned(lease, parts, heard)
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """With the notes that travel in this write, stamped with its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
-            **owner_fields(before, after, lambda _field, word: _said(word)),
+            **owner_fields(before, after, lambda _field, word: said(word)),
             "counter": str(counter),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": _stamp(stored, before, after, counter),
@@ -120,9 +100,9 @@ class ObjectLayout:
             "sub": after.checkpoint.sub or "",
             "shard": after.shard if after.shard != after.key else "",
         }
-        ours = {field.object: _spelled(field.kind, told[field.name]) for field in _CHECKPOINT}
+        ours = {field.object: spelled(field.kind, told[field.name]) for field in _CHECKPOINT}
         born = {name: (text, 0) for name, text in after.notes}
-        ours["notes"] = stored.get("notes", "") if stored else _stamps(born)
+        ours["notes"] = stored.get("notes", "") if stored else stamps(born)
         return {name: word for name, word in {**stored, **ours}.items() if word}
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
@@ -130,39 +110,17 @@ class ObjectLayout:
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
 
 
-def _spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
-    """The cell as text, "" for one that is to be left out."""
-    if cell in (None, "", []):
-        return ""
-    return _said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
-
-
-def _stamped(fields: ObjectFields) -> _Stamped:
-    found, stamped = from_json("notes", fields.get("notes", "{}")), {}
-    for name, pair in found.items() if isinstance(found, dict) else [("", None)]:
-        match pair:
-            case [str(value), int(stamp)]:
-                stamped[text("notes", name)] = text("notes", value), whole("notes", stamp)
-            case _:
-                raise BadRowField("notes", "not an object of [text, counter] pairs")
-    return stamped
-
-
-def _stamps(notes: _Stamped) -> str:
-    return json.dumps(notes) if notes else ""
-
-
 def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
     """The notes of one object with those that this write changes."""
     changed = {name: (text, counter) for name, text in after.notes if before.note(name) != text}
-    return _stamps({**_stamped(stored), **changed})
+    return stamps({**stamped(stored), **changed})
 
 
 def _noted(parts: Parts) -> Notes:
     """The notes of a lease; on equal stamps those of the notes object win, and those of the creation lose."""
-    latest: _Stamped = {}
+    latest: StampedNotes = {}
     for part in ("checkpoint", "ownership", "notes"):
-        for name, note in _stamped(parts.fields(part)).items():
+        for name, note in stamped(parts.fields(part)).items():
             if note[1] >= latest.get(name, note)[1]:
                 latest[name] = note
     return tuple(sorted((name, text) for name, (text, _) in latest.items()))

@@ -27,9 +27,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.stores.aws import session_of
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:

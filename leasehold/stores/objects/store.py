@@ -23,10 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import insist, readable
+from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
+from leasehold.stores.requests import ROOM, ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 
 _ATTEMPTS = 64
@@ -58,7 +59,9 @@ class EtagStore:
     and no reading: if the memory is out of date the write is refused, and the lease read anew.
     """
 
-    def __init__(self, objects: Objects, layout: Layout) -> None:
+    def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = ROOM) -> None:
+        """With so many leases in a session's row, where the table is in layout `sessions`."""
+        self._page_leases = page_leases
         self._objects = objects
         self._layout = layout
         self._seen: dict[str, Parts] = {}
@@ -102,6 +105,18 @@ class EtagStore:
                 return self._delete(write)
             case _:
                 return self._change(write)
+
+    def cells(self) -> ObjectCells:
+        """The rows of layout `sessions` below the same prefix."""
+        above = self._layout.above if isinstance(self._layout, ObjectLayout) else ""
+        return ObjectCells(self._objects, above, page_leases=self._page_leases)
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:
+        """Whether there are rows of layout `sessions`, and of this one, if that is asked for or matters."""
+        if not isinstance(self._layout, ObjectLayout):
+            return False, True  # the SDKs' own
+        sessions = bool(self.cells().list("lease/"))
+        return sessions, (sessions or asked) and bool(self._objects.list(self._layout.prefix("checkpoint")))
 
     def prove(self) -> None:
         """Return if the service keeps its conditions. Raises StoreError."""

@@ -113,7 +113,7 @@ def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, secon
     ("options", "says"),
     [
         ({"if_trimmed": "LATEST"}, "option 'if_trimmed' wants TRIM_HORIZON"),
-        ({"wire": "xml"}, "option 'wire' wants cbor or json"),
+        ({"wire": "xml"}, "option 'wire' wants cbor, json or boto3"),
         ({"misplaced": "both"}, "option 'misplaced' wants keep or drop"),
     ],
 )

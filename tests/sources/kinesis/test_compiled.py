@@ -1,16 +1,19 @@
 """The compiled codec is the plain one, only faster."""
 
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cbor2
 import pytest
 from crafted import cases
 from fuzz_aggregation import mutated
 from test_aggregation import ROWS, Rows
 from test_wire_views import BODY
+from test_wire_views import ROWS as VIEW_ROWS
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -19,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hatch_build
+from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 pytestmark = pytest.mark.more
@@ -40,7 +44,7 @@ def test_the_codec_compiles_where_nothing_else_is_installed(
     """Wheels that are built in isolation, as those of other Pythons, came out plain, and only a warning said so."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
-    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 1  # what they share is one more
+    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # what they share, and what is in C
 
 
 def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
@@ -102,15 +106,73 @@ def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, mi
     assert batches[0].equals(batches[1])
 
 
+def _viewed(module: Any, body: bytes) -> object:  # noqa: ANN401  each form has one
+    """What it makes of an answer, columns included; the words of the error where these cannot be made."""
+    found = module.viewed(body)
+    if found is None:
+        return None
+    try:
+        return found, module.columns(body, *found[:4])
+    except ValueError as error:
+        return found, type(error)
+
+
+DAMAGE = st.tuples(st.integers(0, len(BODY)), st.integers(0, 9), st.binary(max_size=9))
+OTHERS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=9,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=1000)
+@given(damage=st.lists(DAMAGE, max_size=3))
+def test_all_forms_take_the_same_views(forms: Forms, damage: list[tuple[int, int, bytes]]) -> None:
+    """An answer would be read differently by those who installed a wheel, or with a compiler for C."""
+    body = BODY
+    for at, gone, come in damage:
+        body = body[:at] + come + body[at + gone :]
+    told = [_viewed(each, body) for each in _takers(forms)]
+    assert told[0] == told[1] == told[2]
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(0, len(BODY)), gone=st.integers(0, 3), come=st.binary(max_size=3))
-def test_both_forms_take_the_same_views(forms: Forms, at: int, gone: int, come: bytes) -> None:
-    """An answer would be read differently by those who installed a wheel."""
-    body = BODY[:at] + come + BODY[at + gone :]
-    told = []
-    for form in ("plain", "compiled"):
-        found = forms[form]["views"].viewed(body)
-        rows = found and found[0]
-        shown = [rows.datas, rows.numbers, rows.keys, rows.arrived] if found else []
-        told.append(found and (found[1], [each.getvalue() for each in shown], rows.sealed, len(rows)))
-    assert told[0] == told[1]
+@given(rows=st.lists(VIEW_ROWS | OTHERS, max_size=4), others=st.dictionaries(st.text(max_size=3), OTHERS))
+@pytest.mark.parametrize("indefinite", [False, True])
+def test_all_forms_take_the_same_answers(
+    forms: Forms, rows: list[object], others: dict[str, object], indefinite: bool
+) -> None:
+    """Likewise of an answer that is whole, whatever else it says."""
+    body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
+    told = [_viewed(each, body) for each in _takers(forms)]
+    assert told[0] == told[1] == told[2]
+
+
+def test_what_is_in_c_refuses_views_of_what_is_not_there(forms: Forms) -> None:
+    """A mistake elsewhere would be read as whatever lies behind an answer, or end the process."""
+    _, _, scan = _takers(forms)
+    beyond = struct.pack("<iiii", 20, 0, 0, 90)
+    for views, fault in (((beyond,) * 3, IndexError), ((b"\xff" * 16,) * 3, IndexError), ((b"",) * 3, ValueError)):
+        with pytest.raises(fault):
+            scan.columns(b"x" * 100, *views, bytes(8))
+    for odd in ((), (tuple,), (int, *[[]] * 7), (Record, *[()] * 7)):
+        with pytest.raises(TypeError):
+            scan.records(*odd)
+
+
+def test_records_made_in_c_are_records(forms: Forms) -> None:
+    """A handler would meet something that looks like a record, and is none."""
+    _, _, scan = _takers(forms)
+    columns = [b"x", b"y"], ["1", "2"], [0, 0], ["k", None], [None, "7"], [1.5, None], [False, True]
+    made = [*scan.records(Record, *columns)]
+    assert made == [Record(*row) for row in zip(*columns, strict=True)]
+    assert {type(each) for each in made} == {Record}
+    made[0].data, made[1].position
+    shrinking = scan.records(Record, *columns)
+    next(shrinking)
+    columns[0].pop()
+    assert [*shrinking] == []
+
+
+def _takers(forms: Forms) -> tuple[ModuleType, ModuleType, ModuleType]:
+    return forms["plain"]["views"], forms["compiled"]["views"], forms["compiled"]["scan"]

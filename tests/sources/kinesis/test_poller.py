@@ -475,7 +475,7 @@ def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) 
         ("kinesis://orders?if_trimmed=LATEST", "option 'if_trimmed' wants TRIM_HORIZON"),
         ("kinesis://orders?poll_seconds=0.1", "option 'poll_seconds' wants 0.2 to 60"),
         ("kinesis://orders?poll_seconds=often", "option 'poll_seconds' wants 0.2 to 60"),
-        ("kinesis://orders?wire=xml", "option 'wire' wants cbor or json"),
+        ("kinesis://orders?wire=xml", "option 'wire' wants cbor, json or boto3"),
         ("kinesis://", "it names no stream; write kinesis://NAME"),
         ("kinesis://orders?regoin=x", "unknown option 'regoin'; choose among .*region"),
         ("kinesis://orders?region=", "option 'region' wants one value"),

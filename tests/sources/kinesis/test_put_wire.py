@@ -11,7 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ParamValidationError
 from produced_flights import stored
-from standins.wire_service import CBOR, Answer, Spoken
+from standins.wire_service import CBOR, WAYS, Answer, Spoken, Way, listening
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.clients import WireForm
@@ -57,19 +57,27 @@ def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
     return spoken
 
 
-def speaking(*answers: Answer, wire: WireForm = "cbor") -> tuple[KinesisPutClient, Spoken]:
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def speaking(*answers: Answer, wire: WireForm = "cbor", way: Way = "through boto3") -> tuple[KinesisPutClient, Spoken]:
     """A producer's requests, of which the first has listed the shards, and what they are answered."""
-    client = client_of("eu-west-1", None, 1, wire)
-    spoken = attached(client, *answers)
+    if way == "directly":
+        spoken = Spoken(list(answers))
+        client = client_of("eu-west-1", listening(spoken), 1, wire)
+    else:
+        client = client_of("eu-west-1", None, 1, wire)
+        spoken = attached(client, *answers)
     requests = KinesisPutClient(client, "orders")
     assert requests.shards() is not None
     return requests, spoken
 
 
-def test_the_same_records_arrive_in_both_forms() -> None:
+@each_way
+def test_the_same_records_arrive_in_both_forms(way: Way) -> None:
     """Without it a record that is empty, large or of a strange key might arrive as another."""
-    quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)))
-    slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json")
+    quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
+    slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
     assert quick.put(UNITS) == slow.put(UNITS) == PLACED * 3
     assert (quickly.forms, slowly.forms) == (["cbor"] * 2, ["json"] * 2)
     for row in slowly.asked[1]["Records"]:
@@ -78,6 +86,7 @@ def test_the_same_records_arrive_in_both_forms() -> None:
     assert [row["Data"] for row in quickly.asked[1]["Records"]] == [*DATAS]
 
 
+@each_way
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -88,10 +97,12 @@ def test_the_same_records_arrive_in_both_forms() -> None:
     ],
 )
 def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
-    refusal: Answer, caplog: pytest.LogCaptureFixture
+    refusal: Answer, caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
     """Without it a refusal that looks like a fault would leave it unknown whether records were written."""
-    requests, spoken = speaking(refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()))
+    requests, spoken = speaking(
+        refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
+    )
     assert requests.put(UNITS[1:2]) == PLACED
     requests.shards()
     assert requests.put(UNITS[1:2]) == PLACED
@@ -99,9 +110,10 @@ def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
     assert caplog.text.count("asked in JSON from now on") == 1
 
 
-def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture) -> None:
+@each_way
+def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Without it records would go in a form that nothing shows to be understood."""
-    requests, spoken = speaking(in_json(SHARDS), in_json(written()))
+    requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json"]
     assert caplog.text.count("asked in JSON from now on") == 1
@@ -121,16 +133,20 @@ def test_a_throttled_listing_proves_nothing() -> None:
     assert spoken.forms == ["cbor", "json", "cbor", "cbor"]
 
 
-def test_records_that_are_refused_whole_for_their_form_go_in_json_once(caplog: pytest.LogCaptureFixture) -> None:
+@each_way
+def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
+    caplog: pytest.LogCaptureFixture, way: Way
+) -> None:
     """Without it a producer would stop at a service that takes everything but records in CBOR."""
     refusal = in_json({"__type": "SerializationException"}, 400)
-    requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)))
+    requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
     assert requests.put(UNITS) == requests.put(UNITS) == PLACED * 3
     assert spoken.forms == ["cbor", "cbor", "json", "json"]
     assert spoken.asked[2] == spoken.asked[3]
     assert caplog.text.count("asked in JSON from now on") == 1
 
 
+@each_way
 @pytest.mark.parametrize(
     ("answer", "outcome", "after"),
     [
@@ -142,29 +158,33 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(caplog: p
     ],
 )
 def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
-    answer: Answer, outcome: UnitOutcome, after: str
+    answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
     """Without it records would be in the stream twice, and nobody told."""
-    requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()))
+    requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
     assert requests.put(UNITS[1:2]) == [outcome]
     assert spoken.forms == ["cbor", "cbor"]
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms[2:] == [after]
 
 
-def test_of_a_request_that_is_written_in_part_each_record_is_told() -> None:
+@each_way
+def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> None:
     """Without it a refused record would pass for one that is in the stream."""
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
-    requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer))
+    requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
     assert requests.put(UNITS) == [*PLACED, Refused("ProvisionedThroughputExceededException"), *PLACED]
     assert spoken.forms == ["cbor", "cbor"]
 
 
-def test_a_throttled_request_is_told_and_says_nothing_against_cbor() -> None:
+@each_way
+def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> None:
     """Without it a busy stream would be written to slowly for the rest of a producer's life."""
     throttled = {"__type": "ProvisionedThroughputExceededException", "message": "slow down"}
-    requests, spoken = speaking(in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()))
+    requests, spoken = speaking(
+        in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
+    )
     for _ in range(2):
         assert requests.put(UNITS[1:2]) == [Refused("ProvisionedThroughputExceededException")]
     assert requests.put(UNITS[1:2]) == PLACED

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from crafted import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from standins.wire_service import CBOR, Answer, Spoken, in_cbor, in_json, quick
+from standins.wire_service import CBOR, WAYS, Answer, Spoken, Way, in_cbor, in_json, listening, quick
 
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.poller import Poller
@@ -35,6 +35,7 @@ CLIENTS = {
     "slow": SLOW.attach(boto3.client("kinesis", region_name="eu-west-1")),
     "cbor": FAST.attach(clients.reading_client("eu-west-1", None)),
     "json": FAST.attach(clients.reading_client("eu-west-1", None, "json")),
+    "direct": clients.reading_client("eu-west-1", listening(FAST)),
 }
 
 
@@ -52,9 +53,13 @@ def slowly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
 
 
 def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """Likewise, through the hooks."""
+    """Likewise, through the hooks; and past boto3, which has to come to the same."""
     FAST.answers[:] = [answer]
-    return read(CLIENTS["cbor" if answer.form == CBOR else "json"], start)
+    batch = read(CLIENTS["cbor" if answer.form == CBOR else "json"], start)
+    if answer.form == CBOR:
+        FAST.answers[:] = [answer]
+        assert read(CLIENTS["direct"], start) == batch
+    return batch
 
 
 def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
@@ -129,14 +134,18 @@ def test_every_form_of_a_time_is_understood(told: object) -> None:
     assert record.arrived == 1_795_363_072.5
 
 
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+@each_way
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException", "KMSDisabledException"])
-def test_an_error_says_the_same_in_both_forms(code: str) -> None:
+def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
     """Without it a fault would be taken for another, or its reason be lost."""
     told = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
-    client, _ = quick(in_cbor(PLAIN), in_cbor(told, 400))
-    client.get_records(ShardIterator="i-1")
+    client, _ = quick(in_cbor(PLAIN), in_cbor(told, 400), way=way)
+    ask(client)
     with pytest.raises(ClientError) as quickly_told:
-        client.get_records(ShardIterator="i-1")
+        ask(client)
     slow = Spoken([in_json({**told, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
     with pytest.raises(ClientError) as slowly_told:
         slow.get_records(ShardIterator="i-1")
@@ -152,16 +161,18 @@ def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
     return [row["Data"] for rows in answers for row in rows]
 
 
-def test_questions_are_asked_in_cbor_and_only_where_wanted() -> None:
+@each_way
+def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
     """Without it the fast way would not be the one in use."""
-    client, spoken = quick(in_cbor(PLAIN))
+    client, spoken = quick(in_cbor(PLAIN), way=way)
     assert ask(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
-    client, spoken = quick(in_json(PLAIN), wire="json")
+    client, spoken = quick(in_json(PLAIN), wire="json", way=way)
     assert ask(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["json"], [{"ShardIterator": "i-1", "Limit": 9}])
 
 
+@each_way
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -175,10 +186,10 @@ def test_questions_are_asked_in_cbor_and_only_where_wanted() -> None:
     ],
 )
 def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
-    refusal: Answer, caplog: pytest.LogCaptureFixture
+    refusal: Answer, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it a worker would not read from such a service, or ask it everything twice."""
-    client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN))
+    client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
     assert ask(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json", "json"]
     assert spoken.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
@@ -186,19 +197,23 @@ def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
     assert caplog.text.count("asked in JSON from now on") == 1
 
 
-def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+@each_way
+def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
+    caplog: pytest.LogCaptureFixture, way: Way
+) -> None:
     """Without it each question would be put into a form that is of no use there."""
-    client, spoken = quick(in_json(PLAIN), in_json(PLAIN))
+    client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
     assert ask(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json"]
     assert caplog.text.count("asked in JSON from now on") == 1
 
 
-def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.LogCaptureFixture) -> None:
+@each_way
+def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Without it one bad moment at the beginning would make a worker slow for the rest of its life."""
     busy = Answer(b"<html>busy</html>", "text/html", 503)
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
-    client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN))
+    client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
     with pytest.raises(ClientError, match="503"):
         ask(client)
     assert ask(client, 2) == [b"data"] * 2
@@ -206,10 +221,11 @@ def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.Lo
     assert caplog.text == ""
 
 
-def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCaptureFixture) -> None:
+@each_way
+def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Without it an error of something in between would make a worker slow for the rest of its life."""
     odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
-    client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN))
+    client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN), way=way)
     assert ask(client) == [b"data"]
     with pytest.raises(ClientError, match="no"):
         ask(client)
@@ -230,8 +246,9 @@ def test_without_the_libraries_boto3_reads_by_itself(
     assert "install leasehold[aws]" in caplog.text
 
 
-def test_an_error_that_cannot_be_read_is_said() -> None:
+@each_way
+def test_an_error_that_cannot_be_read_is_said(way: Way) -> None:
     """Without it garbage with an error's status would end in another library's words."""
-    client, _ = quick(Answer(b"\xff", CBOR, 400))
+    client, _ = quick(Answer(b"\xff", CBOR, 400), way=way)
     with pytest.raises(SourceError, match="refused a request for stream 'orders': 400"):
         read(client)

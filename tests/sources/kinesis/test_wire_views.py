@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leasehold.adapters.sources.kinesis.poller import columns_of
 from leasehold.adapters.sources.kinesis.wire import hooks as forms
 from leasehold.adapters.sources.kinesis.wire import views
-from leasehold.adapters.sources.kinesis.wire.views import RowViews, viewed
+from leasehold.adapters.sources.kinesis.wire.views import viewed
 
 CHILD = {"ShardId": "shardId-1", "ParentShards": ["shardId-0"], "Odd": {"Nested": [1.5, None, -7, b"\xff" * 300]}}
 ANSWER = {
@@ -40,7 +40,7 @@ def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  in either form
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     """What cbor2 makes of an answer. Raises ValueError or Unreadable."""
-    with patch.object(forms, "COMPILED", new=False):
+    with patch.object(forms, "VIEWS", new=None):
         rows, answer = forms._apart(body, cbor=True)  # noqa: SLF001  what it stands in for
     return as_columns(rows), answer
 
@@ -50,9 +50,10 @@ def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
     found = viewed(body)
     if found is None:
         return None
-    rest = cbor2.loads(found[1])
+    *shown, sealed, begin, end = found
+    rest = cbor2.loads(body[:begin] + b"\xf7" + body[end:])
     assert rest.pop("Records") is cbor2.undefined
-    return as_columns(found[0]), rest
+    return (*views.columns(body, *shown), sealed), rest
 
 
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
@@ -117,7 +118,7 @@ def test_an_answer_that_is_cut_off_is_declined() -> None:
 
 def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a wheel would read otherwise than what is tested."""
-    monkeypatch.setattr(forms, "COMPILED", True)
+    monkeypatch.setattr(forms, "VIEWS", views)
     test_wire.test_every_crafted_aggregate_gives_the_same_records()
     test_wire.test_all_answers_give_the_batches_that_boto3_gives()
     test_wire.test_a_body_that_is_no_answer_fails_as_it_does_with_boto3()
@@ -126,12 +127,14 @@ def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatc
 def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it an answer would be read in one way by who installed a wheel, and in another by all others."""
     one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
-    monkeypatch.setattr(forms, "COMPILED", True)
+    monkeypatch.setattr(forms, "VIEWS", views)
     assert forms.answer_of(b"\xa2" + one + none, cbor=True) == ([], b"{}")
 
 
 def test_a_row_looks_as_boto3_has_it() -> None:
     """Without it a caller of the client would find none of what its answer holds."""
-    rows, _ = viewed(BODY) or (RowViews(b""), b"")
-    assert [rows[at] for at in range(len(rows))] == [test_wire.ROW] * 3
+    with patch.object(forms, "VIEWS", views):
+        rows, _ = forms.answer_of(BODY, cbor=True)
+    in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
+    assert [rows[at] for at in range(len(rows))] == [in_seconds] * 3
     assert not views.COMPILED

@@ -235,7 +235,7 @@ def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
     row = done(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.note("other") == "x"
     holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
-    assert ReadingStart(holding, cast("Source", Noon()), Config()).find() == NOON
+    assert ReadingStart(holding, cast("Source", Noon()), Config()).find({}) == NOON
     assert store.get(["0"])[0].note(LATEST_MS) == str(NOON.sub)
 
 

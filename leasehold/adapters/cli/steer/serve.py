@@ -18,7 +18,7 @@ from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatche
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.urls import store_address
+from leasehold.stores.urls import name_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -65,8 +65,7 @@ def command(  # noqa: PLR0917  one for each option
             for place, url in enumerate(stores):
                 store = stack.enter_context(closing(opened(url)))
                 asked = stack.enter_context(closing(stream_of(source[place]))) if source else None
-                scheme, where, _ = store_address(url)  # the URL's options may hold a secret
-                watcher = TableWatcher(f"{scheme}://{where}", store, config, record, every=every, source=asked)
+                watcher = TableWatcher(name_of(url), store, config, record, every=every, source=asked)
                 watchers.append(stack.enter_context(closing(watcher)))
             for watcher in watchers:
                 watcher.start()

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import NOTHING, Factory, evolve, fields, frozen, has
 from hypothesis import strategies as st
 
+from leasehold.balancer.calls import note_of_call
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -165,7 +166,19 @@ def hearings() -> st.SearchStrategy[BulletinState]:
         looks_still=st.sampled_from((0.0, 8.0, 500.0)),
         warned=st.sampled_from((0.0, 30.0, math.inf)),
         turned=st.booleans(),
+        call=st.just("") | calls(),
     )
+
+
+def calls() -> st.SearchStrategy[str]:
+    """What a lookout may have written of whom it calls: each worker to keys of its own, for nobody is called to one."""
+    several = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
+
+    def text(keys: list[str], to_all: bool) -> str:
+        names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
+        return note_of_call(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
+
+    return st.builds(text, several, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
@@ -182,6 +195,7 @@ def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
         paces=seconds,
         full_still=st.sampled_from((0.0, 0.0, 5.0, 1000.0)),
         full_apart=st.sampled_from((1.0, 20.0, math.inf)),
+        full_took=st.sampled_from((0.0, 8.0)),
         hearing=st.none() | hearings(),
         led=seconds,
     )

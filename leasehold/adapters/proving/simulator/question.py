@@ -64,6 +64,7 @@ class SimulationQuestion:
     peer     the rules of the others where only `share` of the workers have ours
     cycles   how long to go on after the event
     pauses   how often an hour each worker stands still for 1 to 3 s
+    sessions whether the table is in layout `sessions`
     dated    whether the table is like blobs: listings tell how old each row is, and bulletins are not free
     checkpoints
              seconds between two checkpoints of each lease; None: nothing is read
@@ -87,6 +88,7 @@ class SimulationQuestion:
     cycles: float = 45.0
     pauses: float = 0.0
     dated: bool = False
+    sessions: bool = False
     checkpoints: float | None = None
 
     @property
@@ -159,6 +161,7 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
         fleet.scenario,
         scan_per_cycle=question.pace == "cycle",
         dated=question.dated,
+        sessions=question.sessions,
         reading=fleet.scenario.reading or question.checkpoints is not None,
         checkpoints=question.checkpoints or 0.0,
     )

@@ -27,6 +27,7 @@ from leasehold.adapters.proving.simulator.world.world import (
     ShardRecords,
     SimulatedHistory,
     SimulatedTable,
+    UnitBudget,
     World,
     first_shards,
     records,
@@ -34,6 +35,7 @@ from leasehold.adapters.proving.simulator.world.world import (
 )
 from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
+from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
 from leasehold.stores.writes import counted
 
 _FURTHER = 1_000_000
@@ -61,7 +63,12 @@ def run(scenario: Scenario) -> SimulatedHistory:
         else:
             process.run()
 
-    world = World(scenario, tasks, table, source, history, join)
+    reads, writes = (
+        UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+    )
+    world = World(scenario, tasks, table, source, history, join, reads, writes)
+    for row in first if scenario.sessions else ():
+        world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
     for member in scenario.members:
         join(member)
     for reshape in scenario.reshapes:

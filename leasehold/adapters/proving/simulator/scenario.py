@@ -53,6 +53,8 @@ class Member:
     rate    how fast its clock runs
     drain_seconds
             most time for its drain
+    knows_calls
+            whether it reads and writes whom the bulletin calls, as earlier versions do not
     """
 
     worker: str
@@ -66,6 +68,7 @@ class Member:
     foreign: bool = False
     rate: float = 1.0
     drain_seconds: float = DRAIN_SECONDS
+    knows_calls: bool = True
 
     def alive(self, t: float) -> bool:
         """Whether it runs then."""
@@ -101,6 +104,28 @@ class Network:
     reading: tuple[float, float] = (0.0, 0.0)
     slow: tuple[Nap, ...] = ()
     patience: tuple[float, ...] = POLL_SECONDS
+
+
+@frozen
+class Capacity:
+    """What the table serves, as a table of DynamoDB does; the default has no limits.
+
+    row_bytes        length of each row
+    bytes_per_second how fast one listing is read, page after page; each page shows its rows as they are then
+    page_bytes       most of one page
+    table_units      read units a second of the whole table, at eventual consistency 8 KB each; a listing waits for them
+    row_units        read units a second of one row
+    writes           writes a second of the whole table
+    patience_seconds who waits for longer is refused, as a client library does that has tried again often enough
+    """
+
+    row_bytes: int = 513
+    bytes_per_second: float = math.inf
+    page_bytes: int = 1 << 20
+    table_units: float = math.inf
+    row_units: float = math.inf
+    writes: float = math.inf
+    patience_seconds: float = 20.0
 
 
 @frozen
@@ -142,6 +167,7 @@ class Scenario:
     weighed   whether the throughput that readers measure is written down
     scan_per_cycle
               whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks but C16
+    sessions  whether the table is in layout `sessions`
     dated     whether a listing tells how long ago each row was written, and bulletins are not free, as with blobs
     full      whether each renewal and each reading is recorded, which only a judge needs
     misdeeds  what the callables of users do besides their work
@@ -157,6 +183,7 @@ class Scenario:
               what all workers are told to do with a stream that was made anew
     acknowledges
               when handlers are done with a record
+    capacity  what the table serves
     ranged    whether shards have hash ranges; as in the stream of a table, they have none, each rolls where it would
               split and is followed by one, and splits where it would merge, since none has two parents
     """
@@ -176,6 +203,7 @@ class Scenario:
     weighed: bool = False
     scan_per_cycle: bool = False
     dated: bool = False
+    sessions: bool = False
     full: bool = False
     misdeeds: tuple[Misdeed, ...] = ()
     handler: Handler | None = None
@@ -186,6 +214,7 @@ class Scenario:
     emptyings: tuple[Emptying, ...] = ()
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
     acknowledges: Acknowledging = "return"
+    capacity: Capacity = field(factory=Capacity)
     ranged: bool = True
 
     @property

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.reading.handling import Delivery, Unhandled
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.repeats import own_token
 from leasehold.stores.printable import text_of
 
 TEXT_MOST = 2000
@@ -94,7 +95,7 @@ class Letter:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
-            "offset": record.token,
+            "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
             "arrived_ms": None if record.arrived is None else round(record.arrived * 1000),
@@ -157,9 +158,16 @@ def letter_of(line: bytes) -> Letter:
     if not isinstance(told, dict):
         raise BadLetter("it is no object")
     arrived = _field(told, "arrived_ms", int, None)
+    text, number = _field(told, "data", str), _field(told, "sequence_number", str)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise BadLetter("data: it is not base64") from None
+    if not (number.isascii() and number.isdigit()):
+        raise BadLetter("sequence_number: it wants a decimal number, as a text")
     record = Record(
-        _data(told),
-        _digits(told, "sequence_number"),
+        data,
+        number,
         _field(told, "sub_sequence_number", int, 0),
         partition_key=_field(told, "partition_key", str, None),
         explicit_hash_key=_field(told, "explicit_hash_key", str, None),
@@ -190,17 +198,3 @@ def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDE
     if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
         raise BadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
     return value
-
-
-def _digits(told: dict[str, Any], name: str) -> str:
-    text: str = _field(told, name, str)
-    if not (text.isascii() and text.isdigit()):
-        raise BadLetter(f"{name}: it wants a decimal number, as a text")
-    return text
-
-
-def _data(told: dict[str, Any]) -> bytes:
-    try:
-        return base64.b64decode(_field(told, "data", str), validate=True)
-    except ValueError:
-        raise BadLetter("data: it is not base64") from None

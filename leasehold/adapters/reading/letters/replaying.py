@@ -14,7 +14,8 @@ no letter is handed over twice in one replay.
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Lock
 from typing import Self
 
@@ -65,24 +66,22 @@ def replay(letters: LetterFolder, deliver: Deliver, tell: Tell) -> ReplayVerdict
         verdict = evolve(verdict, strange=verdict.strange + 1)
         tell(name, "it is named as no letter is")
     for *_, name in places:
-        verdict = _handed(letters, name, deliver, tell, verdict)
+        try:
+            line = letters.get(name)
+            if line is None:  # somebody else has removed it meanwhile
+                continue
+            letter = letter_of(line)
+        except (BadLetter, LetterError) as bad:
+            tell(name, f"it is no letter: {bad}" if isinstance(bad, BadLetter) else str(bad))
+            verdict = evolve(verdict, strange=verdict.strange + 1)
+            continue
+        if (fault := deliver(letter)) is not None:
+            tell(name, said(fault))
+            verdict = evolve(verdict, failed=verdict.failed + 1)
+            continue
+        letters.remove(name)
+        verdict = evolve(verdict, done=verdict.done + 1)
     return verdict
-
-
-def _handed(letters: LetterFolder, name: str, deliver: Deliver, tell: Tell, verdict: ReplayVerdict) -> ReplayVerdict:
-    try:
-        line = letters.get(name)
-        if line is None:  # somebody else has removed it meanwhile
-            return verdict
-        letter = letter_of(line)
-    except (BadLetter, LetterError) as bad:
-        tell(name, f"it is no letter: {bad}" if isinstance(bad, BadLetter) else str(bad))
-        return evolve(verdict, strange=verdict.strange + 1)
-    if (fault := deliver(letter)) is not None:
-        tell(name, said(fault))
-        return evolve(verdict, failed=verdict.failed + 1)
-    letters.remove(name)
-    return evolve(verdict, done=verdict.done + 1)
 
 
 class HandlerCalls:
@@ -101,7 +100,12 @@ class HandlerCalls:
         try:
             answer: object = self._handler(delivery)
             if inspect.isawaitable(answer):
-                answer = self._loop.run(_awaited(answer))
+                awaitable = answer
+
+                async def awaited() -> object:  # a runner takes coroutines alone
+                    return await awaitable
+
+                answer = self._loop.run(awaited())
             return fault_of(answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the letter stays
             return error if isinstance(error, Exception) else RuntimeError(said(error))
@@ -112,10 +116,6 @@ class HandlerCalls:
     def __exit__(self, *_raised: object) -> None:
         """End the event loop."""
         self._loop.close()
-
-
-async def _awaited(answer: Awaitable[object]) -> object:
-    return await answer
 
 
 @frozen
@@ -237,7 +237,12 @@ class LetterReader:
         if self._over:
             return Batch((), None, 0.0, OVER_SECONDS)
         batch = self._reader.read()
-        mine = next((at for at, record in enumerate(batch.records) if self._mine(record)), None)
+        mine: int | None = None
+        for place, record in enumerate(batch.records):
+            with suppress(BadLetter):
+                if letter_of(record.data).worker == self._me:
+                    mine = place
+                    break
         if mine is None:  # only a reading that brings nothing shows that nothing is left
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
         self._over, kept = True, batch.records[:mine]
@@ -247,9 +252,3 @@ class LetterReader:
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
-
-    def _mine(self, record: Record) -> bool:
-        try:
-            return letter_of(record.data).worker == self._me
-        except BadLetter:
-            return False

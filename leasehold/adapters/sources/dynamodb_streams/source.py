@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from boto3 import Session
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.kinesis.faults import (
     AwsService,
@@ -33,6 +33,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
+from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.repeats import own_token
 
 _MAP = pa.map_(pa.string(), pa.string())
 SCHEMA = pa.schema(
@@ -39,7 +40,7 @@ def rows_of(partition: str, records: Sequence[Record]) -> pa.RecordBatch:
     values = (
         [record.data for record in records],
         [partition] * len(records),
-        [record.token for record in records],
+        [own_token(record.token) for record in records],
         [int(record.sequence_number) for record in records],
         [None if record.arrived is None else round(record.arrived * 1e6) for record in records],
         [_text(each.get(PUBLISHER)) for each in told],

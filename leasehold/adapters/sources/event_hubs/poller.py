@@ -37,13 +37,13 @@ from functools import partial
 from itertools import chain, dropwhile
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 from azure.core.exceptions import AzureError
 from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
-from leasehold.adapters.sources.call_patience import Backoff, datetime_of, seconds
+from leasehold.adapters.sources.call_patience import Backoff, datetime_of
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
@@ -52,7 +52,7 @@ from leasehold.adapters.sources.event_hubs.access import (
     by_identity,
     explained,
 )
-from leasehold.adapters.sources.event_hubs.records import record
+from leasehold.adapters.sources.event_hubs.records import record, tag_of
 from leasehold.adapters.sources.protocol import (
     SETTLE_SECONDS,
     Batch,
@@ -62,7 +62,8 @@ from leasehold.adapters.sources.protocol import (
     SourceUnavailable,
     arrow_wanted,
 )
-from leasehold.adapters.threads import spawn
+from leasehold.adapters.sources.repeats import Had, own_token
+from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.stores.fields import decimal
 from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, full_namespace
@@ -157,7 +158,8 @@ def starting(position: Position) -> EventPosition:
         case "LATEST" | "SHARD_END":
             raise ValueError(f"a partition cannot be read from {position.sequence}")
         case number:
-            return EventPosition(int(number) if position.token in NO_OFFSET else position.token)
+            offset = own_token(position.token)
+            return EventPosition(int(number) if offset in NO_OFFSET else offset)
 
 
 class PartitionReceiver:
@@ -299,7 +301,7 @@ class PartitionReader:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
         self._opening: float | None = None
-        self._position = start
+        self._position, self._had = start, Had.of(start)
         self._last = int(start.sequence) if start.numbered else -1
         self._idle = IDLE_SECONDS
         self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, random.uniform)
@@ -342,7 +344,16 @@ class PartitionReader:
             gone = int(records[0].sequence_number) - self._last - 1
             if self._last >= 0 and gone > 0:
                 log.error("%s: %d events behind number %d are gone, past retention", self._where, gone, self._last)
-            self._last, self._position = int(records[-1].sequence_number), records[-1].position
+            last = records[-1]
+            # Without what was had before of Spark's sinks, each with what its position carries along.
+            new = list[Record]()
+            for each in records:
+                tag = tag_of(each.event)
+                if tag is None or not self._had.again(tag, lambda: 0, each.position):
+                    new.append(each._replace(token=f"{each.token} {self._had.token}") if self._had else each)
+            records = tuple(new)
+            token = f"{last.token} {self._had.token}" if self._had else last.token
+            self._last, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._idle = IDLE_SECONDS
         # The age of what was read last, by this machine's clock.
         arrived = came[-1].arrived

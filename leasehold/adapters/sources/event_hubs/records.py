@@ -4,6 +4,7 @@ from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpMessageBodyType
 
 from leasehold.adapters.sources.protocol import Record, SourceError
+from leasehold.adapters.sources.repeats import Tag, tags_of
 
 NUMBER, KEY, ENQUEUED = b"x-opt-sequence-number", b"x-opt-partition-key", b"x-opt-enqueued-time"
 OFFSET = b"x-opt-offset"
@@ -27,6 +28,21 @@ def record(event: EventData) -> Record:
         token=_text(offset) or "",
         event=event,
     )
+
+
+TAG = "leasehold"
+"""The application property by which a reader knows an event of a Spark sink that it has had."""
+_TAG = TAG.encode()
+
+
+def tag_of(event: EventData | None) -> Tag | None:
+    """The tag of an event that a Spark sink of ours wrote; None of any other."""
+    properties = event.raw_amqp_message.application_properties if event is not None else None
+    if not properties:
+        return None
+    value = properties.get(_TAG, properties.get(TAG))
+    value = value.encode(errors="replace") if isinstance(value, str) else value
+    return tags_of([value])[0] if isinstance(value, bytes) else None
 
 
 def body(event: EventData) -> bytes:

@@ -14,6 +14,7 @@ from leasehold.stores.aws import core_of
 from leasehold.stores.printable import escaped
 
 try:
+    from leasehold.adapters.sources.kinesis.wire.direct import read_directly
     from leasehold.adapters.sources.kinesis.wire.hooks import Wire
 except ImportError:  # then boto3 takes answers apart by itself
     Wire = None  # type: ignore[assignment,misc]  # the slow way
@@ -27,7 +28,8 @@ CONNECTIONS = 64
 MILLISECONDS = 10**11
 """Numbers from here on are milliseconds, which no time of Kinesis in seconds will reach for 3,000 years."""
 
-WireForm = Literal["cbor", "json"]
+WireForm = Literal["cbor", "json", "boto3"]
+"""How records are asked for: in CBOR past boto3, in JSON, or in CBOR through boto3."""
 
 
 class KinesisClients(TimedClients):
@@ -65,7 +67,9 @@ def reading_client(
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        Wire(client, cbor=wire == "cbor")
+        spoken = Wire(client, cbor=wire != "json")
+        if wire == "cbor":
+            read_directly(client, spoken)
     return client
 
 

@@ -23,6 +23,12 @@ def hash_of(partition_key: str) -> int:
     return int.from_bytes(digest_of(partition_key.encode()))
 
 
+def place_of(partition_key: str | None, hash_key: str | None) -> int:
+    """Where a record falls: by its explicit hash key, if it has a sound one, else by its partition key."""
+    place = number(hash_key) if hash_key is not None else None
+    return hash_of(partition_key or "") if place is None else place
+
+
 def number(hash_key: str) -> int | None:
     """The number as Java's BigInteger reads it: perhaps a sign, then digits of any script; None if it is none."""
     if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # nearly every one there is

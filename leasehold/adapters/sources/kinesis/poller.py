@@ -33,7 +33,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     deaggregate,
     kept_whole,
 )
-from leasehold.adapters.sources.kinesis.clients import MILLISECONDS, KinesisClients, seconds_of
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
 from leasehold.adapters.sources.kinesis.faults import (
     KINESIS,
     THROTTLED,
@@ -42,16 +42,24 @@ from leasehold.adapters.sources.kinesis.faults import (
     said_plainly,
     understood,
 )
-from leasehold.adapters.sources.kinesis.records import KinesisRecords, RecordColumns, RecordsPart, RowColumns, children
+from leasehold.adapters.sources.kinesis.hash_keys import place_of
+from leasehold.adapters.sources.kinesis.records import (
+    KinesisRecords,
+    RecordColumns,
+    RecordsPart,
+    RowColumns,
+    RowViews,
+    TokenedColumns,
+    children,
+)
 from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed, arrow_wanted
+from leasehold.adapters.sources.repeats import Had
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user, and views want librt
+if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
-
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -64,6 +72,7 @@ class Dropped:
     def __init__(self, shard: str) -> None:
         self._shard = shard
         self._counts, self._said = Counter[Reason](), Counter[Reason]()
+        self._repeated = 0
 
     def add(self, number: str, users: UserRecords) -> None:
         """Count those of this Kinesis record."""
@@ -76,8 +85,16 @@ class Dropped:
             text = "shard %s: %d user records of %s dropped: %s%s; more are counted until its reading ends"
             log.warning(text, self._shard, users.dropped, number, users.reason, why)
 
+    def repeated(self, count: int) -> None:
+        """Count records that were had before: a Spark sink has sent them again."""
+        self._repeated += count
+
     def close(self) -> None:
         """Say how many there were, where not all were said."""
+        if self._repeated:
+            text = "shard %s: %d records that a Spark sink had sent again were left out"
+            log.info(text, self._shard, self._repeated)
+            self._repeated = 0
         for reason, count in (self._counts - self._said).items():
             log.warning("shard %s: %d more user records dropped: %s", self._shard, count, reason)
         self._said = self._counts.copy()
@@ -89,6 +106,7 @@ class Unpacking:
     misplaced  what becomes of aggregates with records outside the hash range
     dropped    counts what is left out
     done       the order of a position: records up to it are left out; None: from here on all of them come later
+    had        what was had before of the records of Spark sinks; their repetitions are left out
     size       payload bytes of the rows
     subs       user records of the last row, those left out included
     """
@@ -100,9 +118,11 @@ class Unpacking:
         *,
         misplaced: Misplaced,
         dropped: Dropped,
+        had: Had | None = None,
     ) -> None:
         self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
         self.done = done
+        self.had = Had() if had is None else had.copy()  # if this fails, the answer is asked for again
         self._parts: list[RecordsPart] = []
         self.size = self.subs = 0
 
@@ -133,17 +153,17 @@ class Unpacking:
         records.subs += [0] * count
         records.keys += rows.keys[begin:end]
         records.hash_keys += [None] * count
-        records.arrived += [
-            told / 1000 if type(told) is int and told >= MILLISECONDS else seconds_of(told)
-            for told in rows.arrived[begin:end]
-        ]
+        records.arrived += rows.arrived[begin:end]
         records.aggregated += [False] * count
+        if isinstance(records, TokenedColumns):
+            records.tokens += [self.had.token] * count
         self.subs = min(count, 1)
 
     def _take_apart(self, rows: RowColumns, at: int) -> None:
-        data, number, arrived = rows.datas[at], rows.numbers[at], seconds_of(rows.arrived[at])
+        data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
         rows.datas[at] = b""
-        whole = kept_whole(data, number, arrived, self._hash_range) if self.done is None else None
+        plain = self.done is None and not self.had
+        whole = kept_whole(data, number, arrived, self._hash_range) if plain else None
         if whole is not None:
             self._parts.append(whole)
             self.subs = len(whole)
@@ -151,6 +171,10 @@ class Unpacking:
         users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, users)
         first = self._first(number, users)
+        self.subs = len(users) + users.dropped
+        if users.tags:
+            self._take_tagged(number, arrived, users, first)
+            return
         records, count = self._columns(), len(users) - first
         # Most often nothing is left out: then the columns are not copied once more.
         records.datas += users.datas[first:] if first else users.datas
@@ -160,12 +184,32 @@ class Unpacking:
         records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
         records.arrived += [arrived] * count
         records.aggregated += [users.aggregated] * count
-        self.subs = len(users) + users.dropped
+        if isinstance(records, TokenedColumns):
+            records.tokens += [self.had.token] * count
+
+    def _take_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
+        """What of an aggregate of a Spark sink was not had before, each with what its position carries along."""
+        records, tokens = RecordColumns(), list[str]()
+        for at in range(first, len(users)):
+            key, hash_key, tag = users.keys[at], users.hash_keys[at], users.tags[at]
+            place = Position(number, users.subs[at])
+            if tag is not None and self.had.again(tag, partial(place_of, key, hash_key), place):
+                continue
+            records.datas.append(users.datas[at])
+            records.subs.append(users.subs[at])
+            records.keys.append(key)
+            records.hash_keys.append(hash_key)
+            tokens.append(self.had.token)
+        records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
+        records.aggregated = [True] * len(tokens)
+        self._dropped.repeated(len(users) - first - len(tokens))
+        self._parts.append(records.tokened(tokens))
 
     def _columns(self) -> RecordColumns:
-        """The last part, if it is columns, or a new one."""
-        if not self._parts or not isinstance(last := self._parts[-1], RecordColumns):
-            self._parts.append(last := RecordColumns())
+        """The last part, if it is such columns, or a new one."""
+        wanted = TokenedColumns if self.had else RecordColumns
+        if not self._parts or type(last := self._parts[-1]) is not wanted:
+            self._parts.append(last := wanted())
         return last
 
     def _first(self, sequence: str, users: UserRecords) -> int:
@@ -196,7 +240,7 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     told.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, told.keys)):
         raise TypeError("a record has a partition key that is no text")
-    told.arrived += [row.get("ApproximateArrivalTimestamp") for row in rows]
+    told.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
     told.sealed = any(data.startswith(MAGIC) for data in told.datas)
     rows.clear()
     return told
@@ -256,6 +300,7 @@ class Poller:
         self._start, self._hash_range, self._rewind = start, hash_range, rewind
         self._misplaced, self._dropped = misplaced, Dropped(shard)
         self._done = start.order if start.numbered else None
+        self._had = Had.of(start)
         self._iterator: str | None = None
         self._read: str | None = None
         self._pace = pace or PollPace()
@@ -297,12 +342,12 @@ class Poller:
             answer = self._ask()
         if answer is None:
             return None
-        stood = self._iterator, self._read, self._done
+        stood = self._iterator, self._read, self._done, self._had
         try:
             with understood(self._stream, self.service):
                 return self._batch(answer)
         except SourceUnavailable:
-            self._iterator, self._read, self._done = stood
+            self._iterator, self._read, self._done, self._had = stood
             self._ask_again()
             raise
 
@@ -360,21 +405,25 @@ class Poller:
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         rows, behind = columns_of(answer["Records"]), answer.get("MillisBehindLatest") or 0
         first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
-        unpacked = Unpacking(self._hash_range, self._done, misplaced=self._misplaced, dropped=self._dropped)
+        unpacked = Unpacking(
+            self._hash_range, self._done, misplaced=self._misplaced, dropped=self._dropped, had=self._had
+        )
         unpacked.take(rows)
-        self._done = unpacked.done
+        self._done, self._had = unpacked.done, unpacked.had
+        token = unpacked.had.token
         if first is not None:
             self._say_gap(first)
         batch = Batch(
             records=unpacked.records,
             # Dropped records count as seen, or a tail of dropped records could never be checkpointed.
-            read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0)),
+            read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
             behind_seconds=behind / 1000,
             wait_seconds=self._wait(idle=last is None and not behind, behind=behind > 0),
             ended=not answer.get("NextShardIterator"),
             children=children(answer.get("ChildShards", ())),
             size=unpacked.size,
             in_columns=partial(_in_columns, self._stream, self._shard),
+            token=token,
         )
         self._iterator, self._read = answer.get("NextShardIterator") or None, last or self._read
         return batch

@@ -12,15 +12,20 @@ start) puts 20 bytes before every record; a reader takes them off and asks `Seen
 from bisect import bisect, bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate, chain, repeat
 from operator import eq
 from struct import Struct
-from typing import TYPE_CHECKING, Self, Union, cast, overload
+from typing import TYPE_CHECKING, Any, Self, Union, cast, overload
 
 from attrs import frozen
 
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Shard
+
+_quickly: "Callable[..., Iterator[Record]] | None" = None
+with suppress(ImportError):  # where it is not compiled, records take twice as long to make
+    from leasehold.adapters.sources.kinesis.wire.scan import records as _quickly
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user, and places want librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
@@ -34,7 +39,7 @@ class RowColumns:
     datas    their data
     numbers  their sequence numbers
     keys     their partition keys; None where the stream has none
-    arrived  their times, as the service tells them; None where it does not
+    arrived  their times in seconds since 1970; None where the service does not tell
     sealed   whether any begins as an aggregate does
     """
 
@@ -43,7 +48,7 @@ class RowColumns:
         self.datas: list[bytes] = []
         self.numbers: list[str] = []
         self.keys: list[str | None] = []
-        self.arrived: list[object] = []
+        self.arrived: list[float | None] = []
         self.sealed = False
 
     def __len__(self) -> int:
@@ -54,6 +59,54 @@ class RowColumns:
         row: dict[str, object] = {"Data": self.datas[at], "SequenceNumber": self.numbers[at]}
         row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[at], self.arrived[at]
         return row
+
+
+class RowViews:
+    """The records of an answer. Views of 16 bytes tell where they lie in it, which is the only buffer of the views.
+
+    body     the answer
+    datas    views of their data
+    numbers  of their sequence numbers
+    keys     of their partition keys
+    arrived  their times, as the service tells them, in 64 bits
+    sealed   whether any begins as an aggregate does
+    made     makes columns of the first five
+    """
+
+    __slots__ = ("_made", "arrived", "body", "datas", "keys", "numbers", "sealed")
+
+    def __init__(
+        self,
+        body: bytes | bytearray,
+        views: tuple[bytes, bytes, bytes, bytes],
+        made: Callable[..., tuple[list[bytes], list[str], list[str], list[float]]],
+        *,
+        sealed: bool,
+    ) -> None:
+        """Keep them."""
+        self.body, self.sealed, self._made = body, sealed, made
+        self.datas, self.numbers, self.keys, self.arrived = views
+
+    def __len__(self) -> int:
+        return len(self.arrived) >> 3
+
+    def __getitem__(self, at: int) -> dict[str, object]:
+        """A record, as boto3 has it."""
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return self.columns()[at]
+
+    def clear(self) -> None:
+        """Let the answer go, and forget all records."""
+        self.body = self.datas = self.numbers = self.keys = self.arrived = b""
+
+    def columns(self) -> RowColumns:
+        """The same records, with an object for each value."""
+        rows = RowColumns()
+        told = self._made(self.body, self.datas, self.numbers, self.keys, self.arrived)
+        rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", told)  # none of these is None
+        rows.sealed = self.sealed
+        return rows
 
 
 _made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
@@ -86,10 +139,18 @@ class RecordColumns:
             column.extend(values)
         return made
 
+    def tokened(self, tokens: list[str]) -> "TokenedColumns":
+        """The same records, each with what its position carries along."""
+        made = TokenedColumns()
+        for name in RecordColumns.__slots__:
+            setattr(made, name, getattr(self, name))
+        made.tokens = tokens
+        return made
+
     def add(self, part: "RecordsPart") -> None:
         """Add these records, without an object for each."""
         if isinstance(part, RecordColumns):
-            for name in self.__slots__:
+            for name in RecordColumns.__slots__:
                 getattr(self, name).extend(getattr(part, name))
             return
         count = len(part)
@@ -110,12 +171,34 @@ class RecordColumns:
         return part
 
     def __iter__(self) -> Iterator[Record]:
+        if _quickly is not None:
+            return _quickly(Record, *self._columns())
         # Nothing of it is a step of Python's own.
         return map(_made, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
 
     def _columns(self) -> tuple[list[object], ...]:
         columns = self.datas, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
         return cast("tuple[list[object], ...]", columns)
+
+
+class TokenedColumns(RecordColumns):
+    """User records of a stream into which a Spark sink of ours writes (`sources/repeats.py`)."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        super().__init__()
+        self.tokens: list[str] = []
+
+    def __getitem__(self, at: slice) -> Self:
+        part = type(self)()
+        for name in (*RecordColumns.__slots__, "tokens"):
+            setattr(part, name, getattr(self, name)[at])
+        return part
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(_made, repeat(Record), zip(*self._columns(), self.tokens, repeat(None)))
 
 
 class KinesisRecords(Sequence[Record]):
@@ -135,7 +218,9 @@ class KinesisRecords(Sequence[Record]):
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
         """The same records as columns."""
-        return cls([RecordColumns.of(records)])
+        rows = [*records]
+        columns, tokens = RecordColumns.of(rows), [row.token for row in rows]
+        return cls([columns.tokened(tokens) if any(tokens) else columns])
 
     def columns(self) -> RecordColumns:
         """The same records as columns, made anew."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from boto3 import Session
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients, seconds
+from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
@@ -25,6 +25,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import listed
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
+from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
@@ -203,8 +204,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
-    if (wire := options.get("wire", "cbor")) not in {"cbor", "json"}:
-        raise ValueError("source URL: option 'wire' wants cbor or json; without it records are asked for in CBOR")
+    if (wire := options.get("wire", "cbor")) not in get_args(WireForm):
+        raise ValueError(
+            "source URL: option 'wire' wants cbor, json or boto3; without it records are asked for in CBOR"
+        )
     if (misplaced := options.get("misplaced", "keep")) not in get_args(Misplaced):
         raise ValueError(
             "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"

@@ -1,6 +1,5 @@
 """The Spark data source `eventhubs-leased`: an event hub, its partitions shared with the rest of the group."""
 
-import socket
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -8,23 +7,19 @@ from attrs import frozen
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
 from leasehold.adapters.spark.event_hubs import rows as event_hubs_rows
-from leasehold.adapters.spark.event_hubs.options import (
-    CONNECTION_STRING,
-    FILE,
-    EventHubsOptions,
-    event_hubs_options,
-    secret_in,
-)
+from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, secret_of_executor
+from leasehold.adapters.spark.event_hubs.sink import hub_sink
 from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import LeaseOptions
+from leasehold.adapters.spark.options import Given, LeaseOptions
+from leasehold.adapters.spark.sink import WritablePlace
 
 ALL_ROWS = 2**53
 INTERVAL_SECONDS = 0.02
 
 
 class EventHubsLeased(LeasedSource):
-    """`spark.readStream.format("eventhubs-leased")`, and `spark.read`."""
+    """`spark.readStream.format("eventhubs-leased")` and `spark.read`, `df.writeStream` and `df.write`."""
 
     FORMAT, DDL = "eventhubs-leased", event_hubs_rows.DDL
 
@@ -40,6 +35,10 @@ class EventHubsLeased(LeasedSource):
             stream=f"eventhubs://{asked.namespace}/{asked.hub}".lower(),
         )
         return spec, asked.lease, HubPlace.of(asked), asked.bounds
+
+    def writes_to(self, given: Given) -> WritablePlace:
+        """Write to one hub."""
+        return hub_sink(given)
 
 
 @frozen
@@ -81,13 +80,7 @@ class HubPlace:
         return _source(self, self._secret(), 1, exclusive=False)
 
     def _secret(self) -> str:
-        secret, _ = secret_in(self.file)
-        if self.keyed and not secret:
-            raise ValueError(
-                f"{CONNECTION_STRING}: a batch is read by the executors, and {socket.gethostname()} does not have it; "
-                f"set it there, too, or name a file that all have by {FILE}"
-            )
-        return secret
+        return secret_of_executor(self.file, keyed=self.keyed)
 
 
 def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:

@@ -46,15 +46,7 @@ class EventHubsOptions:
 def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     """Raises ValueError, naming the option and never repeating a secret."""
     given = Given(options)
-    refuse_secrets(given)
-    secret, said = secret_in(file := given.text(FILE))
-    parts = _parts(secret, said)
-    namespace = given.text("eventhubs.namespace", parts.get("endpoint", ""))
-    hub = given.text("eventhubs.name", parts.get("entitypath", ""))
-    if not namespace:
-        raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
-    if not hub:
-        raise ValueError("option eventhubs.name: is missing; name the event hub")
+    namespace, hub, secret, file = hub_of(given)
     group = given.text("eventhubs.consumerGroup", "$Default")
     prefetch = given.number("eventhubs.prefetchCount", 1000, most=10_000) or 0
     given.ignore(WITHOUT_EFFECT)
@@ -70,6 +62,20 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
         )
     given.done()
     return EventHubsOptions(namespace, hub, group, secret, file, prefetch, lease, bounds)
+
+
+def hub_of(given: Given) -> tuple[str, str, str, str]:
+    """Namespace, hub, connection string or "", and the file in which that stands. Raises ValueError."""
+    refuse_secrets(given)
+    secret, said = secret_in(file := given.text(FILE))
+    parts = _parts(secret, said)
+    namespace = given.text("eventhubs.namespace", parts.get("endpoint", ""))
+    hub = given.text("eventhubs.name", parts.get("entitypath", ""))
+    if not namespace:
+        raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
+    if not hub:
+        raise ValueError("option eventhubs.name: is missing; name the event hub")
+    return namespace, hub, secret, file
 
 
 def refuse_secrets(given: Given) -> None:
@@ -93,6 +99,17 @@ def secret_in(path: str) -> tuple[str, str]:
     except (OSError, UnicodeDecodeError) as fault:
         where = f"on {socket.gethostname()} ({type(fault).__name__})"
         raise ValueError(f"option {FILE}: {path!r} cannot be read {where}") from None
+
+
+def secret_of_executor(path: str, *, keyed: bool) -> str:
+    """The same, on an executor; `keyed` if the driver has one. Raises ValueError where this machine does not."""
+    secret, _ = secret_in(path)
+    if keyed and not secret:
+        raise ValueError(
+            f"{CONNECTION_STRING}: executors use it, and {socket.gethostname()} does not have it; set it there, too, "
+            f"or name a file that all have by {FILE}"
+        )
+    return secret
 
 
 def _parts(secret: str, said: str) -> dict[str, str]:

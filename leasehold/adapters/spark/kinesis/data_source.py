@@ -11,15 +11,17 @@ from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
 from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.kinesis.sink import kinesis_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import LeaseOptions
+from leasehold.adapters.spark.options import Given, LeaseOptions
+from leasehold.adapters.spark.sink import WritablePlace
 
 if TYPE_CHECKING:  # an extra
     from leasehold.adapters.sources.kinesis.poller import Poller
 
 
 class KinesisLeased(LeasedSource):
-    """`spark.readStream.format("kinesis-leased")`, and `spark.read`."""
+    """`spark.readStream.format("kinesis-leased")` and `spark.read`, `df.writeStream` and `df.write`."""
 
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
@@ -33,8 +35,13 @@ class KinesisLeased(LeasedSource):
             shard_rows=asked.shard_rows,
             rereadable=True,
             stream=f"kinesis://{asked.stream}",
+            starts=asked.starts,
         )
         return spec, asked.lease, KinesisPlace(asked.stream, asked.place, asked.interval_seconds), asked.bounds
+
+    def writes_to(self, given: Given) -> WritablePlace:
+        """Write to one stream."""
+        return kinesis_sink(given)
 
 
 @frozen

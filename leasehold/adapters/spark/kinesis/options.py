@@ -10,6 +10,8 @@ from attrs import frozen
 
 from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
+from leasehold.stores.printable import printable
 
 LEAST_MS = 223
 """Between two requests for one shard: at most 4.5 a second, of the five that all readers of a shard share."""
@@ -49,6 +51,7 @@ class KinesisOptions:
     interval_seconds  least time between two requests for one shard
     shard_rows        most rows of one shard in one batch
     lease             its store is "" where none is named, as for a batch
+    starts            where shards begin of which no lease says how far they are done
     """
 
     stream: str
@@ -60,6 +63,7 @@ class KinesisOptions:
     shard_rows: int
     lease: LeaseOptions
     bounds: Bounds
+    starts: Mapping[str, Position]
 
     @property
     def place(self) -> dict[str, str]:
@@ -78,16 +82,17 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
         raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
     given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
     given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
-    wire = given.choice("kinesis.wire", "cbor", "json")
+    wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
     given.ignore(WITHOUT_EFFECT)
     interval = given.number("kinesis.getRecords.fetchIntervalMs", 250, least=LEAST_MS) or 0
     rows = given.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-    since = _position(given, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    starts, rest = _by_shard(given)
+    since = _position(rest, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
     bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
     lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
-    return KinesisOptions(stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds)
+    return KinesisOptions(stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts)
 
 
 def _table(given: Given, region: str) -> str:
@@ -96,6 +101,49 @@ def _table(given: Given, region: str) -> str:
     table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
     query = urlencode({name: value for name, value in (("region", region), ("endpoint", endpoint)) if value})
     return f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
+
+
+AFTER_ALL = 2**31 - 1
+"""A sub-sequence number behind all user records of an aggregate."""
+
+
+def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
+    """The positions of single shards, as awslabs and Qubole write them, and what is said of all others.
+
+    {"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "4957…"}, "default": "LATEST"}
+    """
+    name = "kinesis.startingPosition"
+    text = given.text(name)
+    try:
+        told = json.loads(text) if text.startswith("{") else {}
+    except (ValueError, RecursionError):
+        raise ValueError(f"option {name}: not the JSON of a position") from None
+    if not any(key.startswith("shardId") for key in told):
+        return {}, Given({name: text} if text else {})
+    starts = dict[str, Position]()
+    for shard, each in told.items():
+        if shard in {"default", "metadata"}:
+            continue
+        kind, place = (each, "") if isinstance(each, str) else _pair(name, shard, each)
+        match kind.upper():
+            case "TRIM_HORIZON" | "EARLIEST":
+                starts[shard] = TRIM_HORIZON
+            case "AT_TIMESTAMP":
+                starts[shard] = at_timestamp(int(_milliseconds(name, place)))
+            case "AFTER_SEQUENCE_NUMBER" if place.isascii() and place.isdigit():
+                starts[shard] = Position(place, AFTER_ALL)
+            case _:
+                raise ValueError(
+                    f"option {name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
+                    "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
+                )
+    return starts, Given({name: str(told["default"])} if "default" in told else {})
+
+
+def _pair(name: str, shard: str, told: object) -> tuple[str, str]:
+    if not isinstance(told, dict) or not {"iteratorType"} <= told.keys() <= {"iteratorType", "iteratorPosition"}:
+        raise ValueError(f"option {name}: {printable(shard)} wants iteratorType and iteratorPosition")
+    return str(told["iteratorType"]), str(told.get("iteratorPosition", ""))
 
 
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:

@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import evolve
 
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
-from leasehold.adapters.sources.kinesis.clients import seconds_of
+from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import RowColumns, children
+from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
 from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.sources.repeats import Note, Trail
 from leasehold.adapters.spark.feed import ArrowBatch
 from leasehold.adapters.spark.kinesis.rows import viewed_rows
 from leasehold.balancer.model import Position
@@ -20,8 +23,6 @@ from leasehold.stores.printable import escaped
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef
-
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -31,7 +32,8 @@ class ArrowPoller(Poller):
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         told = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
-        if self._done is None and not isinstance(told, list | RowColumns) and len(told) and not told.sealed:
+        plain = self._done is None and not self._had
+        if plain and not isinstance(told, list | RowColumns) and len(told) and not told.sealed:
             made = viewed_rows(self._stream, self._shard, told)
             first, last = (made["sequenceNumber"][at].as_py() for at in (0, -1))
             return self._told(answer, made, Position(last), (first, last), made["data"].buffers()[2].size)
@@ -39,7 +41,8 @@ class ArrowPoller(Poller):
         if rows.numbers and not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
-        return self._told(answer, *self._rows(rows), ends, size)
+        made, end, trail = self._rows(rows)
+        return evolve(self._told(answer, made, end, ends, size), trail=trail)
 
     def _told(
         self,
@@ -48,7 +51,7 @@ class ArrowPoller(Poller):
         read_to: Position | None,
         ends: tuple[str, str] | None,
         size: int,
-    ) -> Batch:
+    ) -> ArrowBatch:
         """The batch of these rows, made of records with numbers from the first to the last of `ends`."""
         self._iterator = answer.get("NextShardIterator") or None
         behind = answer.get("MillisBehindLatest") or 0
@@ -57,7 +60,7 @@ class ArrowPoller(Poller):
             self._read = ends[1]
         return ArrowBatch(
             records=(),
-            read_to=read_to,
+            read_to=read_to and evolve(read_to, token=self._had.token),
             behind_seconds=behind / 1000,
             wait_seconds=self._wait(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
@@ -65,6 +68,7 @@ class ArrowPoller(Poller):
             size=size,
             rows=rows,
             arrived=ARRIVED,
+            token=self._had.token,
         )
 
     @staticmethod
@@ -74,13 +78,15 @@ class ArrowPoller(Poller):
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
         return Position(rows.numbers[-1], max(len(found) + found.dropped - 1, 0))
 
-    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None]:
+    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None, Trail | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
         end = self._end(rows, users, others) if rows.numbers else None
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
-        users = self._undone(rows.numbers, users)
+        users, trail = self._undone(rows.numbers, users), None
+        if self._had or any(found.tags for found in others.values()):
+            users, trail = self._unrepeated(rows.numbers, users, others)
         place = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
         times = pa.array(map(_microseconds, rows.arrived), pa.timestamp("us", "UTC"))
@@ -94,7 +100,26 @@ class ArrowPoller(Poller):
             users["sub_sequence_number"].cast(pa.int64()),
             times.take(place),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
+
+    def _unrepeated(
+        self, numbers: Sequence[str], users: pa.RecordBatch, others: Mapping[int, UserRecords]
+    ) -> tuple[pa.RecordBatch, Trail]:
+        """Without what was had before of Spark sinks, and what the position of each row carries along."""
+        tags = {at: dict(zip(found.subs, found.tags, strict=True)) for at, found in others.items() if found.tags}
+        before, had = self._had, self._had.copy()
+        kept, notes = list[bool](), list[tuple[Note, ...]]()
+        names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
+        for at, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
+            tag = tags[at][sub] if at in tags else None
+            place = Position(numbers[at], sub)
+            new = tag is None or not had.again(tag, partial(place_of, key, hash_key), place)
+            kept.append(new)
+            if new:
+                notes.append(() if tag is None else ((tag, place),))
+        self._had = had
+        self._dropped.repeated(len(kept) - len(notes))
+        return users.filter(pa.array(kept, pa.bool_())), Trail(before, notes)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
         """Without what lies before the start: the first record may be an aggregate that is half done."""
@@ -116,6 +141,5 @@ class Probe(Poller):
     most = 1
 
 
-def _microseconds(told: object) -> int | None:
-    arrived = seconds_of(told)
+def _microseconds(arrived: float | None) -> int | None:
     return None if arrived is None else round(arrived * 1e6)

@@ -1,19 +1,16 @@
 """The columns of `kinesis-leased`: the names other connectors use, with shard and sub-sequence number added."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA, rows_of
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS
+from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.feed import Columns
 from leasehold.balancer.model import Lease, Position
-
-if TYPE_CHECKING:
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews  # it wants librt
 
 DDL = (
     "data binary, streamName string, shardId string, partitionKey string, explicitHashKey string, "
@@ -33,19 +30,19 @@ def columns(stream: str) -> Columns:
     return Columns(SCHEMA, "data", rows, position)
 
 
-def viewed_rows(stream: str, shard: str, views: "RowViews") -> pa.RecordBatch:
+def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Records without aggregates as columns, made without an object for each; Arrow copies them out of the answer."""
     count, body = len(views), pa.py_buffer(views.body)
-    arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived.getvalue())])
+    arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _shown(views.datas.getvalue(), body, pa.binary()),
+        _shown(views.datas, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
-        _shown(views.keys.getvalue(), body, pa.string()),
+        _shown(views.keys, body, pa.string()),
         pa.nulls(count, pa.string()),
-        _shown(views.numbers.getvalue(), body, pa.string()),
+        _shown(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
         micros.cast(SCHEMA.field(ARRIVED).type),
     ]

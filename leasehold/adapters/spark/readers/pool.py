@@ -126,6 +126,7 @@ class FarReader:
             children=last.children,
             size=sum(report.size for _, report in new),
             rows=rows,
+            token=self._reported_to.token,
         )
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from attrs import frozen
 
 from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
-from leasehold.adapters.reading.runner import Appointments
-from leasehold.adapters.sources.call_patience import Backoff, seconds
+from leasehold.adapters.reading.runner import Schedule
+from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source, SourceError, SourceUnavailable
 from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, Columns, RowBuffer, SourceSpec, chunk_of
 from leasehold.adapters.spark.fetching import RowServer
@@ -48,7 +48,7 @@ from leasehold.adapters.spark.readers.messages import (
     line_of,
     lines,
 )
-from leasehold.adapters.threads import ThreadScheduler, spawn
+from leasehold.adapters.threads import ThreadScheduler, seconds, spawn
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -223,7 +223,7 @@ class ShardReader:
 
     def _serve(self) -> None:
         # One step of a shard at a time, each when the one before asked for it.
-        self._steps = Appointments(THREADS, ThreadScheduler(seconds), self._fail)
+        self._steps = Schedule(THREADS, ThreadScheduler(seconds), self._fail)
         spawn("leasehold-alive", self._beat, self._fail)
         try:
             with self._connection.makefile("rb") as stream:
@@ -234,7 +234,7 @@ class ShardReader:
         finally:
             for opening, ahead in self._read_aheads.items():
                 ahead.close()
-                self._steps.hurry(str(opening))
+                self._steps.wake(str(opening))
             until = seconds() + END_SECONDS
             self._steps.drain(until)  # the last step of each closes what it has open
             self._steps.close(until)
@@ -248,7 +248,7 @@ class ShardReader:
             case Close(opening):
                 if (closed := self._read_aheads.pop(opening, None)) is not None:
                     closed.close()
-                    self._steps.hurry(str(opening))
+                    self._steps.wake(str(opening))
             case Keep():
                 self._keep(message)
                 self._say(BatchKept(message.number))
@@ -272,7 +272,7 @@ class ShardReader:
                         "batch %d: rows cannot be kept here, so tasks ask the planner: %s", message.number, fault
                     )
             for opening, _ in found:
-                self._steps.hurry(str(opening))  # there is room again
+                self._steps.wake(str(opening))  # there is room again
 
     def _say(self, message: FromReader) -> None:
         try:

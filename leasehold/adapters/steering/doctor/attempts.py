@@ -17,8 +17,8 @@ from attrs import asdict, frozen
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.balancer.model import Lease, Shard
-from leasehold.stores.objects.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
+from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]
@@ -64,6 +64,7 @@ def clock_of(service: str, ahead: float | None) -> Finding:
 
 _DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedException"})
 _DENIED_STATUS = 403
+_DENIED_SQL = "42501"
 REQUEST_SECONDS = 5.0
 """Of one request, sent once: whoever asks what is wrong sits and waits."""
 
@@ -166,8 +167,10 @@ def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
 
 
 def _denied(error: Exception) -> bool:
-    """Whether it is a refusal by name (rule 1), in the words of botocore or of Azure's clients."""
+    """Whether it is a refusal by name (rule 1), in the words of the services' clients."""
     cause: Any = error.__cause__
+    if getattr(cause, "sqlstate", None) == _DENIED_SQL or getattr(cause, "code", None) == _DENIED_STATUS:
+        return True
     answer = getattr(cause, "response", None)
     if isinstance(answer, dict):
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -17,15 +17,26 @@ from leasehold.adapters.steering.doctor.attempts import (
     ServiceClock,
 )
 from leasehold.stores.aws import session_of
-from leasehold.stores.dynamodb.rows import KEY, text
-from leasehold.stores.dynamodb.store import PATIENCE, Clients, check_key, code_of, connect, probes, prove, translated
+from leasehold.stores.dynamodb.rows import APPLICATION, key_of, text
+from leasehold.stores.dynamodb.store import (
+    PATIENCE,
+    Clients,
+    check_key,
+    code_of,
+    connect,
+    prefix_of,
+    probes,
+    prove,
+    translated,
+)
+from leasehold.stores.dynamodb.tables import recoverable
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import endpoint_of
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     """The rights on this table. Raises ValueError, StoreError."""
-    patience = PATIENCE.within(REQUEST_SECONDS)
+    patience, prefix = PATIENCE.within(REQUEST_SECONDS), prefix_of(options)
     session = session_of(options) or Session()
     clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), patience)
     clock = ServiceClock()
@@ -34,31 +45,39 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 
     def scanned() -> None:
         with translated(table):
-            clients.reads.scan(TableName=table, Limit=1)
+            if prefix:
+                clients.reads.query(
+                    TableName=table,
+                    Limit=1,
+                    KeyConditionExpression=f"{APPLICATION} = :application",
+                    ExpressionAttributeValues={":application": text(prefix)},
+                )
+            else:
+                clients.reads.scan(TableName=table, Limit=1)
 
     def read() -> None:
-        absent: Any = {KEY: text(f"leasehold-probe-{uuid4().hex}")}
+        absent: Any = key_of(f"leasehold-probe-{uuid4().hex}", prefix)
         with translated(table):
             clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
 
     return RightsTrial(
         f"DynamoDB table {table}",
         (
-            RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table)),
-            RightAttempt("dynamodb:Scan", scanned),
+            RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table, prefix)),
+            RightAttempt("dynamodb:Query" if prefix else "dynamodb:Scan", scanned),
             RightAttempt("dynamodb:BatchGetItem", read),
             *(
                 RightAttempt(f"dynamodb:{action}", ask, writes=True)
-                for action, ask in probes(clients.writes, table).items()
+                for action, ask in probes(clients.writes, table, prefix).items()
             ),
         ),
         clock,
-        partial(prove, clients.writes, table),
+        partial(prove, clients.writes, table, prefix),
         clients.close,
     )
 
 
-def _described(clients: Clients, table: str) -> str:
+def _described(clients: Clients, table: str, prefix: str) -> str:
     try:
         with translated(table):
             found = clients.reads.describe_table(TableName=table)["Table"]
@@ -69,7 +88,9 @@ def _described(clients: Clients, table: str) -> str:
             raise NotThere(said) from error
         raise
     try:
-        check_key(table, found)
+        check_key(table, found, prefix)
     except StoreError as error:
         raise NotOurs(str(error)) from error
-    return f"it answers, and is {found['TableStatus']}"
+    words = {True: "on", False: "off", None: "not told"}
+    kept, back = (words[each] for each in (found.get("DeletionProtectionEnabled"), recoverable(clients.reads, table)))
+    return f"it answers, and is {found['TableStatus']}; deletion protection: {kept}, point-in-time recovery: {back}"

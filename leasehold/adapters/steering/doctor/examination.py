@@ -23,7 +23,7 @@ from leasehold.balancer.shards.contradictions import contradictions
 from leasehold.stores.protocol import Listing, OutcomeUnknown, Promises, Store, StoreError
 from leasehold.stores.urls import Scheme, open_store, store_address
 
-BILLED = frozenset({"dynamodb", "s3", "azblob"})
+BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
 """Schemes of stores whose requests are billed."""
 
 MONTH = 730 * 3600
@@ -46,6 +46,7 @@ class Price:
 LIST_PRICES: Mapping[str, Price] = {
     "dynamodb": Price(0.625, 0.125, "DynamoDB on demand, us-east-1, since November 2024"),
     "s3": Price(5.0, 0.4, "S3 Standard, us-east-1, 2025"),
+    "gcs": Price(5.0, 0.4, "Cloud Storage Standard, one region, 2025"),
 }
 """List prices by scheme. Those of Azure differ by redundancy and tier: --write-price and --read-price say them."""
 
@@ -96,7 +97,7 @@ def gap_of(config: Config) -> Finding:
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     """While nothing comes, and while records come to every shard all the time."""
-    objects = fleet.scheme in {"s3", "azblob"}
+    objects = fleet.scheme in {"s3", "azblob", "gcs"}
     alone = config.rules.keeps_lookout and fleet.shared
     looks = 1 / scaled(LOOK_SECONDS, config) if alone else fleet.workers / config.cycle_seconds
     rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if alone else 0.0
@@ -105,7 +106,7 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
         if not objects:
             scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
             return Load(writes, looks * scan + rows / 2)
-        page = 1000 if fleet.scheme == "s3" else 5000
+        page = 5000 if fleet.scheme == "azblob" else 1000
         # A listing of S3 names what has changed, and each of these objects is read.
         fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
         return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
@@ -166,6 +167,8 @@ _STORES = {
     "dynamodb": (Scheme(f"{_HERE}dynamodb", extra="aws"), "trial"),
     "azblob": (Scheme(f"{_HERE}objects", extra="azure"), "blob_trial"),
     "s3": (Scheme(f"{_HERE}objects", extra="aws"), "s3_trial"),
+    "gcs": (Scheme(f"{_HERE}objects", extra="gcs"), "gcs_trial"),
+    "postgres": (Scheme(f"{_HERE}postgres", extra="postgres"), "trial"),
 }
 
 
@@ -213,6 +216,8 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     """Examine both, each as far as it can be reached. Raises ValueError for a URL that cannot be used."""
     scheme, place, options = source_address(source)
     store_scheme, store_place, store_options = store_address(store)
+    if store_scheme not in _STORES:
+        raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
     price, seen = _price(store_scheme, fleet), _Gathered()
     with _told(seen, "source"):
         for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):

@@ -1,4 +1,4 @@
-"""The rights of a worker on the objects of a container of Azure, or of a bucket of S3."""
+"""The rights of a worker on the objects of a container of Azure, or of a bucket of S3 or of Google."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,11 +13,11 @@ from leasehold.adapters.steering.doctor.attempts import (
 )
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.objects.requests import FOLDER, Objects, prove
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.requests import FOLDER, Objects, prove
 from leasehold.stores.urls import Scheme, endpoint_of
 
-_ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound", "there is no such bucket"})
 _UNKNOWN_ETAG = "0x8D00000000000000"
 
 
@@ -42,6 +42,23 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     return _trial(f"bucket {bucket}", objects, above, S3, clock)
 
 
+GCS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
+"""The role 'Storage Object User' has them all; to write over an object takes the last two."""
+
+
+def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
+    bucket, prefix = module.bucket_of(place)
+    endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
+    patience = module.PATIENCE.within(REQUEST_SECONDS)
+    objects = module.GcsObjects(
+        bucket, project=options.get("project"), endpoint=endpoint, skew=clock, patience=patience
+    )
+    above = ObjectLayout(prefix).prefix("ownership").removesuffix("ownership/")
+    return _trial(f"bucket {bucket}", objects, above, GCS, clock, unknown="1")
+
+
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """The rights on `account/container`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
@@ -53,7 +70,15 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), above, BLOB, clock)
 
 
-def _trial(name: str, objects: Objects, above: str, rights: tuple[str, ...], clock: ServiceClock) -> RightsTrial:
+def _trial(
+    name: str,
+    objects: Objects,
+    above: str,
+    rights: tuple[str, ...],
+    clock: ServiceClock,
+    *,
+    unknown: str = _UNKNOWN_ETAG,
+) -> RightsTrial:
     listing, reading, writing, deleting = rights
     probe = f"{above}{FOLDER}{uuid4().hex}"
 
@@ -68,13 +93,13 @@ def _trial(name: str, objects: Objects, above: str, rights: tuple[str, ...], clo
 
     def written() -> None:
         """Under a condition that nothing fulfils; a service that ignores it has an object to remove."""
-        if (etag := objects.put_over(probe, {"probe": "0"}, _UNKNOWN_ETAG)) is not None:
+        if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
             objects.delete(probe, etag)
 
     attempts = (
         RightAttempt(listing, listed),
         RightAttempt(reading, partial(objects.get, probe)),
         RightAttempt(writing, written, writes=True),
-        RightAttempt(deleting, partial(objects.delete, probe, _UNKNOWN_ETAG), writes=True),
+        RightAttempt(deleting, partial(objects.delete, probe, unknown), writes=True),
     )
     return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)

@@ -8,11 +8,12 @@ The calls of one process: each is counted, and meets the mishap that is planned 
 The stream as one process sees it: requests take time, and meet mishaps on the way.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from attrs import evolve
 
@@ -27,13 +28,16 @@ from leasehold.adapters.proving.simulator.mishaps import (
     CallEvent,
     generated,
 )
-from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, World
+from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, UnitBudget, World
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.worker.scheduler import Scheduler
+from leasehold.balancer.calls import CALL
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises
+
+T = TypeVar("T")
 
 PAUSE_SECONDS = 1.0
 
@@ -100,6 +104,9 @@ WriteFault = Literal["lost", "unanswered", "late", "twice"]
 STRANGER = "somebody-else"
 STALE_SECONDS = 1.0
 
+UNIT_BYTES = 8192
+"""A unit reads so many bytes of a listing, at eventual consistency."""
+
 
 class Client:
     """A store over the table, at the other end of a network."""
@@ -107,8 +114,9 @@ class Client:
     def __init__(self, world: World, caller: Caller, exchange: Exchange, draw: random.Random) -> None:
         self._exchange = exchange
         self._table, self._tasks, self._history = world.table, world.tasks, world.history
-        self._caller, self._draw = caller, draw
+        self._caller, self._draw, self._world = caller, draw, world
         self._network = network = world.scenario.network
+        self._capacity = world.scenario.capacity
         self._dated = world.scenario.dated
         self._listed = world.table.dated if self._dated else world.table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
@@ -134,13 +142,40 @@ class Client:
         self._history.requests["list"] += 1
 
         def read() -> Listing:
+            began = self._tasks.now
             self._travel()
-            listing = self._listed()
+            listing = self._paged()
             self._travel()
             self._history.scanned += len(listing.leases)
+            self._history.listings.append((began, self._tasks.now, self._caller.process_id))
             return self._perhaps_stale(listing)
 
         return self._read("store.list", read)
+
+    def _paged(self) -> Listing:
+        """The pages of a listing one after the other, each as fast as the table serves it."""
+        capacity, listing = self._capacity, self._listed()
+        if capacity.bytes_per_second == capacity.table_units == math.inf:
+            return listing
+        keys, each = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
+        rows: list[Lease] = []
+        for first in range(0, len(keys), each):
+            page = keys[first : first + each]
+            read = len(page) * capacity.row_bytes
+            self._caller.wait(read / capacity.bytes_per_second)
+            self._throttled(self._world.reads, read / UNIT_BYTES)
+            shown = {row.key: row for row in self._listed().leases}
+            rows += [shown[key] for key in page if key in shown]
+        return Listing(tuple(rows))
+
+    def _throttled(self, meter: UnitBudget, units: float) -> None:
+        """Wait until the table has served this. Raises OutcomeUnknown where that takes longer than patience lasts."""
+        seconds = meter.wait(units)
+        if not seconds:
+            return
+        self._caller.wait(min(seconds, self._capacity.patience_seconds))
+        if seconds > self._capacity.patience_seconds:
+            raise OutcomeUnknown("the table asks to slow down")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases: as they are, or some perhaps as they were a moment ago."""
@@ -151,9 +186,13 @@ class Client:
 
         def read() -> Listing:
             self._travel()
+            if self._capacity.row_units < math.inf:
+                for key in asked:
+                    meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
+                    self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(asked))
             self._travel()
-            return self._perhaps_stale(listing) if stale_ok else listing
+            return self._perhaps_stale(listing) if stale_ok or self._caller.forgets else listing
 
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
@@ -171,6 +210,10 @@ class Client:
         return listing
 
     def _perhaps_stale(self, listing: Listing) -> Listing:
+        if self._caller.forgets:
+            # An earlier version knows nothing of this attribute, and leaves it as it is.
+            rows = (evolve(row, notes=tuple(note for note in row.notes if note[0] != CALL)) for row in listing.leases)
+            listing = Listing(tuple(rows))
         draw, stale = self._draw, self._network.stale
         if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
             return listing
@@ -183,6 +226,8 @@ class Client:
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
         sent = self._tasks.now
+        if self._caller.forgets and isinstance(write, writes.RenewLease):
+            write = evolve(write, notes=tuple(note for note in write.notes if note[0] != CALL))
         if self._caller.foreign:
             # Another library steals under the version, and knows nothing of our attributes.
             match write:
@@ -219,7 +264,25 @@ class Client:
 
     # Transport
 
-    def _sent(self, apply: Callable[[], Outcome]) -> Outcome:
+    def asked(self, what: str, answer: Callable[[], T]) -> T:
+        """Ask the table something else, which it answers as of half-way."""
+
+        def read() -> T:
+            self._travel()
+            found = answer()
+            self._travel()
+            return found
+
+        found: T = self._exchange.call(what, read)
+        return found
+
+    def written(self, what: str, apply: Callable[[], T]) -> T:
+        """Send another write than a lease's on its way."""
+        lies = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
+        answer: T = self._exchange.call(what, lambda: self._sent(apply), lies)
+        return answer
+
+    def _sent(self, apply: Callable[[], T]) -> T:
         """The way of a write through the network; `apply` is what it does to the table."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
@@ -233,6 +296,7 @@ class Client:
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("nobody answered in time")
         self._travel()
+        self._throttled(self._world.writes, 1.0)
         outcome = apply()
         if fault == "unanswered":
             self._caller.wait(GIVE_UP_SECONDS)
@@ -243,7 +307,7 @@ class Client:
         self._travel()
         return outcome
 
-    def _arrive(self, apply: Callable[[], Outcome], seconds: float) -> None:
+    def _arrive(self, apply: Callable[[], object], seconds: float) -> None:
         # In a task of its own, because the process may be dead by then.
         def arrive() -> None:
             apply()

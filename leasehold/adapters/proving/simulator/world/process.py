@@ -13,6 +13,7 @@ from attrs import evolve
 from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent
 from leasehold.adapters.proving.simulator.mishaps import Whose, poisonous
 from leasehold.adapters.proving.simulator.scenario import Member
+from leasehold.adapters.proving.simulator.world.cells import SessionClient
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
 from leasehold.adapters.proving.simulator.world.world import World
@@ -21,7 +22,7 @@ from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
-from leasehold.adapters.worker.tidings import Unread
+from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
@@ -67,7 +68,7 @@ class Process:
 
     def __init__(self, member: Member, number: int, world: World) -> None:
         self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
-        self.foreign = member.foreign
+        self.foreign, self.forgets = member.foreign, not member.knows_calls
         self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
         self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
         self._dead = False
@@ -77,8 +78,9 @@ class Process:
         self._time = VirtualTime(world.tasks, self, self._draw.uniform(0.0, 1000.0), member.rate)
         self._exchange = exchange = Exchange(world, self)
         kind = Paced if self._scenario.scan_per_cycle else Worker
+        client = Client(world, self, exchange, self._draw)
         worker = kind(
-            store=Client(world, self, exchange, self._draw),
+            store=SessionClient(world, self, client, self._time) if self._scenario.sessions else client,
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,

@@ -20,6 +20,7 @@ from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
+from leasehold.stores.embedded.cells import MemoryCells
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Listing, Outcome
 from leasehold.stores.writes import DeleteLease, Write
@@ -32,14 +33,18 @@ class SimulatedHistory(RunHistory):
     requests     by verb ("list" and "get" included): how many
     scanned      rows that listings read
     fetched      rows that were asked for by key, glimpsed those of them that might be stale
+    refetched    rows that had changed since the same process last listed them, in layout `sessions`
     calls        those of all processes, in the order in which they began, where everything is recorded
+    listings     of the whole table: when each began and ended, and whose it was
     """
 
     requests: Counter[str] = field(factory=Counter)
     scanned: int = 0
     fetched: int = 0
     glimpsed: int = 0
+    refetched: int = 0
     calls: list[CallEvent] = field(factory=list)
+    listings: list[tuple[float, float, str]] = field(factory=list)
 
 
 class SimulatedTable(MemoryStore):
@@ -104,6 +109,22 @@ class SimulatedTable(MemoryStore):
             elif before is not None:
                 self._before[key] = (self._now(), before)
         return outcome
+
+
+class UnitBudget:
+    """A budget of units that grows by so many a second, up to what one second brings; who is late, waits in turn."""
+
+    def __init__(self, per_second: float, now: Callable[[], float]) -> None:
+        self._per_second, self._now = per_second, now
+        self._free_at = -math.inf
+
+    def wait(self, units: float) -> float:
+        """Take these units; the answer is for how many seconds they have to be waited for."""
+        if self._per_second == math.inf:
+            return 0.0
+        # What was not used for longer than a second is lost.
+        self._free_at = max(self._free_at, self._now() - 1.0) + units / self._per_second
+        return max(0.0, self._free_at - self._now())
 
 
 FIRST_MS = 1_700_000_000_000
@@ -233,7 +254,10 @@ def records(count: int, start: int = 0) -> list[Record]:
 
 @frozen
 class World:
-    """The surroundings of a process; `join` starts one more."""
+    """The surroundings of a process; `join` starts one more, `reads` and `writes` are what the table can serve.
+
+    In layout `sessions` the table is `cells`.
+    """
 
     scenario: Scenario
     tasks: Tasks
@@ -241,6 +265,10 @@ class World:
     source: ListSource
     history: SimulatedHistory
     join: Callable[[Member], None]
+    reads: UnitBudget
+    writes: UnitBudget
+    row_reads: dict[str, UnitBudget] = field(factory=dict)
+    cells: MemoryCells = field(factory=MemoryCells)
 
 
 class Caller(Protocol):
@@ -249,11 +277,13 @@ class Caller(Protocol):
     worker_id   the id of the worker that it runs
     process_id  its own, which never comes again
     foreign     whether it stands for another library
+    forgets     whether it stands for an earlier version, which knows nothing of calls
     """
 
     worker_id: str
     process_id: str
     foreign: bool
+    forgets: bool
 
     def wait(self, seconds: float) -> None:
         """Let virtual time pass; raises Killed if the process died meanwhile."""

@@ -18,6 +18,7 @@ from attrs import frozen
 
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, read
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, number
+from leasehold.adapters.sources.repeats import Tag, tags_of
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
@@ -90,6 +91,7 @@ class UserRecords:
     subs        the sub-sequence numbers: places in the aggregate, with gaps where it was misplaced
     reason      what became of the record, see `Reason`
     dropped     how many of its user records were left out
+    tags        the tag of a Spark sink of ours on each, or None; empty where none has one
     """
 
     keys: Sequence[str | None]
@@ -98,6 +100,7 @@ class UserRecords:
     subs: Sequence[int]
     reason: Reason
     dropped: int = 0
+    tags: Sequence[Tag | None] = ()
 
     @property
     def rows(self) -> tuple[WireRecord, ...]:
@@ -185,6 +188,7 @@ def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) 
     """The rows up to the first that KCL stops at, without those outside the range."""
     rows, reason = len(message.datas), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
+    tags = tags_of(message.tags)  # before any is left out: a short one is read by the one before it
     if rows < message.total:
         reason = Reason.BAD_INDEX
     elif not rows:
@@ -192,8 +196,9 @@ def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) 
     if hash_range is not None and not _surely_inside(message, hash_range):
         subs, reason = _inside(message, hash_range, misplaced, reason)
         message.keep(subs)
+        tags = [tags[at] for at in subs] if tags else []
     columns = message.row_keys, message.row_hash_keys, message.datas
-    return UserRecords(*columns, subs, reason, message.total - len(subs))
+    return UserRecords(*columns, subs, reason, message.total - len(subs), tags)
 
 
 def _surely_inside(message: Message, hash_range: HashRange) -> bool:

@@ -6,6 +6,8 @@ Plain typed Python on purpose: the wheel compiles this file, and the same file r
 import hashlib
 from typing import Final
 
+from leasehold.adapters.sources.kinesis.aggregation.wire import OURS
+
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _FRAME: Final = 20  # bytes of magic and digest
 _OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key decides the shard
@@ -35,14 +37,27 @@ def _entry(tag: bytes, text: str) -> bytes:
     return tag + _varint(len(raw)) + raw
 
 
+_FIELDS: Final = 170  # tags and lengths around one record, its hash key and its row: fewer in fact
+
+
+def framing_of(context: bytes) -> int:
+    """The most bytes of an aggregate besides the data and the key of its only record, whose tag has this context."""
+    return _FRAME + _FIELDS + len(context)
+
+
 class Aggregate:
     """User records that will travel as one Kinesis record.
 
-    A lone user record travels as it is, under its own partition key, as it does with the KPL.
+    A lone user record travels as it is, under its own partition key, as it does with the KPL; one with a tag cannot.
+
+    A tag is a context, a row and the hash keys of the shard that all of them are meant for. The first record of a
+    context carries all, as `context.row.first-last`; each that follows it with the same carries the row alone: a
+    hundred bytes of data would else have as many of tag.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
         """Hold at most `limit` bytes, counted as Kinesis counts them: data and partition key."""
+        self._span = b".%x-%x" % (first, last)
         self.count = 0
         self._limit = limit
         self._keys: dict[str, bytes] = {}  # how a record refers to each key
@@ -52,18 +67,26 @@ class Aggregate:
         self._records: list[bytes] = []
         self._body_size = 0
         self._lone_size = 0
+        self._context = b""
+        self._tagged = False
 
     @property
     def size(self) -> int:
         """Bytes of the Kinesis record, were it sent now, as Kinesis counts them."""
-        return self._lone_size if self.count <= 1 else _FRAME + self._body_size + len(_OUTER_KEY)
+        return _FRAME + self._body_size + len(_OUTER_KEY) if self._framed else self._lone_size
+
+    @property
+    def _framed(self) -> bool:
+        return self.count > 1 or self._tagged
 
     @property
     def partition_key(self) -> str:
         """The partition key to send the Kinesis record under; empty while it holds no user record."""
-        return _OUTER_KEY if self.count > 1 else next(iter(self._keys), "")
+        return _OUTER_KEY if self._framed else next(iter(self._keys), "")
 
-    def add(self, data: bytes, partition_key: str, explicit_hash_key: str | None = None) -> bool:
+    def add(
+        self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, context: bytes = b"", row: int = 0
+    ) -> bool:
         """Take one more user record; False, and nothing has changed, if it does not fit."""
         key = self._keys.get(partition_key)
         key_entry = hash_key_entry = hash_key = b""
@@ -77,9 +100,14 @@ class Aggregate:
                 known = b"\x10" + _varint(len(self._hash_keys))
             hash_key = known
         head = key + hash_key + b"\x1a" + _varint(len(data))
-        head = b"\x1a" + _varint(len(head) + len(data)) + head
-        body_size = self._body_size + len(key_entry) + len(hash_key_entry) + len(head) + len(data)
-        if self.count == 0:
+        tail = b""
+        if context:
+            value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
+            tail = b"\x0a" + _varint(len(OURS)) + OURS + b"\x12" + _varint(len(value)) + value
+            tail = b"\x22" + _varint(len(tail)) + tail
+        head = b"\x1a" + _varint(len(head) + len(data) + len(tail)) + head
+        body_size = self._body_size + len(key_entry) + len(hash_key_entry) + len(head) + len(data) + len(tail)
+        if self.count == 0 and not context:
             self._lone_size = len(data) + len(partition_key.encode())
             if self._lone_size > self._limit:
                 return False
@@ -93,6 +121,10 @@ class Aggregate:
             self._hash_key_table.append(hash_key_entry)
         self._records.append(head)
         self._records.append(data)
+        if context:
+            self._records.append(tail)
+            self._tagged = True
+        self._context = context  # a record without a tag stands between two contexts
         self._body_size = body_size
         self.count += 1
         return True
@@ -101,7 +133,7 @@ class Aggregate:
         """The data of the Kinesis record. Raises ValueError while there is nothing to send."""
         if self.count == 0:
             raise ValueError("an aggregate without user records is not sent")
-        if self.count == 1:
+        if not self._framed:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)
         # Joined, not added: each plus would copy all of it once more.

@@ -38,6 +38,10 @@ _HASH_KEY_INDEX: Final = 0x10  # Record.explicit_hash_key_index
 _DATA: Final = 0x1A  # Record.data
 _TAG: Final = 0x22  # Record.tags
 _TAG_KEY: Final = 0x0A  # Tag.key
+_TAG_VALUE: Final = 0x12  # Tag.value
+
+OURS: Final = b"lh"
+"""The key of the tag by which a reader knows a record that it has had (`sources/repeats.py`); Java reads over tags."""
 
 
 class MalformedMessage(Exception):
@@ -54,6 +58,7 @@ class Message:
     row_keys         the partition key of each user record
     row_hash_keys    its explicit hash key, or None
     datas            its data
+    tags             the value of its tag of ours, b"" where it has none; empty where no user record has one
     total            user records in the message
     """
 
@@ -64,6 +69,7 @@ class Message:
         self.row_keys: list[str] = []
         self.row_hash_keys: list[str | None] = []
         self.datas: list[bytes] = []
+        self.tags: list[bytes] = []
         self.total = 0
 
     def keep(self, places: Sequence[int]) -> None:
@@ -71,6 +77,7 @@ class Message:
         self.row_keys = [self.row_keys[at] for at in places]
         self.row_hash_keys = [self.row_hash_keys[at] for at in places]
         self.datas = [self.datas[at] for at in places]
+        self.tags = [self.tags[at] for at in places] if self.tags else []
 
 
 def read(body: bytes, begin: int, end: int) -> Message:
@@ -108,7 +115,7 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
             continue
         at, stop = _span(body, at, end)
         if tag == _RECORD:
-            key, hash_key, first, last = _record(body, at, stop)
+            key, hash_key, first, last, tag_first, tag_last = _record(body, at, stop)
             # Past one that cannot be resolved the others are only counted, and checked for form.
             if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
                 unresolved += 1
@@ -116,9 +123,14 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
                 message.row_keys.append(keys[key])
                 message.row_hash_keys.append(hash_keys[hash_key] if hash_key >= 0 else None)
                 message.datas.append(body[first:last])
+                if tag_first >= 0:
+                    message.tags += [b""] * (len(message.datas) - 1 - len(message.tags))
+                    message.tags.append(body[tag_first:tag_last])
         elif growing:
             (keys if tag == _KEY else hash_keys).append(_text(body[at:stop]))
         at = stop
+    if message.tags:
+        message.tags += [b""] * (len(message.datas) - len(message.tags))
     message.total = len(message.datas) + unresolved
 
 
@@ -185,9 +197,9 @@ def _text(raw: bytes) -> str:
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
-def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
-    """Both table indices (-1: no hash key), and where the data begins and ends."""
-    key = hash_key = first = last = -1
+def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
+    """Both table indices (-1: no hash key), where the data begins and ends, and where our tag's value does, or -1."""
+    key = hash_key = first = last = tag_first = tag_last = -1
     while at < end:
         tag, at = _tag(body, at)
         if tag == _KEY_INDEX:
@@ -201,23 +213,33 @@ def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
             at = last
         elif tag == _TAG:
             begin, at = _span(body, at, end)
-            _check_tag(body, begin, at)
+            value_first, value_last = _our_tag(body, begin, at)
+            if value_first >= 0:
+                tag_first, tag_last = value_first, value_last
         else:
             at = _after(body, at, end, tag, _DEPTH - 1)
     if at > end or key < 0 or first < 0:  # a number crossed the end, or a required field is missing
         raise MalformedMessage
-    return key, hash_key, first, last
+    return key, hash_key, first, last, tag_first, tag_last
 
 
-def _check_tag(body: bytes, at: int, end: int) -> None:
-    """A Tag's contents are of no use, but its form decides whether Java accepts the whole message."""
-    keyed = False
+def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the value of a Tag begins and ends if its key is ours, else -1; Java refuses the message for its form."""
+    keyed = ours = False
+    first = last = -1
     while at < end:
         tag, at = _tag(body, at)
-        keyed = keyed or tag == _TAG_KEY
-        at = _after(body, at, end, tag, _DEPTH - 2)
+        if tag == _TAG_KEY:
+            begin, at = _span(body, at, end)
+            keyed, ours = True, body[begin:at] == OURS
+        elif tag == _TAG_VALUE:
+            first, at = _span(body, at, end)
+            last = at
+        else:
+            at = _after(body, at, end, tag, _DEPTH - 2)
     if at > end or not keyed:
         raise MalformedMessage
+    return (first, last) if ours else (-1, -1)
 
 
 def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:

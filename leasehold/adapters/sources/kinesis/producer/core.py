@@ -20,7 +20,7 @@ from typing import Literal, assert_never
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, framing_of
 from leasehold.balancer.model import HASH_KEYS, HashRange, Shard
 
 REQUEST_RECORDS = 500
@@ -98,6 +98,8 @@ class Entry:
     explicit  the explicit hash key, if the caller gave one
     arrived   seconds, by the caller's clock
     expires   after this it is late
+    context   of a Spark sink's record: what its tag says besides the row (`sources/repeats.py`); else empty
+    row       the number of that
     """
 
     ticket: int
@@ -107,11 +109,18 @@ class Entry:
     explicit: str | None
     arrived: float
     expires: float
+    context: bytes = field(default=b"", kw_only=True)
+    row: int = field(default=0, kw_only=True)
 
     @property
     def size(self) -> int:
         """The bytes that the record adds to a queue, about."""
         return len(self.data) + len(self.partition_key)
+
+    @property
+    def alone(self) -> int:
+        """The most bytes, as Kinesis counts them, of a Kinesis record with nothing else in it."""
+        return len(self.data) + len(self.partition_key.encode()) + (framing_of(self.context) if self.context else 0)
 
 
 @frozen(eq=False)
@@ -206,10 +215,12 @@ class ShardQueue:
 
     def pack(self, size: int) -> Unit:
         """A unit of at most `size` bytes from the oldest records; a larger record travels alone."""
-        alone = len(self.queue[0].data) + len(self.queue[0].partition_key.encode())
-        aggregate = Aggregate(max(size, alone))
+        aggregate = Aggregate(max(size, self.queue[0].alone), *self.hash_range)
         entries: list[Entry] = []
-        while self.queue and aggregate.add((entry := self.queue[0]).data, entry.partition_key, entry.explicit):
+        while self.queue:
+            entry = self.queue[0]
+            if not aggregate.add(entry.data, entry.partition_key, entry.explicit, entry.context, entry.row):
+                break
             entries.append(self.queue.popleft())
         self.queued -= sum(entry.size for entry in entries)
         return Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)

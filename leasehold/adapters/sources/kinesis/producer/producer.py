@@ -22,6 +22,7 @@ from botocore.config import Config as ClientConfig
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
 
 from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
 from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
@@ -47,6 +48,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, text_of
 
 try:
+    from leasehold.adapters.sources.kinesis.wire.direct import put_directly
     from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
 except ImportError:  # then boto3 writes requests by itself
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
@@ -64,10 +66,21 @@ QUICK = 20
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
 
-def clients_of(region: str | None, endpoint: str | None, connections: int, wire: WireForm = "cbor") -> KinesisClients:
-    """The clients of a producer, which waits longer for a service that is slow."""
+def clients_of(
+    region: str | None,
+    endpoint: str | None,
+    connections: int,
+    wire: WireForm = "cbor",
+    *,
+    session: boto3.Session | None = None,
+) -> KinesisClients:
+    """The clients of a producer, which waits longer for a service that is slow.
+
+    session  has the credentials; None: the environment's
+    """
     return KinesisClients(
-        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds), PUT_SECONDS
+        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session),
+        PUT_SECONDS,
     )
 
 
@@ -78,12 +91,13 @@ def client_of(
     wire: WireForm = "cbor",
     *,
     read_seconds: float = PUT_SECONDS[0],
+    session: boto3.Session | None = None,
 ) -> "KinesisClient":
     """A client that sends each request once: its own repetitions would write twice, and unseen.
 
     The records of a producer go in this form, if the service speaks it.
     """
-    client: KinesisClient = boto3.client(
+    client: KinesisClient = (session or boto3).client(
         "kinesis",
         region_name=region,
         endpoint_url=endpoint,
@@ -97,7 +111,9 @@ def client_of(
     if PutWire is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        PutWire(client, cbor=wire == "cbor")
+        spoken = PutWire(client, cbor=wire != "json")
+        if wire == "cbor":
+            put_directly(client, spoken)
     return client
 
 
@@ -260,12 +276,20 @@ class Producer:
         # Nobody else would send what waits, nor tell those who wait.
         self._pump = spawn("leasehold-produce", self._run, self._stop)
 
-    def put(self, data: bytes, partition_key: str, explicit_hash_key: str | None = None) -> Writing:
-        """Take a record, waiting for room if too many are under way.
+    def put(
+        self,
+        data: bytes,
+        partition_key: str,
+        explicit_hash_key: str | None = None,
+        *,
+        context: bytes = b"",
+        row: int = 0,
+    ) -> Writing:
+        """Take a record, waiting for room if too many are under way; one of a Spark sink with its context and row.
 
         Raises ValueError for a record the stream would refuse, ProducerError once the producer has stopped.
         """
-        hash_key = self._checked(data, partition_key, explicit_hash_key)
+        hash_key = self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
         with self._lock:
             while self._pending >= self._most or self._pending_bytes >= self._most_bytes:
                 if self._fault:
@@ -277,7 +301,8 @@ class Producer:
                 data = marked(data, Mark(self._settings.epoch, self._tickets))
             now, ticket = self._clock(), self._tickets
             expires = now + self._settings.time_to_live_seconds
-            writing = Writing(ticket, data, partition_key, hash_key, explicit_hash_key, now, expires, self._news)
+            place = ticket, data, partition_key, hash_key, explicit_hash_key, now, expires
+            writing = Writing(*place, self._news, context=context, row=row)
             self._tickets = ticket + 1
             self._pending += 1
             self._pending_bytes += len(data)
@@ -318,12 +343,12 @@ class Producer:
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
-    def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None) -> int:
-        """The hash key of a record. Raises ValueError if the stream would refuse it."""
+    def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
+        """The hash key of a record. Raises ValueError if the stream would refuse it, `framing` bytes larger."""
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
             raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis takes 1 to {_KEY_CHARACTERS}")
         key = partition_key.encode()
-        size = len(data) + len(key) + (MARK_BYTES if self._settings.epoch is not None else 0)
+        size = len(data) + len(key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
         if size > self._settings.record_bytes:
             raise ValueError(f"data: {size} bytes with its key; the stream takes {self._settings.record_bytes}")
         if explicit_hash_key is None:

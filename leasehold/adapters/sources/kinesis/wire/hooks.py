@@ -20,10 +20,11 @@ import base64
 import io
 import logging
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from struct import error as StructError  # noqa: N812  a class
 from struct import pack
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import cbor2
@@ -34,26 +35,41 @@ from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
+from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.stores.printable import escaped, said
 
-try:
-    from leasehold.adapters.sources.kinesis.wire.views import COMPILED, viewed
-except ImportError:  # without librt, or with another than it was compiled for
-    COMPILED = False  # type: ignore[misc]  # what is not imported is not final either
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user, and views want librt
+if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
 
-    from leasehold.adapters.sources.kinesis.wire.views import RowViews
-
 log = escaped(logging.getLogger("leasehold.kinesis"))
+
+
+def _views() -> Any:  # noqa: ANN401  a module
+    """What takes answers apart without an object for each record; None: there is nothing quicker than cbor2."""
+    for name in ("scan", "views"):
+        try:
+            found = import_module(f"leasehold.adapters.sources.kinesis.wire.{name}")
+        except ImportError:  # not compiled; or without librt, or with another than it was compiled for
+            continue
+        if name == "scan" or found.COMPILED:
+            return found
+    return None
+
+
+VIEWS: Any = _views()
 
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
 """A record as the service tells it, but with its data as bytes. Its time is a number: see `seconds_of`."""
 
-AnswerRows = Union["RowViews", list[Row]]
+AnswerRows = RowViews | list[Row]
+
+
+_PLAIN = {"NextShardIterator": str, "MillisBehindLatest": int}
+
+
+_UNDEFINED = b"\xf7"
 
 
 class Unreadable(Exception):
@@ -86,13 +102,24 @@ def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
     return rows, _plain(answer)
 
 
+def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
+    """An answer in CBOR that says nothing but how reading goes on, without what is null; None: boto3 is to read it."""
+    try:
+        rows, answer = _apart(body, cbor=True)
+    except Unreadable:
+        return None
+    told = {name: value for name, value in answer.items() if value is not None}
+    plain = all(type(value) is _PLAIN.get(name) for name, value in told.items())
+    return {**told, "Records": rows} if plain else None
+
+
 def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """An event of a subscription, its rows as those of an answer, without what is null. Raises Unreadable."""
     rows, event = _apart(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
 
 
-def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
+def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
     """Parse a message. Raises Unreadable."""
     told = _loaded(payload, cbor=cbor)
     if not isinstance(told, dict):
@@ -100,13 +127,15 @@ def told_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     return told
 
 
-def _apart(body: bytes, *, cbor: bool) -> tuple[AnswerRows, Any]:
+def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
     """The rows, their data as bytes, and the rest by name."""
-    found = viewed(body) if cbor and COMPILED else None
-    if found is not None:
-        seen, answer = found[0], _loaded(found[1], cbor=True)
-        if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
-            return seen, answer
+    if cbor and VIEWS is not None:
+        whole = body if VIEWS.__name__.endswith("scan") else bytes(body)  # the other reads nothing but bytes
+        if (found := VIEWS.viewed(whole)) is not None:
+            *views, sealed, begin, end = found
+            answer = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+            if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
+                return RowViews(whole, cast("Any", views), VIEWS.columns, sealed=sealed), answer
     answer = _loaded(body, cbor=cbor)
     rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
     if not isinstance(rows, list):
@@ -124,7 +153,7 @@ def _apart(body: bytes, *, cbor: bool) -> tuple[AnswerRows, Any]:
     return rows, answer
 
 
-def _loaded(body: bytes, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
+def _loaded(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         if not cbor:
             return orjson.loads(body)
@@ -290,6 +319,10 @@ class Wire:
             events.register(f"before-parse.kinesis.{operation}", read)
             # Before boto3's own handler, which would wait before it repeats.
             events.register_first(f"needs-retry.kinesis.{operation}", judge)
+
+    def speaks_cbor(self, operation: str) -> bool:
+        """Whether questions of this kind are asked in CBOR, and have been answered in it."""
+        return self._asks_cbor and operation in self._proved
 
     def _handlers(self) -> Handlers:
         """How each question is asked, and how its answer is read."""

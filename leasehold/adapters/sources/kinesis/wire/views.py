@@ -10,7 +10,6 @@ from librt.strings import BytesWriter, read_i32_be, read_i32_le, read_i64_be, re
 from mypy_extensions import i64
 
 from leasehold.adapters.sources.kinesis.aggregation.spans import add_held
-from leasehold.adapters.sources.kinesis.records import RowColumns
 
 COMPILED: Final = not __file__.endswith(".py")
 """Whether this file runs compiled; uncompiled it takes longer than cbor2."""
@@ -20,6 +19,7 @@ _MAGIC: Final = -0x3D65760D  # the first four bytes of an aggregate, as a number
 # The first byte of an item tells its kind, and its size or how many bytes tell that.
 _KIND: Final = 0xE0
 _TOLD: Final = 0x1F
+_TOLD_IN_HEAD: Final = 23
 _NUMBER: Final = 0x00
 _BYTES: Final = 0x40
 _TEXT: Final = 0x60
@@ -29,7 +29,6 @@ _TAG: Final = 0xC0
 _MAP_OPEN: Final = 0xBF  # up to a break
 _BREAK: Final = 0xFF
 _TIME: Final = 0xC1  # the tag of a time
-_UNDEFINED: Final = b"\xf7"
 
 # Names, as they stand in an answer.
 _RECORDS: Final = b"\x67Records"
@@ -41,81 +40,66 @@ _ARRIVED: Final = b"\x78\x1bApproximateArrivalTimestamp"
 
 _HELD: Final = 12  # bytes that a view holds itself
 _LIMIT: Final = 1 << 31  # a view tells no place behind it
+_MILLISECONDS: Final = 100_000_000_000  # numbers from here on; no time in seconds is as late
 _LATEST: Final = 1 << 50  # no time in milliseconds is as late
+_DEPTH: Final = 64  # of what is passed over
 _EIGHT_BITS: Final = -0x7F7F7F7F7F7F7F80  # the highest bits of eight bytes
 
 
-class RowViews:
-    """The records of an answer. Views of 16 bytes tell where they lie in it, which is the only buffer of the views.
+class _FoundRows:
+    """The views of an answer's records, as they are found."""
 
-    body     the answer
-    datas    views of their data
-    numbers  of their sequence numbers
-    keys     of their partition keys
-    arrived  their times, as the service tells them, in 64 bits
-    sealed   whether any begins as an aggregate does
-    """
-
-    def __init__(self, body: bytes) -> None:
+    def __init__(self) -> None:
         """Begin empty."""
-        self.body = body
         self.datas = BytesWriter()
         self.numbers = BytesWriter()
         self.keys = BytesWriter()
         self.arrived = BytesWriter()
         self.sealed = False
 
-    def __len__(self) -> int:
-        return len(self.arrived) >> 3
-
-    def __getitem__(self, at: int) -> dict[str, object]:
-        """A record, as boto3 has it."""
-        if not 0 <= at < len(self):
-            raise IndexError(at)
-        row: dict[str, object] = self.columns()[at]
-        return row
-
-    def clear(self) -> None:
-        """Let the answer go, and forget all records."""
-        self.body = b""
-        for views in (self.datas, self.numbers, self.keys, self.arrived):
-            views.truncate(0)
-
-    def columns(self) -> RowColumns:
-        """The same records, with an object for each value."""
-        rows, body = RowColumns(), self.body
-        all_datas: list[bytes] = rows.datas
-        all_numbers: list[str] = rows.numbers
-        all_keys: list[str | None] = rows.keys
-        all_arrived: list[object] = rows.arrived
-        datas, numbers, keys = self.datas.getvalue(), self.numbers.getvalue(), self.keys.getvalue()
-        arrived, count = self.arrived.getvalue(), i64(len(self))
-        at: i64 = 0
-        while at < count:
-            all_datas.append(_seen(body, datas, at))
-            all_numbers.append(_seen(body, numbers, at).decode())
-            all_keys.append(_seen(body, keys, at).decode())
-            all_arrived.append(read_i64_le(arrived, at << 3))
-            at += 1
-        rows.sealed = self.sealed
-        return rows
-
 
 class _DeclinedError(Exception):
     """Another form, or none."""
 
 
-def viewed(body: bytes) -> tuple[RowViews, bytes] | None:
-    """The records of an answer, and the answer with `undefined` in their place; None if it declines."""
+Viewed = tuple[bytes, bytes, bytes, bytes, bool, int, int]
+
+
+def viewed(body: bytes) -> Viewed | None:
+    """The records of an answer, as `RowViews` has them, and where their array begins and ends; None if it declines.
+
+    Views of 16 bytes tell where data, numbers and keys lie; times take 8 bytes each.
+    """
     if len(body) >= _LIMIT:
         return None
-    rows = RowViews(body)
+    rows = _FoundRows()
     try:
         begin = _begin(body)
         end = _rows(body, begin, rows)
     except (IndexError, UnicodeDecodeError, _DeclinedError):
         return None
-    return rows, body[:begin] + _UNDEFINED + body[end:]
+    views = rows.datas.getvalue(), rows.numbers.getvalue(), rows.keys.getvalue(), rows.arrived.getvalue()
+    return (*views, rows.sealed, int(begin), int(end))
+
+
+def columns(
+    body: bytes, datas: bytes, numbers: bytes, keys: bytes, arrived: bytes
+) -> tuple[list[bytes], list[str], list[str], list[float]]:
+    """The same records, with an object for each value; times in seconds."""
+    all_datas: list[bytes] = []
+    all_numbers: list[str] = []
+    all_keys: list[str] = []
+    all_arrived: list[float] = []
+    count: i64 = len(arrived) >> 3
+    at: i64 = 0
+    while at < count:
+        all_datas.append(_seen(body, datas, at))
+        all_numbers.append(_seen(body, numbers, at).decode())
+        all_keys.append(_seen(body, keys, at).decode())
+        told: i64 = read_i64_le(arrived, at << 3)
+        all_arrived.append(int(told) / 1000 if told >= _MILLISECONDS else float(told))
+        at += 1
+    return all_datas, all_numbers, all_keys, all_arrived
 
 
 def _begin(body: bytes) -> i64:
@@ -129,7 +113,7 @@ def _begin(body: bytes) -> i64:
     raise _DeclinedError
 
 
-def _rows(body: bytes, at: i64, rows: RowViews) -> i64:
+def _rows(body: bytes, at: i64, rows: _FoundRows) -> i64:
     """Add the rows of the array that begins here; where it ends."""
     left, at = _opened(body, at, _ARRAY)
     while left > 0 or (left < 0 and body[at] != _BREAK):
@@ -138,11 +122,13 @@ def _rows(body: bytes, at: i64, rows: RowViews) -> i64:
     return at + 1 if left < 0 else at
 
 
-def _row(body: bytes, at: i64, rows: RowViews) -> i64:
+def _row(body: bytes, at: i64, rows: _FoundRows) -> i64:
     """Add the row that begins here; where it ends. What the service always writes is there once."""
     head: i64 = body[at]
     left: i64 = 5 if head == _MAP_OPEN else head - _MAP
     seen: i64 = 0
+    if left > _TOLD_IN_HEAD:
+        raise _DeclinedError
     at += 1
     while left > 0 and not (head == _MAP_OPEN and body[at] == _BREAK):
         left -= 1
@@ -223,6 +209,8 @@ def _after(body: bytes, at: i64) -> i64:
         left[-1] -= 1
         kind: i64 = body[at] & _KIND
         size, at = _head(body, at)
+        if len(left) == _DEPTH and kind in (_ARRAY, _MAP, _TAG):
+            raise _DeclinedError
         if kind in (_ARRAY, _MAP):
             left.append(size if kind == _ARRAY else 2 * size)
         elif size < 0:

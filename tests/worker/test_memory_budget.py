@@ -12,7 +12,7 @@ from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.reading import LEAST_BYTES, Room, ShardReading, Slot
+from leasehold.adapters.reading.reading import LEAST_BYTES, MemoryBudget, MemoryShare, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -21,11 +21,11 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 MOST = 5 * LEAST_BYTES
 
 
-def slot_of(room: Room, key: str, size: int) -> Slot:
+def share_of(budget: MemoryBudget, key: str, size: int) -> MemoryShare:
     """A reading that asks for so much."""
-    slot = room.slot(key)
-    slot.expected_bytes = size
-    return slot
+    share = budget.share(key)
+    share.expected_bytes = size
+    return share
 
 
 def batch(size: int) -> Batch:
@@ -39,69 +39,70 @@ class Readings:
 
     draw: Random
     woken: set[str] = field(factory=set)
-    asking: list[Slot] = field(factory=list)
-    holding: dict[Slot, int] = field(factory=dict)
-    room: Room = field(init=False)
+    asking: list[MemoryShare] = field(factory=list)
+    holding: dict[MemoryShare, int] = field(factory=dict)
+    budget: MemoryBudget = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.room = Room(MOST, self.woken.add)
+        self.budget = MemoryBudget(MOST, self.woken.add)
 
     def ask(self, number: int) -> None:
         """A new one asks."""
-        slot = slot_of(self.room, f"s-{number}", self.draw.randint(1, 2 * MOST))
-        if slot.ask():
-            self.read(slot)
+        share = share_of(self.budget, f"s-{number}", self.draw.randint(1, 2 * MOST))
+        if share.ask():
+            self.read(share)
         else:
-            self.asking.append(slot)
+            self.asking.append(share)
 
     def ask_again(self, _number: int) -> None:
         """One that has waited asks; if it was let in meanwhile, it was told."""
-        for slot in self.draw.sample(self.asking, min(1, len(self.asking))):
-            told = slot.key in self.woken
-            if slot.ask():
-                assert told or slot is self.asking[0]
-                self.asking.remove(slot)
-                self.read(slot)
+        for share in self.draw.sample(self.asking, min(1, len(self.asking))):
+            told = share.key in self.woken
+            if share.ask():
+                assert told or share is self.asking[0]
+                self.asking.remove(share)
+                self.read(share)
 
-    def read(self, slot: Slot) -> None:
+    def read(self, share: MemoryShare) -> None:
         """It was let in."""
-        assert self.room.used_bytes <= MOST or len(self.room.held) == 1, "beyond the bound, and not alone"
-        self.holding[slot] = self.draw.randint(0, slot.expected_bytes)
-        slot.fill(batch(self.holding[slot]))
+        assert self.budget.used <= MOST or len(self.budget.taken) == 1, "beyond the bound, and not alone"
+        self.holding[share] = self.draw.randint(0, share.expected_bytes)
+        share.hold(batch(self.holding[share]))
 
     def wait(self, _number: int) -> None:
         """A handler raised."""
-        for slot in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            slot.spare(self.draw.random())
+        for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
+            share.idle(self.draw.random())
 
     def attempt(self, _number: int) -> None:
         """Its turn has come: it has its batch, or knows that it has not."""
-        for slot in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            gone = slot.take_up() is None
-            assert gone is (slot not in self.room.held) is slot.was_forgotten()
+        for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
+            gone = share.take_up() is None
+            assert gone is (share not in self.budget.taken) is share.dropped
+            share.dropped = False
             if gone:
-                del self.holding[slot]
+                del self.holding[share]
 
     def finish(self, _number: int) -> None:
         """A handler returned, or a lease was lost."""
-        for slot in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            del self.holding[slot]
-            slot.clear()
+        for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
+            del self.holding[share]
+            share.clear()
 
     @property
     def sizes(self) -> int:
-        """What the room should have taken."""
-        expected = {slot: slot.expected_bytes for slot in self.asking}
-        return sum(size for slot, size in (self.holding | expected).items() if slot in self.room.held)
+        """What the budget should have taken."""
+        expected = {share: share.expected_bytes for share in self.asking}
+        return sum(size for share, size in (self.holding | expected).items() if share in self.budget.taken)
 
     def over(self) -> None:
         """All who hold something finish, and all who wait must have their turn."""
-        for slot in self.holding:
-            slot.clear()
-        for slot in self.asking:
-            assert slot.ask(), "all others are gone, or were let in before"
-            slot.clear()
-        assert self.room.used_bytes == 0
+        for share in self.holding:
+            share.clear()
+        for share in self.asking:
+            assert share.ask(), "all others are gone, or were let in before"
+            share.clear()
+        assert self.budget.used == 0
 
 
 @given(draw=st.randoms(use_true_random=False))
@@ -111,15 +112,15 @@ def test_nobody_is_let_in_beyond_the_bound_and_nobody_waits_for_ever(draw: Rando
     does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
     for number in range(60):
         draw.choice(does)(number)
-        assert some.room.used_bytes == some.sizes
+        assert some.budget.used == some.sizes
     some.over()
 
 
 def test_a_batch_larger_than_the_bound_goes_alone() -> None:
     """Without it one large page would stop its shard for ever, or those after it would never let it in."""
     woken: list[str] = []
-    room = Room(MOST, woken.append)
-    small, large, later = (slot_of(room, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
+    budget = MemoryBudget(MOST, woken.append)
+    small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
     assert [each.ask() for each in (small, large, later)] == [True, False, False], "in the order in which they ask"
     small.clear()
     assert (woken, large.ask(), later.ask()) == (["b"], True, False)
@@ -129,15 +130,15 @@ def test_a_batch_larger_than_the_bound_goes_alone() -> None:
 
 def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
     """Without it a shard whose attempt is about to be made would read again for nothing."""
-    room = Room(MOST)
-    soon, late, other = (slot_of(room, key, 2 * LEAST_BYTES) for key in "abc")
-    for slot, due in ((soon, 1.0), (late, 9.0)):
-        assert slot.ask()
-        slot.fill(batch(2 * LEAST_BYTES))
-        slot.spare(due)
+    budget = MemoryBudget(MOST)
+    soon, late, other = (share_of(budget, key, 2 * LEAST_BYTES) for key in "abc")
+    for share, due in ((soon, 1.0), (late, 9.0)):
+        assert share.ask()
+        share.hold(batch(2 * LEAST_BYTES))
+        share.idle(due)
     assert other.ask()
     assert (soon.take_up(), late.take_up()) == (batch(2 * LEAST_BYTES), None)
-    assert (soon.was_forgotten(), late.was_forgotten(), late.was_forgotten()) == (False, True, False)
+    assert (soon.dropped, late.dropped) == (False, True)
 
 
 @define
@@ -145,7 +146,7 @@ class Crowd:
     """Many readings of one worker, each called when it wishes, under a clock of their own."""
 
     shards: int
-    room: Room
+    budget: MemoryBudget
     failing: frozenset[str]
     clock: Clock = field(factory=Clock)
     done: dict[str, list[str]] = field(factory=dict)
@@ -155,7 +156,7 @@ class Crowd:
     def handle(self, delivery: Delivery) -> None:
         """Fail for those that fail."""
         self.handed[delivery.shard] = self.handed.get(delivery.shard, 0) + 1
-        self.most = max(self.most, self.room.used_bytes)
+        self.most = max(self.most, self.budget.used)
         if delivery.shard in self.failing:
             raise OSError("no answer")
         self.done.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
@@ -170,7 +171,7 @@ class Crowd:
         while len(worker.holdings) < self.shards:
             self.clock.now = worker.turn(self.clock.now)
         handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # seconds, all of them
-        readings = [ShardReading(worker, holding, handling, self.room) for holding in kept.begun]
+        readings = [ShardReading(worker, holding, handling, self.budget) for holding in kept.begun]
         due = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds
         while due[0][0] <= end:
@@ -207,14 +208,14 @@ class HesitantReader:
 
 
 def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_left() -> None:
-    """Without it a failing shard would be tried for ever, whatever its policy, while others want its room."""
+    """Without it a failing shard would be tried for ever, whatever its policy, while others want its budget."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
     bench = Bench(source=Hesitant(), does=fails)
-    room, policy = Room(1), Handling(bench.handle, attempts=3)
-    reading, other = ShardReading(bench.worker, bench.holding, policy, room), room.slot("other")
+    budget, policy = MemoryBudget(1), Handling(bench.handle, attempts=3)
+    reading, other = ShardReading(bench.worker, bench.holding, policy, budget), budget.share("other")
     while not bench.holding.lost.is_set():
         bench.steps(reading, 1)
         assert other.ask(), "nothing is held but what may be forgotten"
@@ -225,9 +226,9 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
 
 
 def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:
-    """Without it each of a thousand failing shards would hold a page, or together they would hold all the room."""
+    """Without it each of a thousand failing shards would hold a page, or together they would hold all the budget."""
     failing = frozenset(f"s-{number:03}" for number in range(190))
-    crowd = Crowd(200, Room(50 * LEAST_BYTES), failing)
+    crowd = Crowd(200, MemoryBudget(50 * LEAST_BYTES), failing)
     worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)
     assert len(worker.holdings) == 200
     assert crowd.done == {f"s-{number:03}": ["0", "1", "2"] for number in range(190, 200)}

@@ -7,7 +7,7 @@ import pytest
 from attrs import define, field
 
 from leasehold.adapters.proving.simulator.world.tasks import Tasks, VirtualTime
-from leasehold.adapters.reading.runner import FAULT_SECONDS, Appointments
+from leasehold.adapters.reading.runner import FAULT_SECONDS, Schedule
 
 
 @define
@@ -52,18 +52,18 @@ class Time(VirtualTime):
 
 @define
 class Calendar:
-    """Appointments of two tasks, and the calls they made: when, and of what."""
+    """Schedule of two tasks, and the calls they made: when, and of what."""
 
     tasks: Tasks = field(factory=Tasks)
     process: Process = field(factory=Process)
     calls: list[tuple[float, str]] = field(factory=list)
     failed: list[str] = field(factory=list)
     time: Time = field(init=False)
-    kept: Appointments = field(init=False)
+    kept: Schedule = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.time = Time(self.tasks, self.process, 0.0, 1.0)
-        self.kept = Appointments(2, self.time, lambda fault: self.failed.append(repr(fault)))
+        self.kept = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
 
     def step(self, name: str, *dues: float, takes: float = 0.0) -> Callable[[float], float]:
         """A step that asks for these times, one after the other, and works for so long each time."""
@@ -112,7 +112,7 @@ def test_as_many_are_at_work_as_there_are_tasks(calendar: Calendar) -> None:
 def test_a_hurried_task_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
     """A handler's end would wait for the time of the next reading; or each hurry be a call too many later on."""
     calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
-    calendar.at(2.0, lambda: calendar.kept.hurry("a"))
+    calendar.at(2.0, lambda: calendar.kept.wake("a"))
     calendar.tasks.run(30.0)
     assert calendar.calls == [(0.0, "a"), (2.0, "a"), (12.0, "a")]
 
@@ -120,15 +120,15 @@ def test_a_hurried_task_is_called_at_once_and_its_former_time_is_void(calendar: 
 def test_a_task_hurried_while_it_runs_is_called_again_and_only_once(calendar: Calendar) -> None:
     """The end of a handler that comes while the step still runs would be missed until the next reading."""
     calendar.kept.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.hurry("a"))
-    calendar.at(2.0, lambda: calendar.kept.hurry("a"))
+    calendar.at(1.0, lambda: calendar.kept.wake("a"))
+    calendar.at(2.0, lambda: calendar.kept.wake("a"))
     calendar.tasks.run(120.0)
     assert calendar.calls == [(0.0, "a"), (4.0, "a"), (95.0, "a")]
 
 
 def test_to_hurry_who_is_not_there_does_nothing(calendar: Calendar) -> None:
     """A handler that ends after its lease was left would call whatever comes under that key next."""
-    calendar.kept.hurry("a")
+    calendar.kept.wake("a")
     calendar.tasks.run(1.0)
     calendar.kept.add("a", calendar.step("a", 5.0))
     calendar.tasks.run(20.0)
@@ -216,7 +216,7 @@ def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None
 
     def break_clock() -> None:
         calendar.time.broken = 1
-        calendar.kept.hurry("a")
+        calendar.kept.wake("a")
 
     calendar.at(1.0, break_clock)
     calendar.tasks.run(30.0)
@@ -237,7 +237,7 @@ def test_threads_are_named_for_what_they_do(calendar: Calendar) -> None:
     """A dump of a worker's stacks would not tell which thread reads."""
     calendar.kept.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
-    assert set(calendar.time.named) == {"leasehold-appointments", "leasehold-read"}
+    assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}
 
 
 def test_a_drain_is_not_deceived_by_what_was_over_before(calendar: Calendar) -> None:

@@ -1,0 +1,170 @@
+"""What one event costs a fleet: listings of the whole table above rest, and seconds until all is owned and even.
+
+    python benchmarks/fleet_events.py [--workers 10,20,40,80] [--only PATTERN] [--json]
+
+Twenty leases a worker, in the simulator, our workers; virtual time, so that the figures are the same on each machine.
+*above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it.
+The rolling replacement stands beside KCL 2.x, whose workers list once per 20 s each.
+"""
+
+import argparse
+import json
+import logging
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.history.rights import changes, settled, unowned
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import (
+    Capacity,
+    Member,
+    Network,
+    Scenario,
+    balanced,
+    group_of,
+    rolling,
+)
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold.balancer.config import Config
+from leasehold.balancer.lookout import lookout_ranks
+from leasehold.balancer.model import Lease
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+
+EACH, AT, AFTER = 20, 45.0, 60.0
+OURS, KCL = Config(Minimal()), Config(Kcl())
+
+Change = Callable[[list[Member], tuple[str, ...]], list[Member]]
+"""What an event makes of the members; the workers come in order of rank, the lookout first."""
+
+
+@frozen
+class Told:
+    """What one run told: listings and rows read in the minute, seconds until all is owned, the last change, moves."""
+
+    listings: int
+    rows: int
+    unowned: float
+    even: float
+    moves: int
+    together: int
+
+
+def _ends(places: slice, members: list[Member], ranks: tuple[str, ...]) -> list[Member]:
+    gone = frozenset(ranks[places])
+    return [evolve(each, ends=AT) if each.worker in gone else each for each in members]
+
+
+def _leaves(places: slice, members: list[Member], ranks: tuple[str, ...]) -> list[Member]:
+    gone = frozenset(ranks[places])
+    return [evolve(each, ends=AT, ending="leave") if each.worker in gone else each for each in members]
+
+
+def _joins(name: str, members: list[Member], _ranks: tuple[str, ...]) -> list[Member]:
+    return [*members, Member(name, OURS, AT)]
+
+
+EVENTS: dict[str, Change] = {
+    "at rest": lambda members, _ranks: members,
+    "one dies": partial(_ends, slice(-1, None)),
+    "the lookout dies": partial(_ends, slice(0, 1)),
+    "one leaves": partial(_leaves, slice(-1, None)),
+    "the lookout leaves": partial(_leaves, slice(0, 1)),
+    "one joins": partial(_joins, "zz-9"),
+}
+
+
+def told(
+    event: Change, workers: int, seed: int, *, capacity: Capacity | None = None, leases: int = 0, after: float = AFTER
+) -> Told:
+    """The figures of one run."""
+    logging.disable(logging.CRITICAL)
+    names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
+    ranks = lookout_ranks([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in names], OURS).ranks
+    members = event([Member(name, OURS, draw.uniform(0.0, 1.0)) for name in names], ranks)
+    owners = balanced(leases or EACH * workers, names, draw)
+    ends = AT + after
+    scenario = Scenario(
+        seed, owners, tuple(members), ends, calm=ends, network=Network(), capacity=capacity or Capacity()
+    )
+    history = run(scenario)
+    return _figures(history, AT)
+
+
+def slow(seconds: float, share: float, seed: int) -> Told:
+    """The figures of 20 workers whose listing takes so long, and of which this share dies."""
+    leases, workers = 200, 20
+    capacity = Capacity(bytes_per_second=leases * Capacity().row_bytes / seconds, page_bytes=8 * Capacity().row_bytes)
+    gone = slice(-round(share * workers), None) if share else slice(0, 0)
+    return told(partial(_ends, gone), workers, seed, capacity=capacity, leases=leases)
+
+
+def _figures(history: SimulatedHistory, since: float) -> Told:
+    within = [(began, ended) for began, ended, _ in history.listings if ended >= since]
+    edges = sorted([(began, 1) for began, _ in within] + [(ended, -1) for _, ended in within])
+    most = now = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    changed = [each for each in changes(history.writes) if each.t >= since and each.after is not None]
+    passed = settled(changed)
+    last = max((each.t for each in passed), default=since) - since
+    longest = max(unowned(history, history.end, since).values(), default=0.0)
+    rows = len(within) * len(history.first)
+    return Told(len(within), rows, round(longest, 1), round(last, 1), len(passed), most)
+
+
+def replaced(workers: int, rules: Config, seed: int) -> Told:
+    """The figures of a rolling replacement: each worker in turn, one per 10 s."""
+    logging.disable(logging.CRITICAL)
+    fleet = rolling(EACH * workers, group_of(0, workers), rules, gap=10.0, seed=seed, cycles=3.0)
+    return _figures(run(evolve(fleet.scenario, scan_per_cycle=rules is KCL)), fleet.since)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--workers", default="10,20,40", help="sizes of the fleet, with commas between them")
+    options.add_argument("--only", default="", help="events whose name matches this expression")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--json", action="store_true", help="print one JSON object a line")
+    given = options.parse_args()
+    for seconds, share in ((12.0, 0.0), (8.0, 0.3)):
+        if re.search(given.only, "slow"):
+            for seed in range(given.seed, given.seed + 3):
+                found = slow(seconds, share, seed)
+                print(
+                    f"a listing takes {seconds:g} s, {share:.0%} of 20 workers die (seed {seed}): "
+                    f"{found.listings} listings, {found.together} at once at most, owned after {found.unowned} s",
+                    flush=True,
+                )
+    for size in map(int, given.workers.split(",")):
+        rest = told(EVENTS["at rest"], size, given.seed).listings
+        for name, event in EVENTS.items():
+            if re.search(given.only, name):
+                found = told(event, size, given.seed)
+                _say(name, size, found, as_json=given.json, above=found.listings - rest)
+        if re.search(given.only, "rolling"):
+            ours, kcl = (replaced(size, rules, given.seed) for rules in (OURS, KCL))
+            _say("rolling", size, ours, as_json=given.json, kcl=kcl.rows)
+
+
+def _say(name: str, size: int, found: Told, *, as_json: bool, above: int | None = None, kcl: int | None = None) -> None:
+    if as_json:
+        row = {"event": name, "workers": size, "listings": found.listings, "above_rest": above, "rows": found.rows}
+        print(json.dumps({**row, "kcl_rows": kcl, "unowned": found.unowned, "even": found.even}), flush=True)
+        return
+    beside = f"{above:5} above rest" if kcl is None else f"{found.rows / kcl:5.2f} x KCL 2.x's rows"
+    print(
+        f"{name:20} {size:5} workers {found.listings:6} listings {beside}  "
+        f"owned after {found.unowned:5.1f} s, even after {found.even:5.1f} s, {found.moves} changes of owner",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

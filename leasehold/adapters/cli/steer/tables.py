@@ -1,0 +1,91 @@
+"""`leasehold tables`: which lease tables are at a place, whose, how old, and in which layout."""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+from attrs import asdict
+
+from leasehold.adapters.cli.common.columns import Cells, Column, show
+from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.steer.asking import AsJson
+from leasehold.adapters.steering.tables import ListedTable, tables_at
+from leasehold.stores.protocol import StoreError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+A PLACE is the URL of a store without its table: `dynamodb://?region=…` (all of an account and region),
+`postgres://host/database`, `s3://bucket`, `gcs://bucket`, `azblob://account/container`; with more of the URL it is a
+part of that, or one table. `sqlite:///path` and `file:///path` are one table each. Several may be named.
+
+Nothing is written. Tables are told by their keys, columns or the names of their objects; then each is listed once, at
+the price of a look. A table of DynamoDB that many applications share is read whole to find their prefixes.
+
+What a service does not tell is `-` (`null` with `--json`): DynamoDB does not say when a table was last written, objects
+do not say when a table was made. `protected` and `recoverable` are DynamoDB's deletion protection and point-in-time
+recovery. A lease table of the layout of Azure's SDKs is one per hub and group.
+
+Exit status: 0, 1 if a place or a table could not be read (the others are told), 2 on bad usage.
+"""
+
+
+@app.command(help="Show which lease tables there are, whose, how old, and in which layout.", epilog=MORE)
+def command(
+    place: Annotated[list[str], typer.Argument(metavar="PLACE...", help="Where to look, as URLs.", show_default=False)],
+    wide: Annotated[bool, typer.Option("--wide", help="Show every column, a table a line.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find, list, tell."""
+    with ending("tables", StoreError):
+        found = [table for url in place for table in tables_at(url)]
+        if as_json:
+            print(json.dumps({"at": round(time.time(), 3), "tables": [asdict(each) for each in found]}))
+        else:
+            show(_cells(found), wide=wide)
+        raise typer.Exit(1 if any(each.why for each in found) else 0)
+
+
+_COLUMNS = (
+    Column("table"),
+    Column("layout", spare=1),
+    Column("leases", right=True),
+    Column("ended", right=True, spare=6),
+    Column("owners", right=True),
+    Column("streams", spare=5),
+    Column("created", spare=4),
+    Column("written", spare=2),
+    Column("protected", spare=7),
+    Column("recoverable", spare=7),
+    Column("why", words=True),
+)
+
+
+def _cells(found: list[ListedTable]) -> Cells:
+    rows = tuple(
+        (
+            each.url,
+            each.layout,
+            _said(each.leases),
+            _said(each.ended),
+            _said(None if each.leases is None else len(each.owners)),
+            ", ".join(each.streams),
+            _day(each.created),
+            _day(each.written),
+            _said(each.protected),
+            _said(each.recoverable),
+            each.why,
+        )
+        for each in found
+    )
+    return Cells(_COLUMNS, rows, f"{len(found)} lease tables")
+
+
+def _said(fact: int | bool | None) -> str:
+    words: dict[int | None, str] = {None: ""}
+    return "yes" if fact is True else "no" if fact is False else words.get(fact, str(fact))
+
+
+def _day(moment: float | None) -> str:
+    return "" if moment is None else time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(moment))

@@ -1,0 +1,758 @@
+"""Layout `sessions` explored: real stores of a few workers, every order of their requests, crashes and lost answers.
+
+A state is the table's rows and, for each worker, its state between two actions, the action it is at, and the answers
+that action has had so far. To go on with an action, the worker is restored and the action run again with these
+answers, up to its next request; then that request is answered in each way that is possible. So the code that runs is
+`SessionStore` itself, and a state is looked at once, however it was reached; the first trace to a fault is a shortest.
+
+Rule 1: versions are digests of contents, as in S3, where the same content has the same version again. Rule 2: time is
+a tick: it makes every confirmation stale, and what was seen before it has stood still for as long as a lease lasts.
+Rule 3: a write may be answered, or lost on its way, or applied and not answered, or applied at any time later.
+
+The laws, checked whenever a worker begins to read a lease, and at every state with one worker more that finds the
+others dead: nothing is skipped, nothing that was answered Done is undone, one reader by their own clocks, epochs grow
+with each owner, and nothing sticks.
+"""
+
+import json
+import math
+import pickle
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
+from hashlib import blake2b
+from itertools import count
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from attrs import Factory, define, evolve, field, frozen
+
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown
+from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.sessions.rows import LEASES
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.writes import (
+    CheckpointLate,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    ResetLease,
+    StealLease,
+    TakeBackLease,
+    Write,
+    applied,
+)
+
+TableRows = tuple[tuple[str, Any], ...]
+"""The table: names and contents, sorted; a content is a text, or a lease where a table is asked for whole leases."""
+
+RECORDS = 2
+"""Of each lease."""
+
+LOST, APPLIED, LATE = "lost", "applied", "late"
+"""What becomes of a write that is not answered."""
+
+
+class CellRequest(NamedTuple):
+    """A request of the table: the verb, the name, and the content and version that a write states."""
+
+    verb: str
+    names: tuple[str, ...]
+    content: Any = ""
+    version: str = ""
+
+
+class AwaitsAnswer(BaseException):
+    """The action cannot go on before this request is answered."""
+
+    def __init__(self, request: CellRequest) -> None:
+        super().__init__()
+        self.request = request
+
+
+def version_of(content: str) -> str:
+    """The version of a content."""
+    return blake2b(content.encode(), digest_size=6).hexdigest()
+
+
+def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
+    """The table after a request, and its answer."""
+    table = dict(rows)
+    match request.verb:
+        case "list":
+            return rows, tuple(row for row in rows if row[0].startswith(request.names))
+        case "read":
+            return rows, tuple(row for row in rows if row[0] in request.names)
+        case "apply":
+            return _applied(table, request.names[0], request.content)
+    (name,) = request.names
+    there = table.get(name)
+    fits = there is None if request.verb == "new" else there is not None and version_of(there) == request.version
+    if not fits:
+        return rows, name not in table if request.verb == "delete" else None
+    if request.verb == "delete":
+        del table[name]
+        return tuple(sorted(table.items())), True
+    table[name] = request.content
+    return tuple(sorted(table.items())), version_of(request.content)
+
+
+def _applied(table: dict[str, Any], name: str, write: Write) -> tuple[TableRows, Outcome]:
+    stored = table.get(name)
+    after = applied(write, stored)
+    outcome: Outcome = Lost(write.lease.key, stored) if after is None else Done(after)
+    if after is not None:
+        table[name] = after
+    if after is not None and isinstance(write, DeleteLease):
+        del table[name]
+    return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
+
+
+@define
+class CheckedCells:
+    """The table as one worker asks it: requests that were answered before are answered so again."""
+
+    answers: deque[Any] = Factory(deque)
+    page_leases: int = 1000
+
+    def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
+        """The answer, if it was given before."""
+        if not self.answers:
+            raise AwaitsAnswer(request)
+        answer = self.answers.popleft()
+        if answer == LOST:
+            raise OutcomeUnknown("no answer")
+        return answer
+
+    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+        """Every row that begins so."""
+        return tuple(_row(*one) for one in self.ask(CellRequest("list", prefixes)))
+
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
+        """Those that are there."""
+        # What is asked for at once is of different moments: here sessions are always read before rows of leases.
+        leases = tuple(name for name in names if name.startswith(LEASES))
+        rest = tuple(name for name in names if not name.startswith(LEASES))
+        found = [one for asked in (rest, leases) if asked for one in self.ask(CellRequest("read", asked))]
+        return {name: _row(name, content) for name, content in found}
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Where there is none."""
+        answer: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
+        return answer
+
+    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+        """Over this one."""
+        answer: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
+        return answer
+
+    def delete(self, name: str, version: str) -> bool:
+        """This one."""
+        return bool(self.ask(CellRequest("delete", (name,), "", version)))
+
+    def prove(self) -> None:
+        """It keeps them."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def _content(fields: ObjectFields) -> str:
+    return json.dumps(dict(fields), sort_keys=True)
+
+
+def _row(name: str, content: str) -> Stored:
+    return Stored(name, version_of(content), json.loads(content))
+
+
+class _AtOnce:
+    """Nobody waits: each worker of the checker does one thing at a time."""
+
+    class TicketsAtOnce(deque[Any]):
+        """Tickets."""
+
+        put = deque.append
+
+        def get(self, until: float = 0.0) -> Any:  # noqa: ANN401, ARG002
+            """The next, or None."""
+            return self.popleft() if self else None
+
+    queue = TicketsAtOnce
+
+    def clock(self) -> float:
+        """No time passes by this clock."""
+        return 0.0
+
+    def lock(self) -> Any:  # noqa: ANN401
+        """None is needed."""
+        return nullcontext()
+
+
+@define
+class _Ids:
+    """The ids of one process's sessions."""
+
+    process: str
+    made: int = 0
+
+    def __call__(self) -> str:
+        """The next."""
+        self.made += 1
+        return f"{self.process}-{self.made}"
+
+
+@frozen
+class CheckedHolding:
+    """A lease that a worker reads.
+
+    handled  up to which it has handled records
+    tick     in which the last confirmed write was sent
+    """
+
+    lease: Lease
+    handled: int
+    tick: int
+
+
+SessionEvent = tuple[Any, ...]
+
+
+@define
+class CheckedWorker:
+    """A worker between two actions. `store` is the real one.
+
+    seen    leases as last listed, with the tick of that
+    given   leases given away, as the answer showed them
+    lost    leases that others took, as last written
+    """
+
+    name: str
+    store: SessionStore
+    moves: int
+    held: dict[str, CheckedHolding] = Factory(dict)
+    seen: dict[str, tuple[Lease, int]] = Factory(dict)
+    given: dict[str, Lease] = Factory(dict)
+    lost: dict[str, CheckedHolding] = Factory(dict)
+
+    def options(self, tick: int) -> Iterator[tuple[str, str]]:
+        """What it may do next."""
+        if self.moves <= 0:
+            return
+        yield "look", ""
+        for key, held in self.held.items():
+            if held.tick == tick and held.handled < RECORDS:
+                yield "handle", key
+            yield "commit", key
+            yield "release", key
+            if held.lease.heir not in (None, self.name):
+                yield "give", key
+        for key in self.given:
+            yield "take back", key
+        for key, held in self.lost.items():
+            if held.handled > numbered(held.lease):
+                yield "late", key
+        for key, (lease, at) in self.seen.items():
+            if key in self.held:
+                continue
+            if lease.owner in (None, self.name) or at < tick:
+                yield "claim", key
+            if lease.owner not in (None, self.name):
+                yield "steal", key
+                yield "request", key
+            if lease.owner is None:
+                yield "reset", key
+
+    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
+        """Do it, begun in this tick and ended in that one; what is to be judged comes back."""
+        self.moves -= 1
+        if verb == "handle":
+            held = self.held[key]
+            self.held[key] = evolve(held, handled=held.handled + 1)
+            return [("handled", key, held.handled + 1)]
+        try:
+            if verb == "look":
+                self.seen = {lease.key: (lease, now) for lease in self.store.list().leases}
+                return []
+            if verb == "late":
+                held = self.lost.pop(key)
+                self.store.write(CheckpointLate(held.lease, Position(str(held.handled))))
+                return []
+            return self._write(verb, key, tick)
+        except OutcomeUnknown:
+            if verb not in {"release", "give"}:
+                return []
+            # Its reader has stopped, and goes on only once a later write is answered Done.
+            self.held[key] = evolve(self.held[key], tick=-1)
+            return [("stops", key)]
+
+    def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
+        store, held = self.store, self.held.get(key)
+        if held is not None:
+            lease, at = held.lease, Position(str(held.handled))
+            moved = held.handled > numbered(lease)
+            write: Write
+            match verb:
+                case "give":
+                    write = GiveLease(lease, at)
+                case "release" if not moved:
+                    write = ReleaseLease(lease, self.name)
+                case _:
+                    write = CheckpointLease(lease, at) if moved else RenewLease(lease)
+            outcome = store.write(write)
+            if not isinstance(outcome, Done):
+                self.lost[key] = self.held.pop(key)
+                return [("stops", key)]
+            if verb in ("commit", "release") and not isinstance(write, ReleaseLease):
+                self.held[key] = evolve(held, lease=outcome.lease, tick=tick)
+                told = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
+                return [*told, ("confirmed", key)]
+            del self.held[key]
+            if verb == "give":
+                self.given[key] = outcome.lease
+            return [("stops", key), *([("done", key, lease.epoch, held.handled)] if held.handled else [])]
+        lease = self.given.pop(key) if verb == "take back" else self.seen[key][0]
+        takes: Mapping[str, Write] = {
+            "claim": ClaimLease(lease, self.name),
+            "steal": StealLease(lease, self.name),
+            "take back": TakeBackLease(lease, self.name),
+            "request": RequestLease(lease, self.name),
+            "reset": ResetLease(lease, TRIM_HORIZON),
+        }
+        self.seen.pop(key, None)
+        outcome = store.write(takes[verb])
+        if not isinstance(outcome, Done) or verb == "request":
+            return []
+        if verb == "reset":
+            return [("reset", key)]
+        self.held[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
+        return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
+
+    def told(self) -> str:
+        """Everything that decides what it does."""
+        store = self.store
+        pages = [
+            (page.session, page.session.stored.etag, page.ended, page.settled, sorted(page.last.items()), page.parted)
+            for page in store._pages.values()  # noqa: SLF001  the state of the code under test
+        ]
+        rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
+        free = sorted((key, one.row.stored.etag) for key, one in store._free.items())  # noqa: SLF001
+        memory = (pages, rows, free, sorted(store._named.items()), store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        return repr((self.moves, self.held, self.seen, self.given, self.lost, memory))
+
+
+def numbered(lease: Lease) -> int:
+    """The number of records that its checkpoint says are done."""
+    return int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
+
+
+class At(NamedTuple):
+    """A worker in a state: its snapshot and what that tells, its action, the answers so far, and when it began."""
+
+    snapshot: bytes
+    told: str
+    action: tuple[str, str] = ("", "")
+    answers: tuple[Any, ...] = ()
+    tick: int = 0
+    alive: bool = True
+
+
+class Ghost(NamedTuple):
+    """What nobody in the system knows of a lease: the furthest acknowledged, and answered Done; and its last epoch."""
+
+    handled: int = 0
+    done: int = 0
+    epoch: int = -1
+    starter: int = -1
+
+
+class SessionState(NamedTuple):
+    """Everything; `late` are writes on their way, `left` the faults that may still come."""
+
+    rows: TableRows
+    workers: tuple[At, ...]
+    ghosts: tuple[tuple[str, Ghost], ...]
+    readers: tuple[tuple[str, int, int, bool], ...] = ()
+    late: tuple[CellRequest, ...] = ()
+    tick: int = 0
+    left: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of two states with the same key the same can follow."""
+        workers = tuple((one.told, one.action, one.answers, one.tick, one.alive) for one in self.workers)
+        return (self.rows, workers, self.ghosts, self.readers, tuple(sorted(self.late, key=repr)), self.tick, self.left)
+
+
+@frozen
+class BrokenLaw:
+    """A law that was broken, and the shortest way there."""
+
+    law: str
+    trace: tuple[str, ...]
+
+
+@frozen
+class Explored:
+    """What a search saw; `whole` says that it was not cut off."""
+
+    states: int
+    whole: bool
+    findings: tuple[BrokenLaw, ...]
+
+
+@define
+class SessionModel:
+    """A setting.
+
+    moves      of each worker: how many actions
+    leases     how many
+    faults     how often each may come: tick, crash, restart, applied, late
+    abilities  verbs that workers may use
+    begins     actions done before the search begins: the worker's number, the verb, the lease; and of an action that
+               is only begun, how many of its requests are answered; "tick" lets time pass
+    make       the store
+    rows       what is there before the leases
+    """
+
+    moves: tuple[int, ...]
+    leases: int = 1
+    faults: Mapping[str, int] = field(factory=dict)
+    abilities: frozenset[str] = frozenset({"look", "handle", "commit", "release", "claim", "steal"})
+    begins: tuple[Any, ...] = ()
+    make: Callable[..., SessionStore] = SessionStore
+    rows: TableRows = ()
+    _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
+
+    def explore(self, limit: int, findings: int = 1) -> Explored:
+        """Look at every state, the nearest first, up to `limit` of them or so many findings."""
+        first = self.first()
+        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {first.key: (None, "")}
+        waiting, found = deque([first]), list[BrokenLaw]()
+        while waiting and len(parents) < limit and len(found) < findings:
+            state = waiting.popleft()
+            for what, after, broken in self.steps(state):
+                seen = after.key in parents
+                if not seen:
+                    parents[after.key] = (state.key, what)
+                    waiting.append(after)
+                wrong = broken or ("" if seen else self.stuck(after))
+                if wrong:
+                    found.append(BrokenLaw(wrong, (*_trace(parents, state.key), what)))
+                    break
+        return Explored(len(parents), not waiting, tuple(found))
+
+    def first(self) -> SessionState:
+        """The leases are there, and the first actions done."""
+        workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
+        rows = self.rows
+        keys = [f"s{n}" for n in range(self.leases)]
+        creator = self._worker("c", 0)
+        for key in keys:
+            lease = Lease(key)
+            rows, _ = self._alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
+        state = SessionState(
+            rows, workers, tuple((key, Ghost()) for key in keys), left=tuple(sorted(self.faults.items()))
+        )
+        for number, verb, key, *most in self.begins:
+            past = state._replace(tick=state.tick + 1)
+            state = past if verb == "tick" else self._begun(state, number, verb, key, *most)
+        return state
+
+    def _begun(self, state: SessionState, number: int, verb: str, key: str, most: float = math.inf) -> SessionState:
+        goes, answered = self._choose(state, number, (verb, key)), 0
+        while goes.workers[number].action != ("", "") and answered < most:
+            _, goes, broken = next(iter(self._answered(goes, number)))
+            answered += 1
+            if broken:
+                raise AssertionError(broken)
+        if goes.workers[number].action != ("", ""):
+            return goes
+        at = goes.workers[number]
+        worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+        worker.moves += 1
+        return goes._replace(workers=_put(goes.workers, number, snapshot_of(worker)))
+
+    def _worker(self, name: str, moves: int) -> At:
+        cells = CheckedCells()
+        return snapshot_of(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
+
+    def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
+        """Everything that may happen next, and the law that it breaks, if any."""
+        left = dict(state.left)
+        for number, at in enumerate(state.workers):
+            if not at.alive:
+                continue
+            if at.action == ("", ""):
+                worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+                for option in worker.options(state.tick):
+                    if option[0] in self.abilities:
+                        yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
+            else:
+                yield from self._answered(state, number)
+            if left.get("crash"):
+                dead = at._replace(alive=False, action=("", ""), answers=(), told="dead", snapshot=b"")
+                after = state._replace(workers=_put(state.workers, number, dead), left=_less(state.left, "crash"))
+                gone = after._replace(readers=tuple(one for one in after.readers if one[1] != number))
+                yield f"w{number} crashes", gone, ""
+                if left.get("restart"):
+                    again = self._worker(f"w{number}", self.moves[number])
+                    process: CheckedWorker = pickle.loads(again.snapshot)  # noqa: S301  our own
+                    process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
+                    anew = gone._replace(workers=_put(gone.workers, number, snapshot_of(process)))
+                    yield f"w{number} is started again", anew._replace(left=_less(anew.left, "restart")), ""
+        for place, request in enumerate(state.late):
+            rows, _ = carried_out(state.rows, request)
+            rest = state.late[:place] + state.late[place + 1 :]
+            yield f"late: {_said(request)}", state._replace(rows=rows, late=rest), ""
+        if left.get("tick"):
+            yield "time passes", state._replace(tick=state.tick + 1, left=_less(state.left, "tick")), ""
+
+    def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
+        at = state.workers[number]._replace(action=option, answers=(), tick=state.tick)
+        after = state._replace(workers=_put(state.workers, number, at))
+        outcome = self._run(at, state.tick)
+        return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
+
+    def _run(self, at: At, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
+        known = (at.told, at.action, at.answers, at.tick, now)
+        if known not in self._outcomes:
+            worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
+            cells.answers = deque(at.answers)
+            try:
+                events = worker.act(*at.action, at.tick, now)
+            except AwaitsAnswer as waits:
+                self._outcomes[known] = waits.request
+            else:
+                cells.answers = deque()
+                self._outcomes[known] = (snapshot_of(worker), events)
+        return self._outcomes[known]
+
+    def _answered(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
+        """The ways in which a worker's request may end."""
+        at = state.workers[number]
+        request: CellRequest = self._run(at, state.tick)
+        rows, answer = carried_out(state.rows, request)
+        brief = (
+            "refused"
+            if answer is None or isinstance(answer, Lost)
+            else f"{len(answer)} rows"
+            if isinstance(answer, tuple)
+            else "done"
+        )
+        yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {brief}")
+        left = dict(state.left)
+        if request.verb in ("list", "read"):
+            return
+        if left.get(APPLIED) and rows != state.rows:
+            less = state._replace(rows=rows, left=_less(state.left, APPLIED))
+            yield self._told(less, number, LOST, f"w{number} {_said(request)}: applied, not answered")
+        if left.get(LATE):
+            on_its_way = state._replace(late=(*state.late, request), left=_less(state.left, LATE))
+            yield self._told(on_its_way, number, LOST, f"w{number} {_said(request)}: on its way, not answered")
+
+    def _told(self, state: SessionState, number: int, answer: Any, what: str) -> tuple[str, SessionState, str]:  # noqa: ANN401
+        at = state.workers[number]
+        at = at._replace(answers=(*at.answers, answer))
+        after = state._replace(workers=_put(state.workers, number, at))
+        outcome = self._run(at, state.tick)
+        if isinstance(outcome, CellRequest):
+            return what, after, ""
+        ended, broken = self._ended(after, number, *outcome)
+        return what, ended, broken
+
+    def _ended(
+        self, state: SessionState, number: int, worker: At, events: list[SessionEvent]
+    ) -> tuple[SessionState, str]:
+        """An action is over: what it tells is judged."""
+        began = state.workers[number].tick
+        state = state._replace(workers=_put(state.workers, number, worker))
+        for event in events:
+            state, broken = self._judged(state, number, began, event)
+            if broken:
+                return state, broken
+        return state, ""
+
+    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
+        verb, key, *more = event
+        ghosts, readers = dict(state.ghosts), {(one[0], one[1]): one for one in state.readers}
+        ghost, mine = ghosts[key], (key, number)
+        match verb:
+            case "handled":
+                ghosts[key] = ghost._replace(handled=max(ghost.handled, more[0]))
+            case "done":
+                if ghost.epoch > more[0] and ghost.starter != number:
+                    return state, "Done for a lease that another has"
+                ghosts[key] = ghost._replace(done=max(ghost.done, more[1]))
+            case "confirmed":
+                readers[mine] = (key, number, began, False)
+            case "stops":
+                readers.pop(mine, None)
+            case "reset":
+                ghosts[key] = Ghost(epoch=ghost.epoch, starter=ghost.starter)
+                if any(one == key and tick == state.tick and not robbed for one, _, tick, robbed in state.readers):
+                    return state, "reset under a reader"
+                readers = {pair: one for pair, one in readers.items() if one[0] != key}
+            case "starts":
+                epoch, at, how = more
+                if at > ghost.handled:
+                    return state, f"skipped: starts at {at}, handled up to {ghost.handled}"
+                if at < ghost.done:
+                    return state, f"undone: starts at {at}, answered Done up to {ghost.done}"
+                if epoch < ghost.epoch or (epoch == ghost.epoch and ghost.starter != number):
+                    return state, f"epoch {epoch} after {ghost.epoch}"
+                for other in [one for one in state.readers if one[0] == key and one[1] != number]:
+                    # Whoever takes what a thief has frozen goes on with that theft (G4).
+                    theirs = [json.loads(told) for name, told in state.rows if name.startswith(f"session/w{other[1]}")]
+                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
+                    if how == "steal" or frozen:
+                        readers[other[:2]] = (*other[:3], True)
+                    elif other[2] == state.tick and not other[3]:
+                        return state, "two readers"
+                ghosts[key] = ghost._replace(epoch=epoch, starter=number)
+                readers[mine] = (key, number, began, False)
+        return state._replace(ghosts=tuple(ghosts.items()), readers=tuple(sorted(readers.values()))), ""
+
+    def stuck(self, state: SessionState) -> str:
+        """The law that is broken once everybody else is dead and a new worker takes everything."""
+        known = ("stuck", state.rows, state.ghosts)
+        if known not in self._outcomes:
+            self._outcomes[known] = self._stuck(state)
+        return str(self._outcomes[known])
+
+    def _stuck(self, state: SessionState) -> str:
+        rows = state.rows
+        owned: dict[str, Lease] = {}
+        for key, _ in state.ghosts:
+            heir = self._worker(f"heir-of-{key}", 0)
+            for _ in range(3):
+
+                def take(store: SessionStore, key: str = key) -> object:
+                    (lease,) = store.get([key])
+                    return store.write(ClaimLease(lease, "heir"))
+
+                rows, outcome = self._alone(rows, heir, take)
+                if isinstance(outcome, Done):
+                    owned[key] = outcome.lease
+                    break
+        for key, ghost in state.ghosts:
+            if key not in owned:
+                return f"{key} sticks"
+            at = numbered(owned[key])
+            if at > ghost.handled or at < ghost.done:
+                return f"an heir starts at {at}; handled {ghost.handled}, answered Done {ghost.done}"
+        return ""
+
+    def _alone(self, rows: TableRows, at: At, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:
+        """Let one worker do this while nobody else does anything."""
+        answers: list[Any] = []
+        for _ in count():
+            worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
+            cells.answers = deque(answers)
+            try:
+                return rows, work(worker.store)
+            except AwaitsAnswer as waits:
+                rows, answer = carried_out(rows, waits.request)
+                answers.append(answer)
+        raise AssertionError
+
+
+_READS = ("look", "handle", "commit", "claim")
+
+
+def settings() -> Mapping[str, SessionModel]:
+    """The settings that are explored, by name; the first worker reads s0, and the second has seen that."""
+    held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
+    free = ((0, "look", ""), (1, "look", ""))
+    asked = (*held, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
+    parted = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+
+    def model(moves: tuple[int, ...], begins: Any, *verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
+        return SessionModel(moves, leases, faults, frozenset({*_READS, *verbs}), begins)
+
+    return {
+        "expiry": model((3, 2), held, tick=1),
+        "expiry, crash": model((2, 2), held, tick=1, crash=1),
+        "theft": model((3, 2), held, "steal"),
+        "theft, crash": model((3, 2), held, "steal", crash=1),
+        "theft, lost answer": model((3, 2), held, "steal", applied=1),
+        "theft, late write": model((3, 2), held, "steal", late=1),
+        "late take": model((3, 3), free, "release", late=1),
+        "lost take": model((3, 2), free, "steal", applied=1),
+        "late release": model((5, 1), held, "release", late=1),
+        "hand-over": model((3, 3), asked, "give", "take back"),
+        "hand-over, lost answer": model((3, 2), asked, "give", "take back", applied=1),
+        "hand-over, late write": model((3, 2), asked, "give", "take back", late=1),
+        "hand-over, theft": model((3, 2, 2), (*asked, (2, "look", "")), "give", "take back", "steal"),
+        "reset": model((2, 4), parted, "release", "reset", tick=1),
+        "late checkpoint": model((3, 4), parted, "release", "reset", "steal", "late"),
+        "restart": model((3, 1), held, tick=1, crash=1, restart=1),
+        "stale": model((4, 2), held, "steal", "release"),
+        "removal": model((4, 4), parted, tick=1),
+        "three workers": model((2, 2, 2), (*held, (2, "look", "")), "steal", tick=1),
+        "two leases": model((3, 2), both, "steal", leases=2, tick=1),
+    }
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    limit: Annotated[int, typer.Option(min=1, help="States of each setting at most.")] = 300_000,
+    only: Annotated[str, typer.Option(help="One setting.")] = "",
+) -> None:
+    """Explore every setting; exit 1 if a law is broken."""
+    raise typer.Exit(report_of(settings(), limit, only))
+
+
+def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
+    """Explore these settings and print what was seen; 1 if a law is broken."""
+    broken = False
+    for name, model in models.items():
+        if only in {"", name}:
+            explored = model.explore(limit)
+            cut = "whole" if explored.whole else "cut off"
+            print(f"{name:<24}{explored.states:>10,} states, {cut}", flush=True)  # noqa: T201
+            for finding in explored.findings:
+                broken = True
+                print(f"  {finding.law}", *finding.trace, sep="\n    ")  # noqa: T201
+    return int(broken)
+
+
+def snapshot_of(worker: CheckedWorker) -> At:
+    """The worker between two actions, as a state keeps it."""
+    return At(pickle.dumps(worker), worker.told())
+
+
+def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
+    return (*workers[:number], at, *workers[number + 1 :])
+
+
+def _less(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
+    return tuple((name, many - (name == fault)) for name, many in left)
+
+
+def _trace(parents: Mapping[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]], key: tuple[Any, ...]) -> list[str]:
+    trace: list[str] = []
+    at: tuple[Any, ...] | None = key
+    while at is not None:
+        at, what = parents[at]
+        trace.append(what)
+    return [what for what in reversed(trace) if what]
+
+
+def _said(request: CellRequest) -> str:
+    return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
+
+
+if __name__ == "__main__":
+    app()

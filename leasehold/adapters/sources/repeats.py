@@ -1,0 +1,327 @@
+"""Tells a record that the reader of a shard has had from one that is new, by the tag that our Spark sinks put on it.
+
+A sink writes a batch of a query in tasks. Each task puts its rows in order, and numbers them; what it writes is sent
+again after an answer that did not come, by another attempt of the task, and by the next run of the query. So a record
+may stand in the stream several times, and its tag says which it is:
+
+    query    by Spark's own id of the query, which lives as long as its checkpointLocation; or of one job that writes
+    run      when this run of the query began, in seconds since 1970
+    batch    its number; of a job 0
+    part     the task's partition of the batch, and the section of it
+    edition  a digest of all rows of that section: two attempts with the same edition write the same rows
+    row      the number of the row within the part
+    span     the hash keys of the shard that the writer meant: it may have been split or merged before the record came
+
+What a writer promises, whatever is lost, refused, late or resharded meanwhile:
+
+W1. When a row is written, all rows of the same attempt with lower numbers and a hash key of the row's span are known to
+    be written. Of other hash keys nothing is said: after a merge, what was under way to one parent may come before
+    lower rows that wait for the other.
+W2. A batch begins once every part of the batch before is known to be written whole.
+
+What a reader keeps of each query (`Had`): the batch that it is at, and of each part and edition the highest row.
+
+R1. A row of that batch is a repetition if its part and edition have been read as far for its hash key: by rows whose
+    span has that key (by W1: whichever attempt wrote the highest of them had written all before it of that key, and
+    attempts of one edition have the same rows).
+R2. A row of an earlier batch is one (by W2), unless a later run wrote it: then the query was set back to an earlier
+    place by its user, who wants it again.
+R3. Anything else is new. Of a part with another edition nothing is known: its rows come, perhaps twice, and none is
+    lost because other rows went before it under its number.
+R4. Children of a shard begin with what was had of their parents, each hash key with what its own parent had.
+
+It is bounded: by the parts of one batch for each of the `QUERIES` that wrote last, which reader, checkpoint and offset
+forget in the same order. It is a function of what was read alone, so that a batch that is read again comes the same.
+
+Where reading stands is told by positions, and `Position.token` carries this along, into every checkpoint, hand-over and
+offset. It names the record that it was last changed by: other workers' checkpoints leave it in the row. Behind a later
+checkpoint it still holds, and knows of fewer repetitions; before an earlier one, as after a reset, nothing of it does.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple, Self
+
+from attrs import define, field
+
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
+
+QUERIES, PARTS, EDITIONS = 16, 4096, 4
+"""Most queries of a shard, parts of a batch, and editions of a part of which is known what was had."""
+
+
+class Tag(NamedTuple):
+    """The name of one record."""
+
+    query: str
+    run: int
+    batch: int
+    part: str
+    edition: str
+    row: int
+    span: HashRange = HASH_KEYS
+
+    @property
+    def context(self) -> bytes:
+        """All but row and span, as a record carries it."""
+        return f"{self.query}.{self.run}.{self.batch}.{self.part}.{self.edition}".encode()
+
+
+_NAME = r"[A-Za-z0-9_-]{1,40}"
+_TEXT = rf"({_NAME})\.(\d{{1,12}})\.(\d{{1,19}})\.({_NAME})\.({_NAME})\.(\d{{1,15}})"
+_TAG = re.compile(rf"{_TEXT}(?:\.([0-9a-f]{{1,32}})-([0-9a-f]{{1,32}}))?".encode())
+_ROW = re.compile(rb"\d{1,15}")
+
+
+def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
+    """The tags of an aggregate's records, in order: a bare row has context and span of the record before it.
+
+    What is no tag of a sink is none: such a record is new each time.
+    """
+    found, last = list[Tag | None](), None
+    for value in values:
+        if (whole := _TAG.fullmatch(value)) is not None:
+            query, run, batch, part, edition, row, low, high = (each.decode() for each in whole.groups(b""))
+            span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
+            last = Tag(query, int(run), int(batch), part, edition, int(row), span)
+        elif last is None or _ROW.fullmatch(value) is None:
+            last = None
+        else:
+            last = last._replace(row=int(value))
+        found.append(last)
+    return found
+
+
+@define
+class _Query:
+    """The batch that a query is at, and the highest row of each part and edition."""
+
+    run: int
+    batch: int
+    parts: dict[str, dict[str, int]] = field(factory=dict)
+
+    def has(self, tag: Tag) -> bool:
+        if tag.batch != self.batch:
+            return tag.batch < self.batch and tag.run <= self.run  # R2
+        return tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)  # R1
+
+    def reach(self, tag: Tag) -> None:
+        if tag.batch != self.batch:
+            self.run, self.batch, self.parts = tag.run, tag.batch, {}
+        self.run = max(self.run, tag.run)
+
+    def note(self, tag: Tag) -> None:
+        editions = self.parts.setdefault(tag.part, {})
+        editions[tag.edition] = max(tag.row, editions.pop(tag.edition, -1))
+        for known, most in ((editions, EDITIONS), (self.parts, PARTS)):
+            if len(known) > most:
+                del known[next(iter(known))]
+
+    def copy(self) -> "_Query":
+        return _Query(self.run, self.batch, {part: dict(editions) for part, editions in self.parts.items()})
+
+
+_Queries = dict[str, _Query]
+"""By name; the one that wrote last is last."""
+
+
+@define
+class Had:
+    """What the reader of a shard has had of each query, for each part of the hash keys of which that differs.
+
+    pieces  the last hash key of each part, rising, and what was had of its records
+    at      the record by which it was last changed
+    """
+
+    pieces: list[tuple[int, _Queries]] = field(factory=lambda: [(HASH_KEYS[1], {})])
+    at: Position | None = None
+    _text: str | None = field(default=None, eq=False)
+
+    def __bool__(self) -> bool:
+        return any(queries for _, queries in self.pieces)
+
+    def again(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
+        """Whether the record of this tag is a repetition; if not it is noted that this position had it."""
+        queries = self.pieces[0][1]
+        if len(self.pieces) > 1:
+            place = hash_key()
+            queries = next(found for last, found in self.pieces if place <= last)
+        known = queries.get(tag.query)
+        if known is not None and known.has(tag):
+            return True
+        self.note(tag, position)
+        return False
+
+    def note(self, tag: Tag, position: Position) -> None:
+        """A new record came: it speaks for the hash keys of its span (W1), and as to batches for all (W2)."""
+        self.at, self._text = position, None
+        first, last = tag.span
+        for bound in (first - 1, last):
+            self._cut(bound)
+        for bound, queries in self.pieces:
+            known = queries.pop(tag.query, None) or _Query(tag.run, tag.batch)
+            if not known.has(tag):
+                known.reach(tag)
+                if first <= bound <= last:  # cut at both ends, a piece lies in the span whole, or not at all
+                    known.note(tag)
+            queries[tag.query] = known
+            if len(queries) > QUERIES:
+                del queries[next(iter(queries))]
+        if len(self.pieces) > 1:
+            kept = self.pieces[-1:]
+            for piece in reversed(self.pieces[:-1]):
+                if piece[1] != kept[0][1]:
+                    kept.insert(0, piece)
+            self.pieces = kept
+
+    def _cut(self, bound: int) -> None:
+        """Have a piece end with this hash key."""
+        for place, (last, queries) in enumerate(self.pieces):
+            if bound < 0 or bound == last:
+                return
+            if bound < last:
+                self.pieces.insert(place, (bound, {name: each.copy() for name, each in queries.items()}))
+                return
+
+    def copy(self) -> Self:
+        """Another one, which changes by itself."""
+        pieces = [(last, {name: each.copy() for name, each in queries.items()}) for last, queries in self.pieces]
+        return type(self)(pieces, self.at, self._text)
+
+    @property
+    def token(self) -> str:
+        """As positions carry it; "" where no record had a tag."""
+        if self._text is None:
+            self._text = self._written()
+        return self._text
+
+    def _written(self) -> str:
+        if self.at is None or not self:
+            return ""
+        pieces = [
+            ("" if last == HASH_KEYS[1] else f"{last:x}@") + ";".join(map(_text_of, queries, queries.values()))
+            for last, queries in self.pieces
+        ]
+        return f"{_FORM} {self.at.sequence}.{self.at.sub} {' '.join(pieces)}"
+
+    @classmethod
+    def of(cls, start: Position) -> Self:
+        """What was had of a shard up to here; nothing where the token says none, or is of a later place."""
+        try:
+            found = cls._read(start.token)
+        except ValueError:
+            return cls()
+        return cls() if found.at is None or found.at.order > start.order else found
+
+    @classmethod
+    def _read(cls, token: str) -> Self:
+        _, form, rest = token.partition(f"{_FORM} ")
+        if not form:
+            return cls()
+        place, *pieces = rest.split(" ")
+        sequence, _, sub = place.partition(".")
+        read = list[tuple[int, _Queries]]()
+        for piece in pieces:
+            last, bound, told = piece.rpartition("@")
+            queries = dict(map(_query_of, filter(None, told.split(";"))))
+            read.append((int(last, 16) if bound else HASH_KEYS[1], queries))
+        if [last for last, _ in read] != sorted({last for last, _ in read} | {HASH_KEYS[1]}):
+            return cls()
+        return cls(read, Position(sequence, int(sub)))
+
+
+_FORM = "had1"
+
+
+def own_token(token: str) -> str:
+    """What a source itself has put into a token: the offset of Event Hubs, "" of Kinesis."""
+    own, form, _ = token.partition(f"{_FORM} ")
+    # Only the blank between the two is ours: an offset is the service's text, whatever it ends with.
+    return own.removesuffix(" ") if form else token
+
+
+def _text_of(name: str, query: _Query) -> str:
+    parts = (f"{part}={edition}={row}" for part, editions in query.parts.items() for edition, row in editions.items())
+    return ",".join((name, str(query.run), str(query.batch), *parts))
+
+
+def _query_of(text: str) -> tuple[str, _Query]:
+    name, run, batch, *told = text.split(",")
+    parts = dict[str, dict[str, int]]()
+    for part, edition, row in (each.split("=") for each in told):
+        parts.setdefault(part, {})[edition] = int(row)
+    return name, _Query(int(run), int(batch), parts)
+
+
+def inherited(parents: Sequence[Lease]) -> str:
+    """The token with which the child of these shards begins (R4); "" where nothing is known of them.
+
+    Of two parents whose hash keys are not known nothing is.
+    """
+    known = [(each.hash_range, Had.of(each.checkpoint)) for each in parents if each.ended]
+    if not any(had for _, had in known):
+        return ""
+    # It holds from the beginning of the child on, wherever its parents ended.
+    if len(known) == 1:
+        return Had(known[0][1].pieces, TRIM_HORIZON).token
+    ranges: list[tuple[HashRange, Had]] = sorted(((each, had) for each, had in known if each), key=lambda pair: pair[0])
+    if len(ranges) < len(known):
+        return ""
+    pieces = list[tuple[int, _Queries]]()
+    for (_, last), had in ranges:
+        pieces += [(min(bound, last), queries) for bound, queries in had.pieces if not pieces or bound > pieces[-1][0]]
+        # What had bounds beyond this parent's keys had none of them.
+        while len(pieces) > 1 and pieces[-2][0] >= pieces[-1][0]:
+            pieces.pop()
+    pieces[-1] = (HASH_KEYS[1], pieces[-1][1])
+    return Had(pieces, TRIM_HORIZON).token
+
+
+Note = tuple[Tag, Position]
+"""A record that was new, and its place."""
+
+
+class Trail(NamedTuple):
+    """What was had at each of some rows: before them, and what each added, with those left out just before it."""
+
+    before: Had
+    notes: Sequence[tuple[Note, ...]]
+
+    def token(self, row: int) -> str:
+        """As the position of this row carries it."""
+        return self._until(row + 1).token
+
+    def behind(self, row: int) -> "Trail":
+        """The trail of the rows from this one on."""
+        return Trail(self._until(row), self.notes[row:])
+
+    def where(self, kept: Sequence[bool | None]) -> "Trail":
+        """The trail of some of the rows."""
+        found, left = list[tuple[Note, ...]](), tuple[Note, ...]()
+        for keep, notes in zip(kept, self.notes, strict=True):
+            left += notes
+            if keep:
+                found.append(left)
+                left = ()
+        return Trail(self.before, found)
+
+    def _until(self, row: int) -> Had:
+        had = self.before.copy()
+        for tag, place in chain.from_iterable(self.notes[:row]):
+            had.note(tag, place)
+        return had
+
+
+class Tokens(NamedTuple):
+    """What the position of each of some rows carries along, as its source told."""
+
+    told: Sequence[str]
+
+    def token(self, row: int) -> str:
+        """As the position of this row carries it."""
+        return self.told[row]
+
+    def behind(self, row: int) -> "Tokens":
+        """Those of the rows from this one on."""
+        return Tokens(self.told[row:])

@@ -1,0 +1,119 @@
+"""Rows of a DataFrame as records of a Kinesis stream, by the project's own ordered, aggregating producer.
+
+One producer serves the tasks that a process of Spark's runs one after another: to begin anew each time would ask
+Kinesis for its shards once a task, more often than it answers. After a fault it is left, with what was under way.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from attrs import frozen
+
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns
+from leasehold.stores.printable import escaped, said, text_of
+
+log = escaped(logging.getLogger("leasehold.spark"))
+
+COLUMNS = SinkColumns(
+    {"data": pa.large_binary(), "partitionKey": pa.large_string(), "explicitHashKey": pa.large_string()},
+    order=("partitionKey",),
+    must=frozenset({"data", "partitionKey"}),
+)
+REQUESTS = 4
+ROWS_AT_ONCE = 10_000
+
+
+@frozen
+class KinesisSinkPlace:
+    """A stream to write to; whoever opens it has credentials of its own.
+
+    share  of each shard's write rate that a task takes at most
+    """
+
+    stream: str
+    region: str
+    endpoint: str
+    wire: str
+    share: float
+    linger_seconds: float
+
+    @property
+    def columns(self) -> SinkColumns:
+        """The columns that become records."""
+        return COLUMNS
+
+    def writer(self) -> RowWriter:
+        """The writer of this process. Raises SourceError."""
+        if self not in _writers:
+            _writers[self] = KinesisRowWriter(self)
+        return _writers[self]
+
+
+_writers = dict[KinesisSinkPlace, "KinesisRowWriter"]()
+"""Those of this process, which runs one task at a time."""
+
+
+class KinesisRowWriter:
+    """Writes sections by one producer."""
+
+    def __init__(self, place: KinesisSinkPlace) -> None:
+        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
+        from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
+
+        wire = "json" if place.wire == "json" else "cbor"
+        clients = clients_of(place.region or None, place.endpoint or None, REQUESTS, wire)  # type: ignore[arg-type]
+        settings = Settings(share=place.share, linger_seconds=place.linger_seconds)
+        self._place = place
+        self._producer: Producer = Producer(clients, place.stream, settings, requests=REQUESTS)
+
+    def write(self, rows: pa.Table, tag: Tag) -> None:
+        """Write these rows and wait for them. Raises SourceError, and ValueError for a row that no stream takes."""
+        context, put = tag.context, self._producer.put
+        try:
+            under_way = []
+            for number, (data, key, hash_key) in enumerate(_values(rows), tag.row):
+                try:
+                    under_way.append(put(data, key, hash_key, context=context, row=number))
+                except ValueError as fault:
+                    raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
+            self._producer.flush()
+            for each in under_way:
+                each.result()
+        except BaseException as fault:
+            # Nobody may send the rest of it beside the next attempt's, which has these rows again.
+            _writers.pop(self._place, None)
+            self._abandon()
+            if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
+                raise
+            raise SourceError(f"stream {self._place.stream}: not all rows were written: {said(fault)}") from fault
+
+    def _abandon(self) -> None:
+        try:
+            self._producer.close(0)
+        except Exception as fault:  # noqa: BLE001  what ended it is told by whoever writes
+            log.debug("the producer is left: %s", fault)
+
+
+def _values(rows: pa.Table) -> Iterator[tuple[bytes, str, str | None]]:
+    for batch in rows.to_batches(ROWS_AT_ONCE):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def kinesis_sink(given: Given) -> KinesisSinkPlace:
+    """Raises ValueError, naming the option."""
+    stream = given.need("kinesis.streamName", "name the stream to write to")
+    given.elsewhere({"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"})
+    percent = given.number("kinesis.sharePercent", 100, most=1000) or 100
+    linger = given.number("kinesis.lingerMs", 100, least=0, most=60_000) or 0
+    return KinesisSinkPlace(
+        stream,
+        given.text("kinesis.region"),
+        given.text("kinesis.endpointUrl"),
+        given.choice("kinesis.wire", "cbor", "json"),
+        percent / 100,
+        linger / 1000,
+    )

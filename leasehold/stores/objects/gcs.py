@@ -1,0 +1,245 @@
+"""Leases in a bucket of Google Cloud Storage: small objects, written under the generation that was seen.
+
+An object's generation, a number that the service gives each of its contents, is the ETag here; that of a new one is 0.
+The fields of a lease are the object's metadata, which a listing brings along, so that a look reads no object; its
+content is empty. The service takes some one write a second of one object: what it refuses for that (429) has
+certainly not been applied, and is sent again after a pause.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from threading import local
+from typing import Any, TypeVar
+
+import google.auth
+import requests
+from google.api_core.exceptions import GoogleAPICallError, NotFound, PreconditionFailed, TooManyRequests
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud import storage  # type: ignore[import-untyped]
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.printable import printable, said, text_of
+from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age
+from leasehold.stores.urls import date_of, endpoint_of
+
+T = TypeVar("T")
+
+# Else the library asks for the bucket's location in a thread of its own, for traces, with a right that no worker has.
+os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+EMULATOR = "STORAGE_EMULATOR_HOST"
+"""Where Google's own libraries look for a stand-in."""
+PAGE_LEASES = 20
+"""All metadata of an object have 8 KiB, and notes of a lease some 300 bytes."""
+PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
+_BUSY = frozenset({408, 429})
+_ADVICE: Mapping[int, str] = {
+    401: "the credentials are not valid; fetch new ones",
+    403: "these credentials may not do this; a worker needs the role Storage Object User on the bucket",
+    404: "there is no such bucket; create it, or let a worker make it",
+}
+_FIELDS = "items(name,generation,updated,metadata),nextPageToken"
+
+
+def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+    """The store at `bucket/prefix`. Raises ValueError, StoreError."""
+    bucket, prefix = bucket_of(place)
+    objects = GcsObjects(
+        bucket,
+        project=options.get("project"),
+        location=options.get("location"),
+        endpoint=endpoint_of(options.get("endpoint")),
+        patience=PATIENCE.within(request_seconds),
+    )
+    objects.ensure(create=create)
+    return EtagStore(objects, ObjectLayout(prefix), page_leases=PAGE_LEASES)
+
+
+def bucket_of(place: str) -> tuple[str, str]:
+    """The bucket and the prefix of a URL's place. Raises ValueError."""
+    bucket, _, prefix = place.partition("/")
+    if not bucket:
+        raise ValueError("store URL: gcs:// wants bucket/prefix")
+    return bucket, prefix
+
+
+class GcsObjects:
+    """The objects of one bucket. The service must keep ifGenerationMatch on inserts and deletions."""
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        project: str | None = None,
+        location: str | None = None,
+        endpoint: str | None = None,
+        skew: SkewWarning | None = None,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self.bucket, self._location, self._patience = bucket, location, patience
+        self._skew, self._heard = skew or SkewWarning(), local()
+        endpoint = endpoint or endpoint_of(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
+        with self._asking():
+            credentials, found = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
+            self._project = project or found
+            self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+            self._session.hooks["response"].append(self._hear)
+            at = {"api_endpoint": endpoint} if endpoint else None
+            self._client = storage.Client(self._project, credentials, _http=self._session, client_options=at)
+        self._bucket = self._client.bucket(bucket)
+        # Rule 3 of the objects' requests: the library repeats nothing by itself.
+        self._once: Any = {"timeout": (patience.connect_seconds, patience.read_seconds), "retry": None}
+
+    def ensure(self, *, create: bool) -> None:
+        """Make the bucket if there is none and we may. Raises StoreError."""
+
+        def listed() -> None:
+            next(iter(self._client.list_blobs(self.bucket, max_results=1, fields=_FIELDS, **self._once)), None)
+
+        try:
+            self._read(listed)
+        except StoreError as absent:
+            if not create or not isinstance(absent.__cause__, NotFound):
+                raise
+            if not self._project:
+                raise StoreError(
+                    f"{self._where}: there is none, and none can be made without a project; add ?project=… to the URL"
+                ) from absent
+            made = self._client.bucket(self.bucket)
+            made.iam_configuration.uniform_bucket_level_access_enabled = True
+            # Each content that is written over would be kept, and billed, for a week.
+            made.soft_delete_policy.retention_duration_seconds = 0
+            with self._asking():
+                try:
+                    self._client.create_bucket(made, location=self._location, **self._once)
+                except GoogleAPICallError as taken:
+                    if taken.code != HTTPStatus.CONFLICT:  # another worker was first, which is as good
+                        raise
+            self._read(listed)
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        """All pages, with all fields."""
+
+        def listed() -> tuple[Stored, ...]:
+            found = self._client.list_blobs(self.bucket, prefix=prefix, fields=_FIELDS, **self._once)
+            return tuple(self._stored(each) for each in found)
+
+        return self._read(listed)
+
+    def get(self, name: str) -> Stored | None:
+        """The fields of the object of this name."""
+
+        def got() -> Stored | None:
+            found = self._bucket.get_blob(name, **self._once)
+            return found and self._stored(found)
+
+        return self._read(got)
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Insert it if its generation is 0."""
+        return self._put(name, fields, 0)
+
+    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+        """Insert it if its generation is still this one."""
+        return self._put(name, fields, int(etag)) if etag.isdecimal() else None
+
+    def delete(self, name: str, etag: str) -> bool:
+        """Delete it if its generation is still this one."""
+        if etag.isdecimal():
+            # Named by its generation, too: fake-gcs-server, which judges races, knows no other condition of a deletion.
+            blob = self._bucket.blob(name, generation=int(etag))
+            with self._asking():
+                try:
+                    self._unless_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._once))
+                except (PreconditionFailed, NotFound):
+                    pass
+                else:
+                    return True
+        return self.get(name) is None
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._session.close()  # type: ignore[no-untyped-call]
+
+    def _put(self, name: str, fields: ObjectFields, generation: int) -> str | None:
+        blob = self._bucket.blob(name)
+        blob.metadata = dict(fields)
+
+        def put() -> None:
+            blob.upload_from_string(b"", content_type="application/json", if_generation_match=generation, **self._once)
+
+        with self._asking():
+            try:
+                self._unless_throttled(put)
+            except PreconditionFailed:
+                return None
+        return str(blob.generation)
+
+    def _stored(self, blob: storage.Blob) -> Stored:
+        now = getattr(self._heard, "now", None)
+        fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
+        written = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
+        return Stored(blob.name, str(blob.generation), fields, written)
+
+    def _hear(self, answer: requests.Response, **_more: object) -> None:
+        """The service's own clock, from the Date header of the answer that this thread waits for."""
+        self._heard.now = now = date_of(answer.headers.get("date"))
+        if now is not None:
+            self._skew.saw(now)
+
+    def _read(self, ask: Callable[[], T]) -> T:
+        """Ask, again where no usable answer came."""
+        again = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, OutcomeUnknown)),
+            stop=stop_after_attempt(self._patience.attempts),
+            wait=wait_random_exponential(multiplier=0.1, max=1),
+            reraise=True,
+        )
+
+        def asked() -> T:
+            with self._asking():
+                return ask()
+
+        return again(asked)
+
+    def _unless_throttled(self, write: Callable[[], T]) -> T:
+        again = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, TooManyRequests)),
+            stop=stop_after_attempt(PATIENCE.attempts),
+            wait=wait_random_exponential(multiplier=0.25, max=1),
+            reraise=True,
+        )
+        return again(write)
+
+    @property
+    def _where(self) -> str:
+        return f"bucket {self.bucket!r}"
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Turns the libraries' errors into ours; no credential is in any of them."""
+        try:
+            yield
+        except (TransportError, requests.RequestException) as error:
+            raise OutcomeUnknown(f"{self._where}: the service cannot be reached") from error
+        except GoogleAPICallError as error:
+            status = int(error.code or 0)
+            if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
+                raise OutcomeUnknown(f"{self._where}: no usable answer (HTTP {status})") from error
+            advice = _ADVICE.get(status, printable(text_of(error, 200)))
+            raise StoreError(f"{self._where}: the service refused (HTTP {status}): {advice}") from error
+        except GoogleAuthError as error:
+            if error.retryable:
+                raise OutcomeUnknown(f"{self._where}: the service of identities gave no usable answer") from error
+            raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
+        except (AttributeError, LookupError, TypeError, ValueError) as odd:
+            # An answer of another shape: a proxy's page, or a service's bad moment.
+            raise OutcomeUnknown(f"{self._where}: an answer cannot be read: {said(odd)}") from odd

@@ -1,0 +1,208 @@
+"""Whom the lookout calls: those that would act, at the rows at which they would; and what the called ones do."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from looking_fleet import (
+    BOARD,
+    CONFIG,
+    FULL,
+    HEARING,
+    LAST,
+    LOOKOUT,
+    NEXT,
+    QUIET,
+    READER,
+    ROWS,
+    TABLE,
+    heard,
+    look,
+    row,
+    told,
+)
+
+from leasehold.balancer.actions import Claim, Look
+from leasehold.balancer.calls import CALL_MOST, Summons, call_of, digits_of, going_on, note_of_call
+from leasehold.balancer.counting import take_census
+from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
+from leasehold.balancer.model import Bulletin, History, Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.balancer.watch import Watch
+
+assert BOARD is not None
+BOARD_KEY = BOARD.key
+NEWS = Bulletin(8, 3, 1)
+MORE = (*TABLE, *(row(f"t-{place:02}", f"w-{place % 6}") for place in range(42)))
+"""A table that costs more to list than a few rows to read."""
+
+FREE = (*TABLE, row("s-x", None), row("s-y", None))
+
+
+def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
+    """What a reader heard that has not listed the table since *acts* moved."""
+    text = " ".join((f"8 0 {row}", *words))
+    return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=text)
+
+
+@given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
+def test_those_are_called_to_free_leases_that_would_claim_them(owners: list[int], most: int | None) -> None:
+    """C6: whoever is not called reads nothing, and a lease that falls to it would stay unread for a cycle and more."""
+    table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
+    config = evolve(CONFIG, rules=Minimal(max_leases=most))
+    seen = sorted({lease.owner for lease in table if lease.owner is not None})
+    for asking in seen:
+        me = Me(asking, history=FULL)
+        names = config.rules.calls(take_census(table, me, config), me, config)
+        for worker in seen:
+            actions = plan(table, None, Me(worker, history=FULL), config)
+            claims = {action.lease.key for action in actions if isinstance(action, Claim) and action.rule == "M6"}
+            free = {key for key in names.get(worker, ()) if any(x.key == key and x.owner is None for x in table)}
+            assert worker == asking or names.get(worker) == [] or free == claims
+
+
+def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else() -> None:
+    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.3 s."""
+    joined = tuple(evolve(each, held=90.0) for each in (*TABLE, row("t-0", READER), row("t-1", LAST)))
+    joined += (evolve(row("n-0", "new"), held=1.0),)
+    me = Me(LOOKOUT, history=evolve(FULL, fleet_still=1.0))
+    names = CONFIG.rules.calls(take_census(joined, me, CONFIG), me, CONFIG)
+    asked = [action.lease for action in plan(joined, None, Me("new", history=FULL), CONFIG)]
+    assert asked
+    assert {(lease.owner, lease.key) for lease in asked if lease.owner != LOOKOUT} == {
+        (owner, key) for owner, keys in names.items() for key in keys
+    }
+    long_here = tuple(evolve(each, held=90.0) for each in joined)
+    assert CONFIG.rules.calls(take_census(long_here, me, CONFIG), me, CONFIG)["new"] == []
+
+
+def test_who_is_not_called_reads_nothing_though_the_counts_moved() -> None:
+    """C7: every join and every death would send everybody to the table: work grows with the square of the fleet."""
+    quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
+    assert look(READER, TABLE, called(f"{digits_of(LAST)}=s-x")) == quiet
+    assert look(READER, TABLE, called()) == quiet
+    assert look(READER, TABLE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(0.0), "cheaper than two rows alone"
+    assert look(READER, MORE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(
+        0.5, keys=(BOARD_KEY, "s-x", "s-y"), stale_ok=True
+    )
+    at_once = called(f"{digits_of(READER)}=s-x")
+    assert at_once.hearing is not None
+    at_once = evolve(at_once, hearing=evolve(at_once.hearing, looks_still=0.0))
+    assert look(READER, TABLE, at_once).seconds == 0.05
+    for word in ("*", digits_of(READER)):
+        assert look(READER, TABLE, called(word)) == Look(0.0)
+        assert look(READER, TABLE, called(word, acts_read=3)) == quiet, "it has listed the table since"
+    assert look("new", TABLE, called()) == Look(0.0), "a worker without a lease cannot be called"
+
+
+def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
+    """C6: a lookout of an earlier version leaves an old call on its rows, and calls everybody."""
+    before = row("s-0", "a", bulletin="7 2 1")
+    watch, _ = Watch(bulletins=BulletinTracker()).look((before,), 0.0, 0.5)
+    with_call = evolve(before, notes=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
+    heard_of, _ = watch.look((with_call,), 1.0, 1.5, ["s-0"])
+    assert heard_of.history.hearing is not None
+    assert heard_of.history.hearing.call == "8 0 s-0"
+    old, _ = heard_of.look((evolve(with_call, notes=(("bulletin", "9 3 1"), *with_call.notes[1:])),), 2.0, 2.5, ["s-0"])
+    assert old.history.hearing is not None
+    assert (old.history.hearing.latest, old.history.hearing.call) == (Bulletin(9, 3, 1), "")
+    assert look(READER, TABLE, heard(latest=Bulletin(9, 3, 1))) == Look(0.0)
+    longer = evolve(with_call, notes=(("bulletin", "8 3 1"), ("call", "8 4 s-0"), ("process", "p/a")))
+    going, _ = heard_of.look((longer,), 2.0, 2.5, ["s-0"])
+    assert going.history.hearing is not None
+    assert going.history.hearing.call == "8 4 s-0"
+
+
+def test_the_called_one_claims_what_is_free_of_what_it_was_called_to() -> None:
+    """C6: it read those rows alone, and what they do not show it may not claim."""
+    history = called(f"{digits_of(READER)}=s-x,s-y,s-00")
+    claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
+    assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}
+    assert plan(FREE, None, Me(LAST, history=history), CONFIG) == ()
+    full = evolve(CONFIG, rules=Minimal(max_leases=4))
+    assert len(plan(FREE, None, Me(READER, history=history), full)) == 1
+
+
+def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
+    """C4: a lookout that took a lease since this reader's last listing renews another row most often."""
+    new = (*TABLE, row("z-9", LOOKOUT))
+    keys = look(READER, new, called(row="z-9")).keys
+    assert keys == ("z-9",)
+    assert look(READER, TABLE, called(row="z-9")).keys == (BOARD_KEY, "z-9"), "unknown until it is read"
+    left = tuple(evolve(lease, owner=None, held=0.4) if lease.key == BOARD_KEY else lease for lease in MORE)
+    gone = called(row=",".join(ROWS))
+    assert look(READER, left, gone).keys == tuple(ROWS), "whoever stands in is heard there"
+    assert look(NEXT, left, gone) == Look(0.0), "the next in rank need not wait for a lookout that has left"
+    stranger = evolve(gone, hearing=evolve(HEARING, call=f"8 0 {BOARD_KEY},t-00", latest=NEWS, looks_still=1.0))
+    assert look("w-0", left, stranger) == Look(0.0), "the call knows better than an old listing who is next"
+
+
+def test_a_replaced_lookout_says_where_the_bulletin_stands_now() -> None:
+    """C3: else each change of the lookout sends everybody to the table."""
+    mine = row("", NEXT, bulletin="9 2 1").notes
+    old = tuple(evolve(lease, notes=mine) if lease.owner == NEXT else lease for lease in TABLE)
+    assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).notes == told(10, 3, 1)
+
+
+def test_nobody_stands_in_for_a_listing_that_goes_on() -> None:
+    """C8: where a listing takes 12 s, eight of twenty workers listed the table at once, and each made all slower."""
+    ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=called()))
+    for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
+        hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=still)
+        assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == duty
+    assert going_on(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
+        ("bulletin", "8 2 1"),
+        ("call", f"8 7 {','.join(ROWS)} 4f2a91c0=s-3"),
+    )
+    slow = evolve(FULL, full_took=8.0)
+    moved = tuple(evolve(lease, idle=0.0) for lease in TABLE)
+    assert look(LOOKOUT, moved, slow).seconds == 3.0, "from the start of the last one, so at once when it ends"
+    unmoved = tuple(evolve(lease, idle=0.5) if lease.owner == READER else evolve(lease, idle=0.0) for lease in TABLE)
+    assert look(LOOKOUT, unmoved, slow).seconds == pytest.approx(10.0), "it begins when it can judge"
+
+
+@pytest.mark.parametrize("text", ["", "8", "8 0", "x 0 s-0", "8 x s-0", "8 0 ", "9" * 19 + " 0 s-0"])
+def test_what_cannot_be_read_is_no_call(text: str) -> None:
+    """Whatever stands there, the counts are heard."""
+    assert call_of(text) is None
+
+
+@given(
+    st.dictionaries(st.sampled_from(("a", "b", "c")), st.lists(st.text("ab1-", min_size=1), max_size=3)),
+    st.integers(0, 10**18 - 1),
+    st.floats(0, 10**7),
+)
+def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
+    """A worker that is read as another one, or a key cut short, would leave a lease unread."""
+    ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
+    found = call_of(text)
+    assert found == Summons(
+        looks,
+        min(int(seconds), 10**6),
+        "s-0",
+        ("s-1",),
+        names={digits_of(name): tuple(dict.fromkeys(keys)) for name, keys in sorted(names.items())},
+    )
+
+
+def test_a_call_that_cannot_be_written_calls_everybody() -> None:
+    """C6: a row has room for so much only, and a key with a space in it would be read as another."""
+    many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_MOST // 20)}
+    for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
+        ((_, text),) = note_of_call(8, 0.0, ["s-0"], names)
+        assert text == "8 0 s-0 *"
+    assert note_of_call(8, 0.0, ["s 0"], {}) == (("call", ""),)
+
+
+def test_a_lease_that_nobody_took_for_long_calls_everybody() -> None:
+    """C6, M9: a called worker may be stuck, and by patience anybody does what it does not."""
+    history = evolve(FULL, hearing=evolve(HEARING, acts_still=21.0), fleet_still=90.0)
+    old: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
+    new: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))
+    assert look(LOOKOUT, old, history).notes == told(8, 3, 1, "*")
+    ((_, counts), (_, text)) = look(LOOKOUT, new, history).notes
+    assert counts == "8 3 1"
+    call = call_of(text)
+    assert call is not None
+    assert (call.to_all, len(call.names)) == (False, 1)

@@ -1,0 +1,292 @@
+"""The checker of layout `sessions` finds nothing in the protocol, and finds each of the orders that lose."""
+# ruff: noqa: SLF001  each plant changes one step of the code under test
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.proving.checker import sessions
+from leasehold.adapters.proving.checker.sessions import CheckedCells, SessionModel, settings
+from leasehold.stores.protocol import Done, Lost, Outcome
+from leasehold.stores.sessions import rows, store
+from leasehold.stores.sessions.group import Page, Ticket
+from leasehold.stores.sessions.rows import Joint, LeaseRow, Session, SessionEntry, joined, session_fields
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.writes import CheckpointLate
+
+
+@pytest.mark.parametrize("name", sorted(settings()))
+def test_no_order_of_requests_breaks_a_law(name: str) -> None:
+    """A fleet would skip records, undo what was answered Done, or read a shard twice at a time."""
+    explored = settings()[name].explore(4_000)
+    assert [(one.law, one.trace) for one in explored.findings] == []
+    assert explored.states >= 4_000 or explored.whole
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
+    """The lease's row first, then the victim's session."""
+    put, stop = SessionStore._put, SessionStore._stop
+    waiting: dict[int, tuple[Joint, str]] = {}
+
+    def later(self: SessionStore, joint: Joint, how: str) -> bool:
+        waiting[id(self)] = joint, how
+        return True
+
+    def first(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
+        written = put(self, row)
+        if written is not None and (left := waiting.pop(id(self), None)) is not None:
+            stop(self, *left)
+        return written
+
+    patched.setattr(SessionStore, "_stop", later)
+    patched.setattr(SessionStore, "_put", first)
+
+
+def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
+    """Nothing refuses the release that is on its way."""
+
+    def put(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
+        self._unsettled = {}
+        return real(self, row)
+
+    real = SessionStore._put
+    patched.setattr(SessionStore, "_settled", lambda self, _joint: self._unsettled.clear() or True)
+    patched.setattr(SessionStore, "_put", put)
+
+
+def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
+    """The freeze writes an older epoch over a later entry."""
+
+    def stop(self: SessionStore, joint: Joint, how: str) -> bool:
+        session, key = joint.session, joint.row.lease.key
+        if how == "ended" or session is None or joint.stopped:
+            return real(self, joint, how)
+        entry = SessionEntry(joint.row.lease.epoch, joint.named.checkpoint, "held")
+        frozen = evolve(session, entries={**session.entries, key: entry})
+        return self._cells.put_over(session.stored.name, session_fields(frozen), session.stored.etag) is not None
+
+    def see(self: SessionStore, keys: Any, *, stale_ok: bool = False) -> Any:  # noqa: ANN401, ARG001
+        """The row, then its session, and the row not again."""
+        found = {}
+        for key, row in self._read_rows(keys).items():
+            stored = self._cells.read(store._of_sessions({row.session} - {""}))
+            found[key] = joined(row, *store._session_in(stored, row.session))
+        return found
+
+    real = SessionStore._stop
+    patched.setattr(SessionStore, "_stop", stop)
+    patched.setattr(SessionStore, "_see", see)
+
+
+def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
+    """The victim drops the entry while the lease's row still names it."""
+    real = Page._write
+
+    def write(self: Page, tickets: list[Ticket]) -> bool:
+        kept = {key: entry for key, entry in self.session.entries.items() if not entry.frozen}
+        self.session = evolve(self.session, entries=kept)
+        return real(self, tickets)
+
+    patched.setattr(Page, "_write", write)
+
+
+def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
+    """The session is ended whether or not it still stands where it stood."""
+    real = SessionStore._stop
+
+    def stop(self: SessionStore, joint: Joint, how: str) -> bool:
+        if real(self, joint, how):
+            return True
+        name = joint.session.stored.name if joint.session else ""
+        found = self._cells.read([name])[name]
+        session = rows.certain(rows.session_of(found))
+        return self._cells.put_over(name, session_fields(evolve(session, ended=True)), found.etag) is not None
+
+    patched.setattr(SessionStore, "_stop", stop)
+
+
+def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
+    """What was refused is answered Done because the row still names its writer."""
+    real = Page._write
+
+    def write(self: Page, tickets: list[Ticket]) -> bool:
+        if real(self, tickets):
+            return True
+        self._read()
+        return not self.ended and all(one.change for one in tickets)
+
+    patched.setattr(Page, "_write", write)
+
+
+def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
+    """No write of the heir's tells the giver that it has accepted."""
+
+    def accept(self: SessionStore, joint: Joint, *_: Any) -> Outcome:  # noqa: ANN401  whatever it is given
+        self._learn(joint.row)
+        return Done(joint.lease)
+
+    patched.setattr(SessionStore, "_accept", accept)
+
+
+def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
+    """A restarted worker begins its session in the row of the process before it."""
+    real = Page.begin
+
+    def begin(self: Page) -> bool:
+        self.id = self.id.partition("-")[0].removesuffix("again")
+        name = f"session/{self.id}"
+        if (left := self._cells.read([name]).get(name)) is not None:
+            self._cells.delete(name, left.etag)
+        return real(self)
+
+    patched.setattr(Page, "begin", begin)
+
+
+def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
+    """A lease's row is replaced whatever its version, if its owner is the one that was read."""
+    contents: dict[str, str] = {}
+    real, really = sessions.version_of, sessions.carried_out
+
+    def version_of(content: str) -> str:
+        return contents.setdefault(content, real(content))
+
+    def carried_out(table: Any, request: sessions.CellRequest) -> Any:  # noqa: ANN401
+        there = dict(table).get(request.names[0], "") if request.verb == "over" else ""
+        seen = next((content for content, version in contents.items() if version == request.version), "")
+        if there and request.names[0].startswith("lease/") and owner(there) == owner(seen):
+            return really(table, request._replace(version=real(there)))
+        return really(table, request)
+
+    def owner(content: str) -> object:
+        return json.loads(content or "{}").get("session")
+
+    patched.setattr(sessions, "version_of", version_of)
+    patched.setattr(sessions, "carried_out", carried_out)
+
+
+def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
+    """An entry of any epoch is believed."""
+
+    def entry(self: Session, row: LeaseRow) -> SessionEntry | None:
+        found = self.entries.get(row.lease.key)
+        return found and evolve(found, epoch=row.lease.epoch)
+
+    patched.setattr(Session, "entry", entry)
+
+
+def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
+    """A former owner moves the checkpoint of its successor, and of whoever reset it."""
+    real = SessionStore._attempt
+
+    def attempt(self: SessionStore, write: Any, joint: Joint) -> Any:  # noqa: ANN401
+        if isinstance(write, CheckpointLate):
+            row = joint.row
+            if write.position.order <= joint.named.checkpoint.order:
+                return Lost(row.lease.key, joint.lease)
+            return self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=write.position)))
+        return real(self, write, joint)
+
+    patched.setattr(SessionStore, "_attempt", attempt)
+
+
+def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
+    """A session is removed because an earlier reading of the leases names it nowhere."""
+    before: dict[str, set[str]] = {}
+
+    def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401
+        process: Any = self._ids
+        named = before.get(process.process)
+        before[process.process] = {row.session for row in read if isinstance(row, LeaseRow)}
+        for name, one in found.items():
+            if named is not None and one.ended and name not in named:
+                self._cells.delete(one.stored.name, one.stored.etag)
+
+    patched.setattr(SessionStore, "_sweep", sweep)
+
+
+def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
+    """A session goes once it has ended, whoever names it."""
+
+    def sweep(self: SessionStore, sessions: Any, _read: Any) -> None:  # noqa: ANN401
+        for one in [one for one in sessions.values() if one.ended]:
+            self._cells.delete(one.stored.name, one.stored.etag)
+
+    patched.setattr(SessionStore, "_sweep", sweep)
+
+
+def group_writes_that_may_create_their_row(patched: pytest.MonkeyPatch) -> None:
+    """A session that was removed comes back by its owner's next write."""
+
+    def put_over(self: CheckedCells, name: str, fields: Any, version: str) -> str | None:  # noqa: ANN401
+        written = real(self, name, fields, version)
+        if written is not None or not name.startswith("session/"):
+            return written
+        return self.put_new(name, fields)
+
+    real = CheckedCells.put_over
+    patched.setattr(CheckedCells, "put_over", put_over)
+
+
+FOUND_WITHIN = 6_000
+
+HELD = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+PARTED = (*HELD, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+ROBBED = (*PARTED, (1, "steal", "s0"), (0, "commit", "s0"), (1, "release", "s0"), (1, "look", ""), (1, "reset", "s0"))
+EARLY = (
+    (1, "look", ""),
+    *HELD[:2],
+    (0, "handle", "s0"),
+    (0, "commit", "s0"),
+    (2, "look", ""),
+    (0, "tick", ""),
+    (2, "claim", "s0", 4),
+)
+
+
+def setting(moves: tuple[int, ...], begins: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
+    """One as short as its order allows."""
+    return SessionModel(moves, leases, faults, frozenset(verbs.split()), begins)
+
+
+TICK = (0, "tick", "")
+TWO = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), *PARTED[3:5], (1, "look", ""))
+AGAIN = ((0, "release", "s0"), (0, "look", ""), (0, "claim", "s0"), *PARTED[3:5])
+TAKEN = ((1, "claim", "s0"), (1, "handle", "s0"), (1, "commit", "s0"), (1, "release", "s0"))
+
+PLANTS: dict[Plant, Callable[[], SessionModel]] = {
+    row_before_the_owner_is_stopped: lambda: settings()["theft, crash"],
+    going_on_after_an_unknown_release: lambda: setting((4, 0), HELD, "release handle commit", late=1),
+    freezing_by_a_stale_row: lambda: setting((0, 1), (*HELD, (1, "steal", "s0", 1), *AGAIN), "look"),
+    dropping_a_frozen_entry: lambda: setting((1, 0), (*TWO, (1, "steal", "s0", 4)), "commit", leases=2),
+    stopping_whatever_version_is_there: lambda: settings()["expiry"],
+    counting_a_reading_as_a_renewal: lambda: setting(
+        (0, 1, 0), (*HELD, (2, "look", ""), TICK, (0, "commit", "s0", 0), (2, "request", "s0")), "claim"
+    ),
+    beginning_because_the_row_names_me: lambda: settings()["hand-over"],
+    one_session_for_each_worker_id: lambda: setting((2, 0), PARTED[:5], "look claim", crash=1, restart=1),
+    comparing_the_owner_alone: lambda: setting((0, 0), (HELD[0], HELD[2], (0, "claim", "s0", 1), *TAKEN), "look"),
+    positions_without_their_epoch: lambda: setting(
+        (2, 0), (*PARTED[:5], (0, "release", "s0"), (1, "look", ""), (1, "reset", "s0")), "look claim"
+    ),
+    late_checkpoints_of_any_epoch: lambda: setting((1, 2), ROBBED, "late look claim"),
+    removing_by_a_list_from_before: lambda: setting((0, 1, 0), EARLY, "look"),
+    removing_what_a_row_names: lambda: settings()["removal"],
+    group_writes_that_may_create_their_row: lambda: setting(
+        (1, 0), (*PARTED[:4], TICK, (1, "claim", "s0"), (1, "look", ""), (1, "look", "")), "commit"
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the checker cannot see it does not prove."""
+    assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
+    plant(monkeypatch)
+    found = PLANTS[plant]().explore(FOUND_WITHIN).findings
+    assert found, plant.__doc__

@@ -1,0 +1,154 @@
+"""The tags that a Spark sink puts on its records: read back, read over by KCL, and what was had before left out."""
+
+from typing import Any, cast
+
+import kcl_jar
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, framing_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.producer.core import Bucket, Entry, ShardQueue
+from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.feed import RowBuffer, chunk_of
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
+
+TAGS = st.builds(
+    Tag,
+    st.sampled_from(["q", "other"]),
+    st.just(100),
+    st.integers(0, 2),
+    st.sampled_from(["0-0", "7-1"]),
+    st.sampled_from(["e", "f-_"]),
+    st.integers(0, 300),
+    st.just(HASH_KEYS),
+)
+ROWS = st.lists(
+    st.tuples(st.binary(max_size=300), st.sampled_from("abc"), st.none() | TAGS, st.none() | st.just("17")), min_size=1
+)
+
+
+def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1 << 20) -> tuple[bytes, int]:
+    """As many of these as fit into an aggregate, and how many that are."""
+    aggregate, count = Aggregate(limit), 0
+    for data, key, tag, hash_key in rows:
+        told = (b"", 0) if tag is None else (tag.context, tag.row)
+        if not aggregate.add(data, key, hash_key, *told):
+            break
+        count += 1
+    made = aggregate.sealed()
+    assert len(made) + len(aggregate.partition_key.encode()) == aggregate.size <= limit
+    return made, count
+
+
+@given(ROWS, st.integers(700, 3000))
+def test_tags_are_read_back_and_count_as_bytes(
+    rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int
+) -> None:
+    """Without this a record would be taken for another, or an aggregate be larger than the stream takes."""
+    data, count = sealed(rows, limit)
+    users = deaggregate(data, "a", None)
+    if count == 1 and rows[0][2] is None:
+        assert users.tags == ()  # it travels as it is
+        return
+    kept = rows[:count]
+    assert list(zip(users.datas, users.keys, users.hash_keys, strict=True)) == [
+        (row[0], row[1], row[3]) for row in kept
+    ]
+    assert [*users.tags] == ([row[2] for row in kept] if any(row[2] for row in kept) else [])
+
+
+@given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
+def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes, row: int, key: str) -> None:
+    """Without this the largest record that a sink accepts would be refused by the stream, for ever."""
+    context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
+    queue = ShardQueue("s", HASH_KEYS, Bucket(1.0))
+    entry = Entry(0, data, key, hash_of(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
+    queue.append(entry)
+    unit = queue.pack(1)
+    assert unit.size <= entry.alone == len(data) + len(key) + framing_of(context)
+    assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
+
+
+class Asked:
+    """The answers of a shard, one after the other, from a position on."""
+
+    def __init__(self, kind: type[Poller], records: list[bytes], at: Position) -> None:
+        self.poller = kind(cast("Any", object()), "s", "shard-0", at, HASH_KEYS)
+        first = int(at.sequence) if at.numbered else 0
+        rows = [{"Data": data, "SequenceNumber": str(n), "PartitionKey": "a"} for n, data in enumerate(records)]
+        self.rows = rows[first:]
+
+    def batches(self, size: int) -> list[Any]:
+        """All of them, so many records each."""
+        answers = [self.rows[at : at + size] for at in range(0, len(self.rows), size)]
+        told: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
+        return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  an answer of Kinesis
+
+
+@settings(max_examples=60)
+@given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
+def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_have_been(
+    aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, draw: st.DataObject
+) -> None:
+    """Without this rows would come twice, or be left out, behind a checkpoint in the middle of a batch."""
+    records = [sealed(rows)[0] for rows in aggregates]
+    had = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    tags = [tag for data in records for tag in deaggregate(data).tags if tag is not None]
+    assert len(had) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
+    if not had:
+        return
+    cut = draw.draw(st.integers(0, len(had) - 1))
+    rest = [each for batch in Asked(Poller, records, had[cut].position).batches(size) for each in batch.records]
+    assert [(each.position.order, each.token) for each in rest] == [(e.position.order, e.token) for e in had[cut + 1 :]]
+
+
+@settings(max_examples=60)
+@given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 5))
+def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
+    aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, most: int
+) -> None:
+    """Without this Spark would have other rows than a worker, or repeat a batch with other rows than it had."""
+    records = [sealed(rows)[0] for rows in aggregates]
+    plain = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    buffer, found = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
+    for batch in Asked(ArrowPoller, records, TRIM_HORIZON).batches(size):
+        chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
+        assert chunk is not None
+        buffer.put(chunk)
+    tokens = list[str]()
+    while (taken := buffer.take(most, 1 << 40)) is not None:
+        found += zip(
+            taken.rows["data"].to_pylist(),
+            zip(
+                map(int, taken.rows["sequenceNumber"].to_pylist()),
+                taken.rows["subSequenceNumber"].to_pylist(),
+                strict=True,
+            ),
+            strict=True,
+        )
+        tokens.append(taken.ends.token)
+    assert found == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
+    if plain and tokens:
+        assert tokens[-1] == Asked(Poller, records, TRIM_HORIZON).batches(99)[-1].token
+
+
+@pytest.mark.more
+@settings(max_examples=1)
+@given(st.lists(ROWS, min_size=20, max_size=60))
+def test_kcl_reads_over_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
+    """Without this a Java consumer would be given aggregates that it cannot take apart."""
+    if missing := kcl_jar.missing():
+        pytest.skip(f"the KCL jar is not run: no {missing}")
+    rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [
+        [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in each] for each in aggregates
+    ]
+    answers = kcl_jar.verdicts((sealed(each)[0], *HASH_KEYS) for each in rows)
+    assert answers == [
+        tuple((key, None, data, sub, True) for sub, (data, key, _, _) in enumerate(each)) for each in rows
+    ]

@@ -1,0 +1,342 @@
+"""Each record of a Spark sink is handed over once, in every order of attempts, crashes, reshards and restarts."""
+
+from collections import Counter
+from functools import partial
+from itertools import count
+from operator import mul
+
+import pytest
+from attrs import define, evolve, field
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from leasehold.adapters.sources.repeats import EDITIONS, PARTS, QUERIES, Had, Tag, inherited, own_token, tags_of
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+
+KEYS = 8
+WIDTH = 2**128 // KEYS
+PARTS_OF_A_BATCH, ROWS = 2, 6
+
+
+@define(eq=False)
+class Shard:
+    """A shard of the stream, and how its reader stands: what it was handed over up to a place, and up to a checkpoint.
+
+    first, last  the keys that it takes
+    """
+
+    name: str
+    first: int
+    last: int
+    parents: list["Shard"] = field(factory=list)
+    records: list[tuple[Tag, int]] = field(factory=list)
+    closed: bool = False
+    read: int = 0
+    handed: list[tuple[Tag, int]] = field(factory=list)
+    had: Had | None = None
+    checkpoint: Position = TRIM_HORIZON
+    stored: tuple[int, int] = (0, 0)
+
+    def takes(self, key: int) -> bool:
+        """Whether the key falls into it."""
+        return self.first <= key <= self.last
+
+    @property
+    def done(self) -> bool:
+        """Whether it is read to its end."""
+        return self.closed and self.checkpoint.ended
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Its hash keys."""
+        return self.first * WIDTH, (self.last + 1) * WIDTH - 1
+
+    def lease(self) -> Lease:
+        """As the table has it."""
+        return Lease(self.name, checkpoint=self.checkpoint, hash_range=self.span)
+
+
+@define(eq=False)
+class Attempt:
+    """A task that writes the rows of a part: those that are not acknowledged are sent again, in order."""
+
+    tags: list[Tag]
+    keys: list[int]
+    acked: set[int] = field(factory=set)
+
+    def unit(self, shard: Shard, most: int) -> list[int]:
+        """The next rows for a shard that this attempt believes to be open, in order."""
+        return [row for row in range(len(self.tags)) if row not in self.acked and shard.takes(self.keys[row])][:most]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is written."""
+        return len(self.acked) == len(self.tags)
+
+
+class SinksAndReaders(RuleBasedStateMachine):
+    """One query that writes, and the readers of its stream."""
+
+    @initialize()
+    def begins(self) -> None:
+        """Two shards, and the first batch."""
+        self.shards, self.names = [Shard("s0", 0, 3), Shard("s1", 4, KEYS - 1)], count(2)
+        self.run, self.batch, self.editions = 1, 0, count()
+        self.attempts: list[Attempt] = []  # of any batch: some outlive theirs
+        self.written: dict[tuple[int, str], set[str]] = {}  # the editions of each part
+        self.whole: dict[tuple[int, str], Attempt] = {}
+        self.late: list[list[tuple[Tag, int]]] = []
+        self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        for part in range(PARTS_OF_A_BATCH):
+            edition = str(next(self.editions))
+            keys = [(self.batch * 3 + part * 5 + row * 3) % KEYS for row in range(ROWS)]
+            self._attempt(str(part), edition, keys)
+
+    def _attempt(self, part: str, edition: str, keys: list[int]) -> None:
+        tags = [Tag("q", self.run, self.batch, part, edition, row) for row in range(ROWS)]
+        self.attempts.append(Attempt(tags, keys))
+        self.written.setdefault((self.batch, part), set()).add(edition)
+
+    def _open(self, draw: st.DataObject) -> Shard:
+        return draw.draw(st.sampled_from([shard for shard in self.shards if not shard.closed]))
+
+    @rule(draw=st.data(), most=st.integers(1, 4), outcome=st.sampled_from(["acked", "unknown", "late"]))
+    def sends(self, draw: st.DataObject, most: int, outcome: str) -> None:
+        """A unit lands and is acknowledged, lands without an answer, or lands later than what is sent next.
+
+        Its writer may not know yet that the shard it is for was split or merged.
+        """
+        attempt, meant = draw.draw(st.sampled_from(self.attempts)), draw.draw(st.sampled_from(self.shards))
+        unit = attempt.unit(meant, most)
+        records = [(attempt.tags[row]._replace(span=meant.span), attempt.keys[row]) for row in unit]
+        if outcome == "late" or not records:
+            self.late.append(records)
+            return
+        (shard,) = (each for each in self.shards if not each.closed and each.takes(records[0][1]))
+        shard.records += [(tag, key) for tag, key in records if shard.takes(key)]
+        if outcome == "acked" and all(shard.takes(key) for _, key in records):
+            attempt.acked.update(unit)
+
+    @precondition(lambda self: any(self.late))
+    @rule(draw=st.data())
+    def lands_late(self, draw: st.DataObject) -> None:
+        """What nobody waits for any more is written after all; of a misplaced aggregate the shard has its own."""
+        records = self.late.pop(draw.draw(st.integers(0, len(self.late) - 1)))
+        for shard in self.shards:
+            if records and not shard.closed and shard.takes(records[0][1]):
+                shard.records += [(tag, key) for tag, key in records if shard.takes(key)]
+
+    @rule(draw=st.data())
+    def another_attempt(self, draw: st.DataObject) -> None:
+        """Spark runs a task again, or beside itself, with the same rows."""
+        old = draw.draw(st.sampled_from(self.attempts))
+        if old.tags[0].batch == self.batch:
+            self._attempt(old.tags[0].part, old.tags[0].edition, old.keys)
+
+    @rule()
+    def another_run(self) -> None:
+        """The query is killed and started again: the same rows; tasks of the former run may live on for a while."""
+        self.run += 1
+        of_batch = {each.tags[0].part: each for each in self.attempts if each.tags[0].batch == self.batch}
+        for part, each in of_batch.items():
+            self._attempt(part, each.tags[0].edition, each.keys)
+
+    @rule(draw=st.data())
+    def other_rows(self, draw: st.DataObject) -> None:
+        """The rows of a task come in another order than before: it is another edition."""
+        old = draw.draw(st.sampled_from(self.attempts))
+        if old.tags[0].batch == self.batch and len(self.written[self.batch, old.tags[0].part]) < EDITIONS:
+            self._attempt(old.tags[0].part, str(next(self.editions)), old.keys[::-1])
+
+    @precondition(lambda self: self.batch < 6)
+    @rule()
+    def next_batch(self) -> None:
+        """Once each part is written whole."""
+        complete = {each.tags[0].part: each for each in self.attempts if each.complete and self._now(each)}
+        if len(complete) == PARTS_OF_A_BATCH:
+            self.whole |= {(self.batch, part): each for part, each in complete.items()}
+            self.batch += 1
+            self._begin_batch()
+
+    def _now(self, attempt: Attempt) -> bool:
+        return attempt.tags[0].batch == self.batch
+
+    @rule(draw=st.data())
+    def splits(self, draw: st.DataObject) -> None:
+        """A shard becomes two."""
+        shard = self._open(draw)
+        if shard.first < shard.last and len(self.shards) < 12:
+            middle = (shard.first + shard.last) // 2
+            shard.closed = True
+            for first, last in ((shard.first, middle), (middle + 1, shard.last)):
+                self.shards.append(Shard(f"s{next(self.names)}", first, last, [shard]))
+
+    @rule(draw=st.data())
+    def merges(self, draw: st.DataObject) -> None:
+        """Two neighbours become one."""
+        left = self._open(draw)
+        right = next((each for each in self.shards if not each.closed and each.first == left.last + 1), None)
+        if right is not None and len(self.shards) < 12:
+            left.closed = right.closed = True
+            self.shards.append(Shard(f"s{next(self.names)}", left.first, right.last, [left, right]))
+
+    @rule(draw=st.data(), most=st.integers(1, 8))
+    def reads(self, draw: st.DataObject, most: int) -> None:
+        """A reader reads on, its parents first."""
+        self._read(draw.draw(st.sampled_from(self.shards)), most)
+
+    def _read(self, shard: Shard, most: int) -> None:
+        if shard.done or not all(parent.done for parent in shard.parents):
+            return
+        if shard.had is None:
+            start = shard.checkpoint
+            if start == TRIM_HORIZON:
+                start = evolve(start, token=start.token or inherited([parent.lease() for parent in shard.parents]))
+            shard.had = Had.of(start)
+        for tag, key in shard.records[shard.read : shard.read + most]:
+            place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
+            shard.read += 1
+            if not shard.had.again(tag, partial(mul, key, WIDTH), place):
+                shard.handed.append((tag, key))
+
+    @rule(draw=st.data())
+    def checkpoints(self, draw: st.DataObject) -> None:
+        """What was handed over is finished with."""
+        self._checkpoint(draw.draw(st.sampled_from(self.shards)))
+
+    def _checkpoint(self, shard: Shard) -> None:
+        if shard.had is None:
+            return
+        over = shard.closed and shard.read == len(shard.records)
+        number = str(shard.read + 1000 * int(shard.name[1:])) if shard.read else "TRIM_HORIZON"
+        shard.checkpoint = Position(SHARD_END.sequence if over else number, token=shard.had.token)
+        shard.stored = shard.read, len(shard.handed)
+
+    @rule(draw=st.data())
+    def reader_restarts(self, draw: st.DataObject) -> None:
+        """Another worker goes on at the checkpoint, and what was handed over since is undone."""
+        shard = draw.draw(st.sampled_from(self.shards))
+        if not shard.done:
+            shard.read, handed = shard.stored
+            del shard.handed[handed:]
+            shard.had = None
+
+    def teardown(self) -> None:
+        """The last batch is written whole, and everything read."""
+        for number in range(PARTS_OF_A_BATCH):
+            attempt = next(
+                each for each in reversed(self.attempts) if self._now(each) and each.tags[0].part == str(number)
+            )
+            for shard in self.shards:
+                if not shard.closed:
+                    unit = attempt.unit(shard, ROWS)
+                    shard.records += [(attempt.tags[row]._replace(span=shard.span), attempt.keys[row]) for row in unit]
+                    attempt.acked.update(unit)
+            self.whole[self.batch, str(number)] = attempt
+        for shard in self.shards:  # parents come before their children
+            self._read(shard, len(shard.records))
+            self._checkpoint(shard)
+        handed = [each for shard in self.shards for each in shard.handed]
+        times = Counter((tag.batch, tag.part, tag.edition, tag.row) for tag, _ in handed)
+        for (batch, part), attempt in self.whole.items():
+            for tag in attempt.tags:
+                assert times[batch, part, tag.edition, tag.row] >= 1, f"{tag} is lost"
+        assert max(times.values(), default=1) == 1, f"had twice: {times.most_common(3)}"
+        for key in range(KEYS):
+            order = [(tag.context, tag.batch, tag.row) for tag, at in handed if at == key]
+            for of in {context.split(b".", 2)[2] for context, _, _ in order}:
+                rows = [row for context, _, row in order if context.endswith(of)]
+                assert rows == sorted(rows), f"key {key} out of order: {order}"
+
+
+TestSinksAndReaders = SinksAndReaders.TestCase
+
+
+def test_a_short_tag_has_the_context_of_the_record_before() -> None:
+    """Without this a record in the middle of an aggregate would be taken for another's, and left out."""
+    first = Tag("q", 1, 2, "0-0", "e", 7)
+    values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
+    assert tags_of(values) == [None, first, first._replace(row=8), None, None, Tag("x", 1, 2, "0", "e", 5, (10, 255))]
+
+
+def test_a_token_counts_from_its_place_on_and_not_before() -> None:
+    """Without this a lease that was set back, or moved by the Java KCL, would have records left out that nobody had."""
+    had, tag = Had(), Tag("q", 1, 0, "0", "e", 3)
+    assert had.token == ""
+    had.note(tag, Position("50", 2))
+    assert Had.of(Position("50", 2, had.token)) == had
+    assert Had.of(Position("70", token=had.token)).again(tag, lambda: 0, Position("71"))
+    assert not Had.of(Position("50", 1, had.token))
+    assert not Had.of(Position("TRIM_HORIZON", token=had.token))
+    for damaged in (
+        "had1",
+        "had1 x.y q,1,2",
+        "had1 5.0 q",
+        "had1 5.0 5@q,1,0",
+        "had2 5.0 q,1,0",
+        "5 had1 1.0 q,1,0,a=b",
+    ):
+        assert not Had.of(Position("99", token=damaged))
+
+
+def test_a_query_that_was_set_back_is_had_again() -> None:
+    """Without this a restored checkpointLocation would write what no reader is ever given."""
+    had = Had()
+    had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    assert had.again(Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2"))  # a task that outlived its batch
+    assert not had.again(Tag("q", 200, 8, "0", "other", 0), lambda: 0, Position("3"))
+    assert not had.again(Tag("q", 200, 9, "0", "e", 3), lambda: 0, Position("4"))
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """Without this a stream with many writers would let checkpoints grow without end."""
+    had = Had()
+    for number in range(QUERIES + 1):
+        had.note(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
+    assert not had.again(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
+    assert had.again(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
+    for number in range(PARTS + 1):
+        had.note(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
+    assert not had.again(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
+    """Without this the child of a merge would leave out rows of one parent that only the other had."""
+    parents = list[Lease]()
+    for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
+        had = Had()
+        had.note(Tag("q", 1, 0, "0", "e", row), Position("5"))
+        checkpoint = Position("SHARD_END", token=had.token)
+        parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known else None))
+    child = Had.of(Position("TRIM_HORIZON", token=inherited(parents)))
+    tag = Tag("q", 1, 0, "0", "e", 5)
+    assert not child.copy().again(tag, lambda: 2**127, Position("1"))
+    assert child.again(tag, lambda: 7, Position("1")) is known
+
+
+def test_what_was_under_way_to_one_parent_says_nothing_of_the_other() -> None:
+    """Without this a row that waited for one parent of a merge would be left out, behind a later one for the other."""
+    child = Had()
+    assert not child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
+    assert not child.again(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
+    assert child.again(Tag("q", 1, 0, "0", "e", 1, (0, 200)), lambda: 50, Position("3"))
+    child = Had.of(Position("9", token=child.token))
+    assert child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
+    assert not child.again(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
+    assert len(child.pieces) == 2  # the batch before is forgotten everywhere
+
+
+@given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
+@example("\r", False)
+@example("4294967296 ", True)
+def test_what_a_source_put_into_a_token_comes_out_as_it_was(own: str, carried: bool) -> None:
+    """Without this an offset that ends in white space would be another one after a checkpoint, or in a dead letter."""
+    had = Had()
+    had.again(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
+    token = f"{own} {had.token}" if carried else own
+    assert own_token(token) == own
+    assert bool(Had.of(Position("50", 2, token))) == carried

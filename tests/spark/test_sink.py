@@ -1,0 +1,168 @@
+"""The write side of the formats in a real session: each row is had once, in order, however often it was written."""
+
+from collections.abc import Callable, Iterator
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+from types_boto3_kinesis import KinesisClient
+from waiters import AT_ONCE, WAIT, until
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.spark.kinesis.sink import COLUMNS
+from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.sink import edition_of, sections
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+_names = count()
+
+
+@pytest.fixture
+def stream(kinesis_client: KinesisClient) -> Iterator[str]:
+    """A stream of two shards."""
+    name = f"written-{next(_names)}"
+    kinesis_client.create_stream(StreamName=name, ShardCount=2)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
+    yield name
+    kinesis_client.delete_stream(StreamName=name)
+
+
+@pytest.fixture
+def given(stream: str, kinesis_url: str) -> dict[str, str]:
+    """How the sink finds it."""
+    return {"kinesis.streamName": stream, "kinesis.endpointUrl": kinesis_url, "kinesis.region": "eu-west-1"}
+
+
+def had(client: KinesisClient, stream: str) -> list[Record]:
+    """What a reader of ours is given, shard after shard."""
+    source, found = KinesisSource(client, stream), list[Record]()
+    for shard in source.shards():
+        reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
+        while (batch := reader.read()).records or batch.read_to is not None or batch.behind_seconds:
+            found += batch.records
+    return found
+
+
+def written(client: KinesisClient, stream: str) -> list[bytes]:
+    """What stands in the stream, as any other reader would be given it."""
+    found = list[bytes]()
+    for shard in client.list_shards(StreamName=stream)["Shards"]:
+        place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+        told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        found += [user.data for row in told["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
+    return found
+
+
+def numbered(frame: DataFrame, number: str) -> DataFrame:
+    """Rows of seven keys."""
+    key = (f.col(number) % 7).cast("string")
+    return frame.select(f.col(number).cast("string").alias("data"), key.alias("partitionKey"))
+
+
+def query(spark: SparkSession, given: dict[str, str], folder: Path) -> StreamingQuery:
+    """A query whose batches are the same each time."""
+
+    def start() -> StreamingQuery:
+        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).option("numPartitions", 2)
+        writer = numbered(source.load(), "value").writeStream.format("kinesis-leased").options(**given)
+        return writer.option("checkpointLocation", str(folder)).queryName("writes").start()
+
+    return begun(start)
+
+
+def through(running: StreamingQuery, batch: int) -> None:
+    """Wait until this batch is done, and stop."""
+
+    def there() -> bool:
+        if (fault := running.exception()) is not None:
+            raise fault
+        told = running.lastProgress
+        return told is not None and bool(told["batchId"] >= batch)
+
+    until(there, "batch", 4 * WAIT)
+    running.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.services
+@pytest.mark.xdist_group("spark")
+class TestSpark:
+    """In one session."""
+
+    def test_a_batch_that_is_written_again_is_had_once(
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str], tmp_path: Path
+    ) -> None:
+        """Without this a query that was killed behind its sink would have its rows processed twice."""
+        through(query(spark, given, tmp_path), 1)
+        last = max((tmp_path / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+        through(query(spark, given, tmp_path), int(last.name) + 1)
+        rows, records = written(kinesis_client, stream), had(kinesis_client, stream)
+        assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
+        assert sorted(record.data for record in records) == sorted(set(rows))
+        # Even and odd numbers are a partition each, whose tasks run side by side: each keeps its own order.
+        for key, part in product(map(str, range(7)), range(2)):
+            mine = [int(record.data) for record in records if record.partition_key == key]
+            numbers = [number for number in mine if number % 2 == part]
+            assert numbers == sorted(numbers)
+
+    def test_a_frame_is_written_by_key_in_order(
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
+    ) -> None:
+        """Without this `df.write` would lose rows, write them twice, or mix the order within a key."""
+        numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**given).mode("append").save()
+        records = had(kinesis_client, stream)
+        assert sorted(int(record.data) for record in records) == [*range(500)]
+        for key in map(str, range(7)):
+            numbers = [int(record.data) for record in records if record.partition_key == key]
+            halves = [[n for n in numbers if n < 250], [n for n in numbers if n >= 250]]  # a partition each
+            assert halves == [sorted(half) for half in halves]
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda frame: frame.drop("partitionKey"), "column partitionKey: is missing"),
+            (lambda frame: frame.withColumn("more", f.lit(1)), "column more: unknown"),
+            (lambda frame: frame.withColumn("data", f.lit(1)), "column data: is int"),
+            (lambda frame: frame.withColumn("data", f.lit(None).cast("string")), "column data: a row has null there"),
+            (lambda frame: frame.withColumn("partitionKey", f.lit("")), "column partition_key: 0 characters"),
+        ],
+    )
+    def test_what_cannot_be_written_is_told_in_one_sentence(
+        self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], said: str
+    ) -> None:
+        """Without this a wrong column would be a traceback out of a task, or be written as something else."""
+        frame = change(numbered(spark.range(3), "id"))
+        with pytest.raises(Exception, match=said):
+            frame.write.format("kinesis-leased").options(**given).mode("append").save()
+
+
+def test_sections_are_the_same_however_rows_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this a batch that is repeated by other readers would be taken for other rows, and had twice."""
+    monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 2000)
+    rows = [(b"%d" % number, str(number % 3)) for number in range(100)]
+
+    def made(order: list[tuple[bytes, str]], size: int) -> list[tuple[str, list[bytes]]]:
+        pieces = [order[at : at + size] for at in range(0, len(order), size)]
+        batches = [
+            pa.RecordBatch.from_pydict({"data": [data for data, _ in each], "PARTITIONKEY": [key for _, key in each]})
+            for each in pieces
+        ]
+        return [(edition_of(each), each["data"].to_pylist()) for each in sections(COLUMNS, batches)]
+
+    whole = made(rows, 100)
+    assert made(rows, 7) == whole
+    assert len({edition for edition, _ in whole}) == len(whole) > 1
+    other = made([*rows[:-1], (b"99", "9")], 100)
+    assert other[:-1] == whole[:-1]
+    assert other[-1] != whole[-1]
+    monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 1 << 20)
+    assert made([row for key in "201" for row in rows if row[1] == key], 100) == made(rows, 100)

@@ -1,0 +1,119 @@
+"""A supervised query is started again after what passes, with growing waits, and after nothing else."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from attrs import define, field
+from pyspark.sql.streaming.query import StreamingQuery
+from waiters import Clock
+
+from leasehold.adapters.spark.supervision import run
+
+
+@define
+class Query:
+    """A query that ends as told, after so many looks.
+
+    ends    what ends it: a fault, or None
+    looks   how often it is looked at before
+    does    the batch that it has done when it was first looked at
+    status  as Spark has it; a trigger that is active and never says anything else stands still
+    """
+
+    ends: Exception | None = None
+    looks: int = 0
+    does: int | None = None
+    batch: int | None = None
+    active: bool = False
+    clock: Clock = field(factory=Clock)
+    stopped: bool = False
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  Spark's name
+        """Until it is stopped."""
+        return not self.stopped
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What it does."""
+        return {"message": "Getting offsets", "isTriggerActive": self.active}
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
+        """The batch that it has done."""
+        return None if self.batch is None else {"batchId": self.batch, "timestamp": str(self.batch)}
+
+    def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
+        """Whether it has ended."""
+        self.clock.now += seconds
+        if self.looks:
+            self.looks, self.batch = self.looks - 1, self.does
+            return False
+        self.stopped = True
+        if self.ends is not None:
+            raise self.ends
+        return True
+
+    def stop(self) -> None:
+        """End it."""
+        self.stopped = True
+
+
+def of(*queries: Query) -> Callable[[], StreamingQuery]:
+    """One after the other; there must be no more starts than queries."""
+    left = iter(queries)
+    return lambda: cast("StreamingQuery", next(left))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Python worker failed to connect back.", "did not start within ten seconds"),
+        ("perform latestOffset: java.io.EOFException", "the process of its source ended"),
+        ("availableNow: nothing was heard for 300 s of shard-1", "did not answer for minutes"),
+    ],
+)
+def test_what_passes_is_said_and_the_query_started_again(
+    caplog: pytest.LogCaptureFixture, text: str, said: str
+) -> None:
+    """Without this one process killed for its memory would end a stream until somebody looks."""
+    waits = list[float]()
+    with caplog.at_level(logging.WARNING):
+        run(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
+    assert len(waits) == 2
+    assert all(said in record.message for record in caplog.records)
+
+
+def test_what_would_come_again_is_raised() -> None:
+    """Without this a mistake of the user's would be tried for ever, in place of being told."""
+    with pytest.raises(ValueError, match="no such column"):
+        run(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
+
+
+def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Without this a call that never returns would be a stream that is silently not read."""
+    still = Query(looks=10_000, active=True)
+    with caplog.at_level(logging.WARNING):
+        run(of(still, Query()), silent_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
+    assert still.stopped
+    assert "nothing moved in it for 60 s" in caplog.text
+
+
+def test_a_query_that_idles_between_triggers_is_left_alone() -> None:
+    """Without this a stream without records would be started again every few minutes."""
+    idle = Query(looks=1000)
+    run(of(idle), silent_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
+    assert idle.looks == 0
+
+
+def test_waits_grow_until_a_batch_is_done() -> None:
+    """Without this a query that fails at once would ask its services without a pause, or wait long after a good day."""
+    lost = RuntimeError("ExecutorLostFailure")
+    waits = list[float]()
+    done = [Query(lost) for _ in range(8)]
+    run(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
+    assert len(waits) == 9
+    assert waits[-1] <= 15.0
+    assert max(waits[:-1]) > 15.0

@@ -1,0 +1,32 @@
+"""fake-gcs-server: Google Cloud Storage whose conditions hold in a race; built from its Go module, once per machine."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leasehold.adapters.local.node import HOST, Command, Service, filled, serving
+from standins.go_tool import fetched, run_go
+
+MODULE, VERSION = "github.com/fsouza/fake-gcs-server", "v1.56.1"
+CHECKSUM = "h1:K03sAvbLvDz4hAynpCCUqnNRp+ik9JFSvHbkD/wTPOU="
+
+
+@contextmanager
+def fake_gcs() -> Iterator[Service]:
+    """Buckets in memory, for anybody. Raises ServiceError with go's own words, or where there is no go."""
+    program = str(filled(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
+
+    def command(port: int) -> Command:
+        place = ("-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}")
+        return Command((program, "-backend", "memory", "-scheme", "http", "-log-level", "warn", *place))
+
+    with serving("fake-gcs-server", command) as service:
+        yield service
+
+
+def _build(folder: Path) -> None:
+    print("leasehold: building fake-gcs-server with go, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
+    fetched("fake-gcs-server", folder, f"{MODULE}@{VERSION}", CHECKSUM)
+    # Built as its author locked it: by the go.sum of the module, which the checksum covers.
+    run_go("fake-gcs-server", folder, "install", f"{MODULE}@{VERSION}")

@@ -1,0 +1,34 @@
+"""What is written in C, compiled for the tests alone: an editable install has none of it."""
+
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from hatch_build import IN_C
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def scan(*flags: str) -> Any:  # noqa: ANN401  a module
+    """The module, or None where there is no compiler; compiled with these flags."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / f"scan{sysconfig.get_config_var('EXT_SUFFIX')}"
+        include = f"-I{sysconfig.get_path('include')}"
+        words = [compiler, "-O1", "-Wall", "-shared", "-fPIC", include, *flags, str(ROOT / IN_C), "-o", str(made)]
+        subprocess.run(words, check=True, capture_output=True)
+        spec = spec_from_file_location("scan", made, loader=ExtensionFileLoader("scan", str(made)))
+        assert spec is not None
+        module = module_from_spec(spec)
+        assert spec.loader is not None
+        spec.loader.exec_module(module)
+        return module

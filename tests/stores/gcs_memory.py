@@ -1,0 +1,125 @@
+"""Google Cloud Storage as far as leases ask for it, in memory, behind the session of Google's own library."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
+from email.utils import format_datetime
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import requests
+from attrs import Factory, define
+from requests.adapters import BaseAdapter
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+Body = dict[str, Any]
+
+
+@define
+class GcsMemory:
+    """One bucket.
+
+    objects  by name: the generation, when it was written, and the metadata
+    faults   what is answered, or raised, in place of an answer, by method
+    asked    the method and the query of each request
+    now      seconds since the beginning
+    """
+
+    name: str | None = "leases"
+    objects: dict[str, tuple[int, datetime, dict[str, str]]] = Factory(dict)
+    faults: dict[str, list[int | Exception]] = Factory(dict)
+    asked: list[tuple[str, dict[str, str]]] = Factory(list)
+    made: Body | None = None
+    now: float = 0.0
+    dated: bool = True
+    page: int = 3
+    generations: int = 0
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
+        """The status and the answer."""
+        self.asked.append((method, query))
+        if waiting := self.faults.get(method):
+            fault = waiting.pop(0)
+            if isinstance(fault, Exception):
+                raise fault
+            return fault, {"error": {"code": fault, "message": "a fault"}}
+        if path == "/storage/v1/b":
+            self.made = json.loads(body)
+            self.name = self.made["name"] if self.made else None
+            return 200, self.made or {}
+        name = unquote(path.partition("/o/")[2])
+        if self.name is None:
+            return 404, {}
+        match method:
+            case "GET" if name:
+                return (200, self._told(name)) if name in self.objects else (404, {})
+            case "GET":
+                names = sorted(each for each in self.objects if each.startswith(query.get("prefix", "")))
+                start = int(query.get("pageToken", "0"))
+                items = [self._told(each) for each in names[start : start + self.page]]
+                more = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
+                return 200, {"items": items, **more}
+            case "DELETE":
+                if name not in self.objects or self.objects[name][0] != int(query["generation"]):
+                    return 404, {}
+                if self.objects[name][0] != int(query["ifGenerationMatch"]):
+                    return 412, {}
+                del self.objects[name]
+                return 204, {}
+            case _:
+                told: Body = json.loads(_first_part(body))
+                stored = self.objects.get(told["name"], (0, BEGAN, {}))
+                if stored[0] != int(query["ifGenerationMatch"]):
+                    return 412, {}
+                self.generations += 1
+                self.objects[told["name"]] = self.generations, self._time(), told["metadata"]
+                return 200, self._told(told["name"])
+
+    def _time(self) -> datetime:
+        return BEGAN + timedelta(seconds=self.now)
+
+    def _told(self, name: str) -> Body:
+        generation, written, metadata = self.objects[name]
+        return {
+            "name": name,
+            "generation": str(generation),
+            "updated": written.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "metadata": metadata,
+        }
+
+    def date(self) -> dict[str, str]:
+        """The header that says what time it is."""
+        return {"date": format_datetime(self._time(), usegmt=True)} if self.dated else {}
+
+
+def _first_part(body: bytes) -> str:
+    """The JSON of a multipart upload, which names the object."""
+    boundary = body.split(b"\r\n", 1)[0].removeprefix(b"--").decode()
+    whole = message_from_bytes(f'Content-Type: multipart/related; boundary="{boundary}"\r\n\r\n'.encode() + body)
+    payload = whole.get_payload()
+    assert isinstance(payload, list)
+    part: Any = payload[0]
+    return str(part.get_payload())
+
+
+class MemoryAdapter(BaseAdapter):
+    """What a session of requests sends, answered by the bucket."""
+
+    def __init__(self, bucket: GcsMemory) -> None:
+        super().__init__()
+        self._bucket = bucket
+
+    def send(self, request: requests.PreparedRequest, *_more: object, **_options: object) -> requests.Response:
+        """Answer it."""
+        parts = urlsplit(str(request.url))
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        body = request.body if isinstance(request.body, bytes) else str(request.body or "").encode()
+        status, told = self._bucket.answer(str(request.method), parts.path, query, body)
+        answer = requests.Response()
+        answer.status_code, answer._content, answer.request = status, json.dumps(told).encode(), request  # noqa: SLF001
+        answer.url = str(request.url)
+        answer.headers.update({"content-type": "application/json", **self._bucket.date()})
+        return answer
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,390 @@
+"""Calls past boto3: signed as Amazon's own vectors say, asked as boto3 asks, and judged by it where not plain."""
+
+import json
+import logging
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPMessage, parse_headers
+from pathlib import Path
+from threading import Thread
+from typing import Any, cast
+from zlib import crc32
+
+import boto3
+import botocore.session
+import pytest
+from attrs import Factory, define, frozen
+from botocore.client import BaseClient
+from botocore.config import Config
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    EndpointConnectionError,
+    ReadTimeoutError,
+    SSLError,
+)
+
+from leasehold.stores.aws_calls.calls import DirectCalls
+from leasehold.stores.aws_calls.signing import Signer
+
+VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
+JSON = "application/x-amz-json-1.1"
+SHARD = {"ShardId": "s-0"}
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
+def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> None:
+    """Without it a service would refuse whatever boto3 has not signed."""
+    headers = {name.lower(): value for name, value in vector["headers"].items()}
+    time = headers.pop("x-amz-date")
+    secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # noqa: S105  published with the vectors
+    signer = Signer(
+        "AKIDEXAMPLE", secret, region="us-east-1", service="service", headers=headers, method=vector["method"]
+    )
+    assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
+    tomorrow = signer.authorization("20150831T000000Z", b"")
+    assert "/20150831/us-east-1" in tomorrow
+    assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
+
+
+def answer(body: bytes = b'{"ShardIterator": "i"}', status: str = "200 OK", *more: str, form: str = JSON) -> bytes:
+    """An answer as a service writes it."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Type: {form}", f"Content-Length: {len(body)}", *more]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def refusal(code: str) -> bytes:
+    """A refusal, as a service writes it."""
+    return answer(json.dumps({"__type": code, "message": "as told"}).encode(), "400 Bad Request")
+
+
+@frozen
+class Told:
+    """What a service does for one request: it writes this, and may end the connection then."""
+
+    what: bytes = b""
+    ends: bool = False
+
+
+@define
+class Bytes:
+    """A service that answers as written, byte for byte.
+
+    asked        the head and the body of each request
+    connections  how many there were
+    """
+
+    answers: list[Told]
+    tls: ssl.SSLContext | None = None
+    asked: list[tuple[HTTPMessage, bytes]] = Factory(list)
+    connections: int = 0
+    url: str = ""
+    server: socket.socket | None = None
+    _open: list[socket.socket] = Factory(list)
+
+    def serve(self, server: socket.socket) -> None:
+        """Serve one connection after another, each in a thread of its own."""
+        with suppress(OSError):  # how `accept` learns that the server was closed
+            while True:
+                connection, _ = server.accept()
+                Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+            self.connections += 1
+            self._open.append(connection)
+            with connection, connection.makefile("rb") as come:
+                while come.readline():
+                    head = parse_headers(come)
+                    self.asked.append((head, come.read(int(head["Content-Length"]))))
+                    told = self.answers.pop(0)
+                    connection.sendall(told.what)
+                    if told.ends:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        return
+
+    def gone(self) -> None:
+        """Take no more connections, and end those there are."""
+        self.hang_up()
+        assert self.server is not None
+        self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+
+@contextmanager
+def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterator[Bytes]:
+    """Such a service on loopback."""
+    made = Bytes([each if isinstance(each, Told) else Told(each) for each in answers], tls)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        made.server = server
+        made.url = f"{'https' if tls else 'http'}://localhost:{server.getsockname()[1]}"
+        thread = Thread(target=made.serve, args=(server,), daemon=True)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.hang_up()
+            with suppress(OSError):  # gone already
+                server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+class Asking:
+    """A client of boto3 whose GetShardIterator goes past it, and how to ask."""
+
+    def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
+        options = {"read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 2}, **config}
+        self.client = (session or boto3.Session()).client("kinesis", endpoint_url=url, config=Config(**options))
+        self.calls = DirectCalls(self.client, ["GetShardIterator"])
+        self.through_boto3 = 0
+
+    def __call__(self, *, again: bool = True, shard: str = "s-0") -> str:
+        """The iterator that is told."""
+        question: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
+
+        def by_boto() -> Any:  # noqa: ANN401  as boto3
+            self.through_boto3 += 1
+            return self.client.get_shard_iterator(**question)
+
+        body = json.dumps(question).encode()
+        told = self.calls.call("GetShardIterator", body, JSON, read=json.loads, by_boto=by_boto, again=again)
+        return cast("str", told["ShardIterator"])
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.calls.close()
+        self.client.close()
+
+
+@contextmanager
+def asking(url: str, **config: Any) -> Iterator[Asking]:  # noqa: ANN401  boto3 has no type for it
+    """One that has asked once, so that it knows how boto3 asks."""
+    made = Asking(url, **config)
+    try:
+        assert made() == "i"
+        yield made
+    finally:
+        made.close()
+
+
+VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-request"}
+
+
+def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None:
+    """Without it a service might answer another question, or take a call for a stranger's."""
+    with service(*[answer()] * 4) as there, asking(there.url) as ask:
+        assert [ask(), ask(), ask()] == ["i"] * 3
+        (boto3s, said), *ours = there.asked
+        expected = {name.lower(): value for name, value in boto3s.items()}
+        for head, body in ours:
+            headers = {name.lower(): value for name, value in head.items()}
+            assert headers.keys() == expected.keys()
+            assert {name: headers[name] for name in headers.keys() - VARYING} == {
+                name: expected[name] for name in headers.keys() - VARYING
+            }
+            assert json.loads(body) == json.loads(said)
+            assert headers["authorization"].split("/")[2:4] == expected["authorization"].split("/")[2:4]
+        assert len({head["amz-sdk-invocation-id"] for head, _ in there.asked}) == 4
+        assert (ask.through_boto3, there.connections) == (1, 2)
+
+
+LARGE = json.dumps({"ShardIterator": "i", "Odd": "x" * 300_000}).encode()
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n16\r\n%b\r\n0\r\n\r\n"
+OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"ShardIterator": "i"}'
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        answer(LARGE),
+        answer(json.dumps({"ShardIterator": "i"}).encode(), "200 OK", f"x-amz-crc32: {crc32(b'')}"),
+        answer(b'{"ShardIterator": "i"}', "200 OK", "Connection: close"),
+        answer(form="text/plain"),
+        answer(b'{"ShardIterator": "i"}', "200 "),
+        CHUNKED % (JSON.encode(), b'{"ShardIterator": "i"}'),
+        OLD % JSON.encode(),
+        b"HTTP/1.1 100 Continue\r\n\r\n" + answer(),
+    ],
+    ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
+)
+def test_every_form_of_a_good_answer_is_read_and_asked_for_once(told: bytes) -> None:
+    """Without it something between a worker and its service would end reading, or double its requests."""
+    with service(answer(), told, answer()) as there, asking(there.url) as ask:
+        assert (ask(), ask()) == ("i", "i")
+        assert len(there.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        answer(b"x" * 10)[:-5],
+        answer()[:30],
+        b"no HTTP at all\r\n\r\n",
+        answer() + b"more",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n{",
+        CHUNKED[:-7] % (JSON.encode(), b"{"),
+        b"",
+    ],
+    ids=["body cut", "head cut", "no HTTP", "more", "huge", "chunk cut", "nothing"],
+)
+@pytest.mark.parametrize("again", [True, False])
+def test_an_answer_that_is_cut_off_or_none_counts_as_no_answer(told: bytes, again: bool) -> None:
+    """Without it a part of an answer might pass for the whole of it, or what was carried out be asked twice."""
+    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        there.answers[:] = [Told(told, ends=True), answered := Told(answer())]
+        with pytest.raises(ConnectionClosedError):
+            ask(again=again)
+        assert (len(there.asked), there.answers) == (2, [answered])
+        assert ask() == "i"
+
+
+def test_a_kept_connection_that_ends_without_a_byte_costs_nothing_where_asking_twice_does_no_harm() -> None:
+    """Without it each pause longer than a service keeps connections for would look like a fault."""
+    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        assert ask() == "i"
+        ends = Told(ends=True)
+        there.answers[:] = [ends, Told(answer()), ends, last := Told(answer())]
+        assert (ask(), len(there.asked)) == ("i", 4)
+        with pytest.raises(ConnectionClosedError):
+            ask(again=False)
+        assert there.answers == [last]
+
+
+def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> None:
+    """Without it a write would be lost, and nobody know whether it was carried out."""
+    with service(*[answer()] * 3) as there, asking(there.url) as ask:
+        assert ask() == "i"
+        there.hang_up()
+        assert ask(again=False) == "i"
+        assert (len(there.asked), ask.through_boto3) == (3, 1)
+
+
+def test_what_a_service_refuses_is_said_by_boto3_and_asked_once() -> None:
+    """Without it an error would be another one on this way, or a refused request be counted twice."""
+    with service(answer(), refusal("ExpiredTokenException")) as there, asking(there.url) as ask:
+        with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):
+            ask()
+        assert (len(there.asked), there.connections) == (2, 2)
+
+
+@pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
+def test_boto3_repeats_what_it_would_repeat(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it one throttled request would be a fault, or be repeated twice as often as it should be."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
+    with service(answer(), first, answer()) as there, asking(there.url) as ask:
+        assert (ask(), len(there.asked)) == ("i", 3)
+
+
+def test_a_redirection_is_boto3s() -> None:
+    """Without it a question would be taken for answered by the page that says where to go."""
+    with (
+        service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as there,
+        asking(there.url) as ask,
+        pytest.raises(ClientError, match="301"),
+    ):
+        ask()
+
+
+def test_silence_is_late_in_boto3s_own_words() -> None:
+    """Without it a service that hangs would hold a shard's thread, or be given no longer the next time."""
+    with service(answer(), Told()) as there:
+        config: dict[str, Any] = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
+        with asking(there.url, **config) as ask, pytest.raises(ReadTimeoutError):
+            ask()
+        assert len(there.asked) == 2
+
+
+def test_a_service_that_is_gone_is_said_to_be() -> None:
+    """Without it nobody would know that nothing was sent."""
+    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        there.gone()
+        with pytest.raises(EndpointConnectionError):
+            ask()
+
+
+def foreign(**_event: object) -> None:
+    """A handler of somebody else's."""
+
+
+def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it what watches calls, changes them or answers in their place would be passed by in silence."""
+    caplog.set_level(logging.INFO)
+    by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
+
+    def wrapped(*given: Any) -> Any:  # noqa: ANN401  as boto3
+        return by_boto(*given)
+
+    session = boto3.Session()
+    session.events.register("before-sign.kinesis", foreign)
+    with service(*[answer()] * 7) as there:
+        proxied = Asking(there.url, proxies={"http": there.url})
+        handled = Asking(there.url, session)
+        plain = Asking(there.url)
+        for ask in (proxied, handled):
+            assert [ask(), ask()] == ["i", "i"]
+            assert ask.through_boto3 == 2
+        monkeypatch.setattr(BaseClient, "_make_api_call", wrapped)
+        assert [plain(), plain()] == ["i", "i"]
+        assert plain.through_boto3 == 2
+        for ask in (proxied, handled, plain):
+            ask.close()
+    assert caplog.text.count("goes through boto3: ") == 3
+
+
+def test_new_credentials_are_learnt_from_boto3() -> None:
+    """Without it calls would be signed with keys that have expired, for as long as a process lives."""
+    core = botocore.session.get_session()
+    core.set_credentials("first", "secret", "token-1")
+    with service(*[answer()] * 5) as there:
+        ask = Asking(there.url, boto3.Session(botocore_session=core))
+        assert [ask(), ask()] == ["i", "i"]
+        keys: Any = core.get_credentials()  # boto3 refreshes these in place
+        keys.access_key, keys.token = "second", "token-2"
+        assert [ask(), ask()] == ["i", "i"]
+        assert ask.through_boto3 == 2
+        used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in there.asked]
+        assert used == [("=first", "token-1")] * 2 + [("second", "token-2")] * 2
+        ask.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost, signed by itself, with its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = folder / "both.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    keys = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(["openssl", *words.split(), *keys], check=True, capture_output=True)
+    made.write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
+    return made
+
+
+def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it calls of a company's own endpoint would fail, or go to whoever answers in its place."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    with service(*[answer(LARGE)] * 4, tls=context) as there:
+        with asking(there.url) as ask:
+            assert [ask(), ask(again=False)] == ["i", "i"]
+            assert (ask.through_boto3, there.connections) == (1, 2)
+        monkeypatch.delenv("AWS_CA_BUNDLE")
+        ask = Asking(there.url, retries={"total_max_attempts": 1})
+        with pytest.raises(SSLError):
+            ask()
+        ask.close()
+        assert len(there.asked) == 3

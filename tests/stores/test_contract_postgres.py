@@ -1,0 +1,385 @@
+"""The PostgreSQL store keeps the contract on a real server, between processes too, and says what is wrong with one."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg
+import pytest
+from attrs import evolve
+from process_race import assert_one_winner_each
+from psycopg.sql import SQL, Identifier
+from waiters import until
+
+from leasehold.adapters.local import node
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import DATABASE, USER, conninfo_of, postgres, store_url
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import KEY, done, facts, lost, owned, stored
+from leasehold.stores.embedded.sqlite import COLUMNS
+from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, Statements, open_url, place_of
+from leasehold.stores.protocol import Listing, Lost, Malformed, OutcomeUnknown, Store, StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
+
+pytestmark = pytest.mark.services
+
+_numbers = count()
+
+
+@pytest.fixture
+def table() -> str:
+    """A name of a test's own."""
+    return f"leases_{os.getpid()}_{next(_numbers)}"
+
+
+@pytest.fixture
+def url(postgres_service: Service, table: str) -> str:
+    """Its URL."""
+    return store_url(postgres_service, table)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    """A new, empty store."""
+    opened = open_store(url)
+    assert isinstance(opened, PostgresStore)
+    yield opened
+    opened.close()
+
+
+class TestPostgres(StoreContract):
+    """Every clause, races included."""
+
+
+Sql = Callable[[str], list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def sql(postgres_service: Service, table: str) -> Sql:
+    """What another program does to the database; TABLE is the test's own."""
+
+    def done(statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(conninfo_of(postgres_service), autocommit=True) as connection:
+            cursor = connection.execute(statement.replace("TABLE_", table).encode())
+            return cursor.fetchall() if cursor.description else []
+
+    return done
+
+
+def test_one_winner_between_processes(url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(url)
+
+
+def test_a_database_with_a_stricter_isolation_has_one_winner_each_too(sql: Sql, url: str, table: str) -> None:
+    """There PostgreSQL refuses by an error, which would be taken for a fault of the service."""
+    sql("CREATE ROLE strict_TABLE_ LOGIN SUPERUSER")
+    sql("ALTER ROLE strict_TABLE_ SET default_transaction_isolation = 'serializable'")
+    assert_one_winner_each(url.replace(f"user={USER}", f"user=strict_{table}"))
+
+
+def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store: PostgresStore) -> None:
+    """A field that is bent on the way is read wrong by every worker; and a team would not find its own words."""
+    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
+    made = done(
+        store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
+    )
+    now = done(store.write(RequestLease(done(store.write(ClaimLease(made, "ann"))), "bob")))
+    assert store.get(["s:0"]) == (now,)
+    ((*facts, written),) = sql("SELECT * FROM TABLE_")
+    assert facts == [
+        *("s:0", "s", "0", '["s:p"]', "ann", 1, "41", 3, "tok é", "0", str(2**128 - 1), 1500 / 1024, "bob", True),
+        '{"team": "Äpfel"}',
+    ]
+    assert sql("SELECT now() - written < '1 minute' FROM TABLE_") == [(True,)], written
+
+
+def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
+    """Each renewal of a large fleet would read the whole table."""
+    seen = owned(store)
+    sql(
+        "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
+        "SELECT n::text, n::text, 0, 'TRIM_HORIZON' FROM generate_series(1, 5000) AS n"
+    )
+    sql("ANALYZE TABLE_")
+    asked = Statements.of((table,))
+    row = dict.fromkeys(COLUMNS) | {"key": seen.key}
+    with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
+        for statement in (asked.update, asked.delete, asked.some):
+            told = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
+            plan = str(connection.execute(b"EXPLAIN " + statement, told).fetchall())
+            assert "Index" in plan
+            assert "Seq Scan" not in plan
+
+
+def test_columns_of_others_survive(sql: Sql, store: PostgresStore) -> None:
+    """A team that notes who to call beside each lease would lose it at the next renewal."""
+    seen = owned(store)
+    sql("ALTER TABLE TABLE_ ADD COLUMN oncall text")
+    sql("UPDATE TABLE_ SET oncall = 'the blue team'")
+    renewed = done(store.write(RenewLease(seen)))
+    done(store.write(ReleaseLease(done(store.write(CheckpointLease(renewed, Position("41")))), "ann")))
+    assert sql("SELECT oncall FROM TABLE_") == [("the blue team",)]
+
+
+def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
+    """Whoever takes a lease away by hand leaves the counter alone, and the owner would write over it."""
+    seen = owned(store)
+    sql("UPDATE TABLE_ SET owner = 'bob'")
+    assert facts(lost(store.write(RenewLease(seen)))) == facts(evolve(seen, owner="bob", yields=True))
+    sql("""UPDATE TABLE_ SET owner = 'ann', notes = '{"a":"1"}', weight = 12.34567""")
+    now = done(store.write(RenewLease(seen)))
+    assert (now.owner, now.notes, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
+    assert stored(store) == now
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field", "why"),
+    [
+        ("checkpoint = 'EARLIEST'", "checkpoint", "'EARLIEST' is neither a sentinel nor a decimal sequence number"),
+        ("counter = -1", "counter", "-1 is no whole number"),
+        ("parents = '['", "parents", "'[' is not JSON"),
+        ("weight = 'NaN'", "weight", "nan is no throughput in KB/s, from 0 to 976562500000"),
+    ],
+)
+def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:
+    """One bad row would stop every worker, or worse, be taken for a lease that starts anew."""
+    seen, good = owned(store), owned(store, key="good")
+    sql(f"UPDATE TABLE_ SET {spoil} WHERE key <> 'good'")  # noqa: S608  the test's own words
+    assert store.list() == Listing((good,), (Malformed(KEY, field, why),))
+    with pytest.raises(StoreError, match=rf"lease {KEY}: {field}: .*correct the row"):
+        store.write(RenewLease(seen))
+
+
+# A table that cannot be used
+
+
+def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) -> None:
+    """A mistyped name would make an empty table, and the whole stream be read again."""
+    with pytest.raises(StoreError, match=rf"table {table} of .*: there is no such table here"):
+        open_store(url, create=False)
+    assert sql("SELECT to_regclass('TABLE_')") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ("(id text)", "the table is of another shape than a lease table"),
+        ("AS SELECT * FROM TABLE_", "the table has no primary key on its column key"),
+    ],
+)
+def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape: str, says: str) -> None:
+    """Some other program's table would be used until the first write fails; without its key two workers create."""
+    open_store(url).close()
+    sql(f"CREATE TABLE other_TABLE_ {shape}")
+    with pytest.raises(StoreError, match=says):
+        open_store(url.replace(table, f"other_{table}"))
+
+
+@pytest.mark.parametrize("does", ["INSERT", "UPDATE", "DELETE"])
+def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
+    sql: Sql, url: str, store: PostgresStore, does: str
+) -> None:
+    """A worker would be told of each of its writes that somebody else was first."""
+    seen = owned(store)
+    sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
+    with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
+        store.prove()
+    reader = open_store(url, create=False, write=False)
+    assert reader.list() == Listing((seen,))
+    reader.close()
+
+
+def test_the_probe_shows_nobody_a_row(sql: Sql, store: PostgresStore) -> None:
+    """A listing at that moment would have a lease of no shard."""
+    store.prove()
+    assert sql("SELECT n_tup_ins, n_live_tup FROM pg_stat_user_tables WHERE relname = 'TABLE_'")
+    assert sql("SELECT count(*) FROM TABLE_") == [(0,)]
+
+
+def test_a_user_whose_commits_are_not_waited_for_is_refused(sql: Sql, url: str, table: str) -> None:
+    """A checkpoint that was answered would be gone after a loss of power, and the next owner begin before it."""
+    sql("CREATE ROLE hasty_TABLE_ LOGIN SUPERUSER")
+    sql("ALTER ROLE hasty_TABLE_ SET synchronous_commit = off")
+    theirs = url.replace(f"user={USER}", f"user=hasty_{table}")
+    with pytest.raises(StoreError, match=r"synchronous_commit is off for this user"):
+        open_store(theirs)
+
+
+def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
+    sql: Sql, url: str, store: PostgresStore, table: str
+) -> None:
+    """The service's own words name a table and no right; and a tool that only looks must be able to."""
+    seen = owned(store)
+    sql("CREATE ROLE reader_TABLE_ LOGIN")
+    sql("GRANT SELECT ON TABLE_ TO reader_TABLE_")
+    theirs = url.replace(f"user={USER}", f"user=reader_{table}")
+    with pytest.raises(StoreError, match="a worker needs SELECT, INSERT, UPDATE and DELETE"):
+        open_store(theirs)
+    reader = open_store(theirs, create=False, write=False)
+    assert reader.list() == Listing((seen,))
+    reader.close()
+
+
+def test_a_table_that_was_dropped_is_made_anew_by_who_may(sql: Sql, url: str, store: PostgresStore) -> None:
+    """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
+    seen = owned(store)
+    tool = open_store(url, create=False, write=False)
+    sql("DROP TABLE TABLE_")
+    for ask in (tool.list, lambda: store.write(RenewLease(seen))):
+        with pytest.raises(StoreError, match="there is no such table here"):
+            ask()
+    assert store.list() == Listing(())
+    assert tool.list() == Listing(())
+    assert store.write(RenewLease(seen)) == Lost(KEY, None)
+    tool.close()
+
+
+def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> None:
+    """A worker would ask for it again for ever."""
+    with pytest.raises(StoreError, match="NUL") as caught:
+        store.write(CreateLease(Lease("a\0b")))
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
+# A server in trouble
+
+
+def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
+    """After a restart each connection of the pool would fail one write more, and a lease expire meanwhile."""
+    seen = owned(store)
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
+    end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'"
+    ((ended,),) = sql(end)
+    assert ended >= 1
+    with pytest.raises(OutcomeUnknown, match=f"table {table} of "):
+        store.write(RenewLease(seen))
+    assert done(store.write(RenewLease(seen))).epoch == seen.epoch + 1
+    sql(end)
+    assert store.get([KEY]) != (seen,)  # a reading is repeated, and nobody notices
+
+
+def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
+    """A worker would wait for as long as TCP does, and lose all its leases to one stalled request."""
+    hasty = open_store(url, request_seconds=1.0)
+    seen = owned(hasty)
+    processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")
+    for (process,) in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        with pytest.raises(OutcomeUnknown):
+            hasty.write(RenewLease(seen))
+        assert hasty.get([KEY]) == (seen,)  # by another connection: those that hang are asked no more
+    finally:
+        for (process,) in processes:
+            os.kill(process, signal.SIGCONT)
+    hasty.close()
+
+
+def test_a_row_that_another_program_keeps_locked_is_an_unknown_outcome(
+    postgres_service: Service, url: str, store: PostgresStore, table: str
+) -> None:
+    """An operator's forgotten transaction would stop a worker for good."""
+    seen = owned(store)
+    hasty = open_store(url, request_seconds=1.0)
+    with psycopg.connect(conninfo_of(postgres_service)) as other:
+        other.execute(SQL("SELECT * FROM {} FOR UPDATE").format(Identifier(table)))
+        with pytest.raises(OutcomeUnknown):
+            hasty.write(RenewLease(seen))
+        assert hasty.get([KEY]) == (seen,)
+        other.rollback()
+    hasty.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where a server that may not run as root can keep its files."""
+    with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def test_a_server_that_is_away_and_comes_back_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker would have to be restarted after each maintenance of its database."""
+    with postgres(folder) as service:
+        store = open_store(store_url(service))
+        seen = owned(store)
+        monkeypatch.setattr(node, "free_port", lambda: service.port)
+    with pytest.raises(OutcomeUnknown):
+        store.write(RenewLease(seen))
+    with pytest.raises(OutcomeUnknown):
+        store.list()
+    with postgres(folder):
+        until(lambda: _answers(store), "the store answers")
+        assert store.list() == Listing((seen,))
+        assert done(store.write(RenewLease(seen))).owner == "ann"
+    store.close()
+
+
+def _answers(store: Store) -> bool:
+    try:
+        store.list()
+    except OutcomeUnknown:
+        return False
+    return True
+
+
+def test_nobody_at_the_address_is_an_unknown_outcome() -> None:
+    """A worker would end where waiting a little would do."""
+    with pytest.raises(OutcomeUnknown, match=r"table leases of 127\.0\.0\.1/app"):
+        open_store("postgres://127.0.0.1:1/app")
+
+
+@pytest.mark.parametrize(
+    ("user", "database", "says"),
+    [("nobody_here", DATABASE, 'role "nobody_here" does not exist'), (USER, "none", 'database "none" does not exist')],
+)
+def test_a_refused_connection_says_why(postgres_service: Service, user: str, database: str, says: str) -> None:
+    """A pool tells nobody, and a worker would wait for a service that is up."""
+    with pytest.raises(StoreError, match=says) as caught:
+        open_store(f"postgres://127.0.0.1:{postgres_service.port}/{database}?user={user}")
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
+# The URL
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "named"),
+    [
+        ("db.example:5433/app", {}, PostgresPlace("db.example", "5433", "app")),
+        ("db.example/app", {"table": "ops.orders"}, PostgresPlace("db.example", "", "app", ("ops", "orders"))),
+        ("/app", {"user": "ann", "sslmode": "require"}, PostgresPlace("", "", "app", user="ann", sslmode="require")),
+        ("[::1]:5432/app", {}, PostgresPlace("::1", "5432", "app")),
+        ("[::1]/app", {}, PostgresPlace("::1", "", "app")),
+        ("a:1,b:2/app", {}, PostgresPlace("a,b", "1,2", "app")),
+    ],
+)
+def test_a_url_names_a_place(place: str, options: dict[str, str], named: PostgresPlace) -> None:
+    """A worker would look for its leases elsewhere."""
+    assert place_of(place, options) == named
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "says"),
+    [
+        ("host", {}, "wants host:port/database"),
+        ("host/", {}, "wants host:port/database"),
+        ("host/a/b", {}, "wants host:port/database"),
+        ("host/app", {"table": "a b"}, "option 'table' wants"),
+        ("host/app", {"table": "a.b.c"}, "option 'table' wants"),
+        ("host/app", {"table": "x" * 64}, "option 'table' wants"),
+    ],
+)
+def test_a_url_that_names_none_is_refused(place: str, options: dict[str, str], says: str) -> None:
+    """The complaint would be the service's, about words that nobody wrote."""
+    with pytest.raises(ValueError, match=f"store URL: .*{says}"):
+        open_url(place, options, create=True, request_seconds=None)

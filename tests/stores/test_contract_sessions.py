@@ -1,0 +1,200 @@
+"""Layout `sessions` keeps the contract on every store."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import pytest
+from boto3 import Session
+from object_memory import ObjectMemory
+from object_stores import AgelessBlobs, AgelessS3, bucket, container
+from process_race import assert_one_winner_each
+
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import store_url
+from leasehold.balancer.model import Lease
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done
+from leasehold.stores.contract.checkpoints import Checkpoints
+from leasehold.stores.contract.handoff import Handoff
+from leasehold.stores.contract.ownership import Ownership
+from leasehold.stores.contract.resets import Resets
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.embedded.cells import MemoryCells
+from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
+from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+_numbers = count()
+
+
+class TestMemory(StoreContract):
+    """Every clause, in this process."""
+
+    @pytest.fixture
+    def store(self) -> SessionStore:
+        """A table of its own."""
+        return SessionStore(MemoryCells())
+
+
+class TestSmallPages(StoreContract):
+    """Every clause, where each lease is on a page of its own (G12)."""
+
+    @pytest.fixture
+    def store(self) -> SessionStore:
+        """A table whose pages have room for one lease."""
+        cells = MemoryCells()
+        cells.page_leases = 1
+        return SessionStore(cells, gather=0.0)
+
+
+class TestObjects(Ownership, Checkpoints, Handoff, Resets):
+    """Every clause but the races: these objects check and write in two steps."""
+
+    @pytest.fixture
+    def store(self) -> SessionStore:
+        """Objects of its own."""
+        return SessionStore(ObjectCells(ObjectMemory(), "fleet/one"), gather=0.0)
+
+
+class TestSqlite(StoreContract):
+    """Every clause, in a file."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SessionStore]:
+        """A file of its own."""
+        with closing(SessionStore(SqliteCells(SqliteStore(str(tmp_path / "leases.db"))), gather=0.0)) as store:
+            yield store
+
+
+def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"sqlite://{tmp_path}/leases.db?layout=sessions")
+
+
+@pytest.mark.services
+class TestDynalite(StoreContract):
+    """Every clause, in DynamoDB."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def session(cls) -> Session:
+        """One for all, for the service's description takes long to read."""
+        return Session()
+
+    @pytest.fixture
+    def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
+        """A table of its own."""
+        table = DynamoStore(f"sessions-{next(_numbers)}", endpoint=dynalite_url, session=session)
+        with closing(SessionStore(table.cells(), gather=0.0)) as store:
+            yield store
+
+
+@pytest.mark.services
+def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
+
+
+@pytest.mark.services
+class TestDynaliteUnderAPrefix(StoreContract):
+    """Every clause, in one application's part of a table that many share."""
+
+    @pytest.fixture
+    def store(self, dynalite_url: str) -> Iterator[SessionStore]:
+        """A part of its own."""
+        table = DynamoStore(
+            "sessions-shared", endpoint=dynalite_url, session=Session(), prefix=f"app-{next(_numbers)}/"
+        )
+        with closing(SessionStore(table.cells(), gather=0.0)) as store:
+            yield store
+
+
+@pytest.mark.services
+def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
+    """One would find the other's rows, and refuse the table as mixed, or read its shards."""
+    url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
+    usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
+    done(usual.write(CreateLease(Lease("shard-0"))))
+    done(ours.write(CreateLease(Lease("shard-1"))))
+    again = open_store(f"{url}orders")
+    assert [[row.key for row in one.list().leases] for one in (usual, again)] == [["shard-0"], ["shard-1"]]
+    assert isinstance(again, SessionStore)
+    with pytest.raises(StoreError, match="not in layout sessions"):
+        open_store(f"{url}orders/&layout=sessions")
+    for store in (usual, ours, again):
+        store.close()
+
+
+@pytest.mark.services
+def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
+
+
+@pytest.mark.services
+class TestPostgres(StoreContract):
+    """Every clause, on a real server."""
+
+    @pytest.fixture
+    def store(self, postgres_service: Service) -> Iterator[Store]:
+        """A table of its own."""
+        url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
+        with closing(open_store(f"{url}&layout=sessions")) as store:
+            yield store
+
+
+@pytest.mark.services
+def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
+    """Two processes would read one shard."""
+    url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
+    assert_one_winner_each(f"{url}&layout=sessions")
+
+
+@pytest.mark.services
+def test_a_table_of_postgres_is_recognised_and_another_layout_refused(postgres_service: Service) -> None:
+    """A worker without the option would make leases of its own beside those that are there."""
+    ours, other = (store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
+    with closing(open_store(f"{ours}&layout=sessions")) as store:
+        done(store.write(CreateLease(Lease("shard-0"))))
+    with closing(open_store(ours)) as store:
+        assert isinstance(store, SessionStore)
+        assert [row.key for row in store.list().leases] == ["shard-0"]
+    with closing(open_store(other)) as store:
+        done(store.write(CreateLease(Lease("shard-0"))))
+    with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
+        open_store(f"{other}&layout=sessions")
+
+
+@pytest.mark.services
+class TestBlob(StoreContract):
+    """Every clause, on azurite."""
+
+    @pytest.fixture
+    def store(self, azurite_connection: str) -> Iterator[SessionStore]:
+        """A container of its own."""
+        cells = ObjectCells(AgelessBlobs(container(azurite_connection)), "fleet/one", page_leases=20)
+        with closing(SessionStore(cells, gather=0.0)) as store:
+            yield store
+
+
+@pytest.mark.services
+class TestS3(Ownership, Checkpoints, Handoff, Resets):
+    """Every clause but the races, of which moto is no judge."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def objects(cls, moto_url: str) -> Iterator[AgelessS3]:
+        """One bucket: its clients take longer to be made than a clause takes."""
+        with closing(bucket(moto_url)) as objects:
+            yield objects
+
+    @pytest.fixture
+    def store(self, objects: AgelessS3) -> SessionStore:
+        """A store under a prefix of its own."""
+        return SessionStore(ObjectCells(objects, f"fleet/{next(_numbers)}"), gather=0.0)

@@ -1,0 +1,166 @@
+"""Many applications in one table of DynamoDB, each under a prefix: the contract, and nothing of one seen by another."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from attrs import evolve
+from boto3 import Session
+from process_race import assert_one_winner_each
+from standins.careless_line import careless_line
+from types_boto3_dynamodb import DynamoDBClient
+
+from leasehold.balancer.model import Lease, Position, Version
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done, owned, stored
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.protocol import Listing, StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, DeleteLease
+
+pytestmark = pytest.mark.services
+
+_numbers = count()
+PAIR = ("shared/orders/", "shared/orders")
+"""The one begins with the other."""
+
+
+@pytest.fixture(scope="session")
+def session() -> Session:
+    """One session for all, for the service's description takes long to read."""
+    return Session()
+
+
+def under(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
+    """A store under this prefix."""
+    return DynamoStore(table, endpoint=url, session=session, prefix=prefix)
+
+
+class TestDynalite(StoreContract):
+    """Every clause, under a prefix of its own in one table."""
+
+    @pytest.fixture
+    def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
+        """A new, empty part."""
+        opened = under(dynalite_url, session, f"app-{next(_numbers)}/")
+        yield opened
+        opened.close()
+
+
+@pytest.mark.more
+class TestDynamoDBLocal(StoreContract):
+    """Every clause, where a refusal brings the row as stored."""
+
+    @pytest.fixture
+    def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
+        """A new, empty part."""
+        opened = under(dynamodb_local_url, session, f"app-{next(_numbers)}/")
+        yield opened
+        opened.close()
+
+
+def test_one_winner_between_processes(dynalite_url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")
+
+
+def test_two_applications_see_nothing_of_each_other(dynalite_url: str, session: Session) -> None:
+    """One would claim the other's shards, reset its checkpoints or delete its leases."""
+    ours, theirs = (under(dynalite_url, session, prefix, "pair") for prefix in PAIR)
+    mine, other = owned(ours, "ann", "shard-0"), owned(theirs, "bob", "shard-0", Position("41"))
+    assert (ours.list(), theirs.list()) == (Listing((mine,)), Listing((other,)))
+    assert (ours.scan(0, 4, "bob"), ours.scan(0, 4, "ann"), ours.scan(1, 4)) == (
+        Listing(()),
+        Listing((mine,)),
+        Listing(()),
+    )
+    assert done(ours.write(CheckpointLease(mine, Position("7")))).checkpoint == Position("7")
+    assert done(ours.write(DeleteLease(stored(ours, "shard-0")))).key == "shard-0"
+    assert (ours.get(["shard-0"]), theirs.get(["shard-0"])) == ((), (other,))
+    for each in (ours, theirs):
+        each.close()
+
+
+def test_a_row_is_what_java_would_write_and_one_attribute(
+    dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
+) -> None:
+    """Whoever reads the table with a tool of the service could not tell whose a row is."""
+    store = under(dynalite_url, session, "orders/", "rows")
+    done(store.write(CreateLease(Lease("shard-0", checkpoint=Position("41", 3)))))
+    assert dynalite_client.scan(TableName="rows")["Items"] == [
+        {
+            "application": {"S": "orders/"},
+            "leaseKey": {"S": "shard-0"},
+            "leaseCounter": {"N": "0"},
+            "checkpoint": {"S": "41"},
+            "checkpointSubSequenceNumber": {"N": "3"},
+            "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        }
+    ]
+    store.close()
+
+
+def test_a_listing_asks_for_its_own_rows_alone(dynalite_url: str) -> None:
+    """Each look of a small application would cost what all the rows of the large ones cost."""
+    with careless_line(dynalite_url) as line:
+        url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
+        store = open_store(url)
+        line.asked.clear()
+        seen = owned(store, key="shard-0")
+        assert store.list() == Listing((seen,))
+        assert "Scan" not in line.asked
+        assert line.asked.count("Query") == 1
+        store.close()
+
+
+@pytest.mark.parametrize("forgets", ["PutItem", "UpdateItem", "DeleteItem"])
+def test_a_service_that_ignores_conditions_is_refused(
+    dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
+) -> None:
+    """Every worker would win every lease."""
+    ignored = pytest.raises(StoreError, match="careless-shared: the service ignores the conditions of writes")
+    with careless_line(dynalite_url, forgets) as line, ignored:
+        open_store(f"dynamodb://careless-shared?prefix=a/&endpoint={line.url}")
+    assert dynalite_client.scan(TableName="careless-shared")["Items"] == []
+
+
+def test_a_table_of_one_application_takes_no_prefix_and_the_other_wants_one(
+    dynalite_url: str, session: Session
+) -> None:
+    """Java workers, and ours without a prefix, would take every row for a lease of their own stream."""
+    DynamoStore("alone", endpoint=dynalite_url, session=session).close()
+    under(dynalite_url, session, "a/", "together").close()
+    with pytest.raises(StoreError, match=r"alone: it is the table of one application, which Java workers may share"):
+        under(dynalite_url, session, "a/", "alone")
+    with pytest.raises(StoreError, match=r"together: many applications share it, each under a prefix; add \?prefix="):
+        DynamoStore("together", endpoint=dynalite_url, session=session)
+    with pytest.raises(StoreError, match=r"partition key application \(string\) and the sort key leaseKey \(string\)"):
+        DynamoStore("none", endpoint=dynalite_url, session=session, prefix="a/", create=False)
+
+
+def test_a_java_workers_request_is_refused_by_the_service(
+    dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
+) -> None:
+    """It would go on with half of what it sees: the Kinesis Client Library names a row by its leaseKey alone."""
+    store = under(dynalite_url, session, "a/", "for-java")
+    seen = owned(store, key="shard-0")
+    for ask in (dynalite_client.get_item, dynalite_client.delete_item):
+        with pytest.raises(dynalite_client.exceptions.ClientError, match="key element does not match the schema"):
+            ask(TableName="for-java", Key={"leaseKey": {"S": "shard-0"}})
+    assert stored(store, "shard-0") == seen
+    store.close()
+
+
+def test_a_table_that_was_deleted_is_made_anew_with_its_key(
+    dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
+) -> None:
+    """The table of one application would be made, and refuse all others."""
+    store = under(dynalite_url, session, "a/", "fleeting")
+    seen = done(store.write(CreateLease(Lease("s-0"))))
+    dynalite_client.delete_table(TableName="fleeting")
+    dynalite_client.get_waiter("table_not_exists").wait(TableName="fleeting", WaiterConfig={"Delay": 1})
+    assert store.list() == Listing(())
+    assert done(store.write(ClaimLease(done(store.write(CreateLease(seen))), "ann"))) == evolve(
+        seen, owner="ann", yields=True, epoch=1, version=Version("1")
+    )
+    store.close()

@@ -1,0 +1,118 @@
+"""A backup of a lease table: byte for byte, whole or not at all, and what is wrong with one is said by its line."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.consuming import consumption
+from leasehold.balancer.model import Lease, Position, Version
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done, owned
+from leasehold.stores.embedded.file import FileStore
+from leasehold.stores.protocol import Listing, Malformed, StoreError
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease, DeleteLease
+
+WHOLE = Lease(
+    "orders:s-1",
+    stream="orders",
+    shard="s-1",
+    parents=("orders:s-0",),
+    version=Version("7"),
+    checkpoint=Position("41", 3, "tok é"),
+    hash_range=(0, 2**128 - 1),
+    weight=12_801,
+    epoch=7,
+    notes=(("a", "1"), ("b", "two é")),
+)
+LINE = (
+    '{"key": "orders:s-1", "stream": "orders", "shard": "s-1", "parents": "[\\"orders:s-0\\"]", "owner": null, '
+    '"counter": 7, "checkpoint": "41", "sub": 3, "token": "tok é", "first_hash": "0", '
+    '"last_hash": "340282366920938463463374607431768211455", "weight": 12.5009765625, "heir": null, "yields": 0, '
+    '"notes": "{\\"a\\": \\"1\\", \\"b\\": \\"two é\\"}"}'
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a new backup may be made."""
+    return tmp_path / "leases.jsonl"
+
+
+class TestFile(StoreContract):
+    """Every clause, as far as one process sees it."""
+
+    @pytest.fixture
+    def store(self, path: Path) -> FileStore:
+        """A new, empty backup."""
+        return FileStore(str(path))
+
+
+def test_a_line_is_the_lease(path: Path) -> None:
+    """A backup of another version could not be restored; and the fencing numbers would fall."""
+    store = open_store(f"file://{path}")
+    assert done(store.write(CreateLease(WHOLE))) == WHOLE
+    store.close()
+    assert path.read_text(encoding="utf-8") == LINE + "\n"
+    again = open_store(f"file://{path}", create=False)
+    assert again.list() == Listing((WHOLE,))
+    again.close()
+    assert path.read_text(encoding="utf-8") == LINE + "\n"
+
+
+def test_a_backup_is_in_its_place_when_it_is_whole(path: Path) -> None:
+    """A command that is killed half-way would leave half of a backup in the place of the one before."""
+    first = FileStore(str(path))
+    row = owned(first)
+    first.close()
+    before = path.read_text(encoding="utf-8")
+    second = FileStore(str(path))
+    done(second.write(DeleteLease(row)))
+    done(second.write(CreateLease(Lease("other"))))
+    assert path.read_text(encoding="utf-8") == before
+    second.close()
+    assert [json.loads(line)["key"] for line in path.read_text(encoding="utf-8").splitlines()] == ["other"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
+    """Half of a fleet's checkpoints would be restored, and nobody would know of the rest."""
+    lines = [LINE, "{", '{"key": "s-2"}', LINE, LINE.replace("orders:s-1", "s-3").replace('"41"', '"EARLIEST"')]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    listing = FileStore(str(path)).list()
+    assert listing.leases == (WHOLE,)
+    assert listing.malformed == (
+        Malformed("line 2", "line", "is no JSON object with the columns of a lease"),
+        Malformed("line 3", "line", "is no JSON object with the columns of a lease"),
+        Malformed("orders:s-1", "key", "line 4 has a lease of an earlier line"),
+        Malformed("s-3", "checkpoint", "'EARLIEST' is neither a sentinel nor a decimal sequence number"),
+    )
+
+
+def test_an_owner_in_a_backup_is_left_out(path: Path) -> None:
+    """A worker that is gone for long would be waited for."""
+    path.write_text(LINE.replace('"owner": null', '"owner": "ann"'), encoding="utf-8")
+    assert FileStore(str(path)).list().leases == (evolve(WHOLE, owner=None),)
+
+
+def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
+    """A mistyped path would restore nothing, and say that all went well."""
+    with pytest.raises(StoreError, match="there is no file"):
+        open_store(f"file://{path}", create=False)
+    path.write_bytes(b"\xff")
+    with pytest.raises(StoreError, match="cannot be read as a backup"):
+        open_store(f"file://{path}")
+    store = FileStore(str(path.parent / "no" / "leases.jsonl"))
+    owned(store)
+    with pytest.raises(StoreError, match="cannot be written"):
+        store.close()
+
+
+def test_no_fleet_works_on_a_backup(path: Path) -> None:
+    """Two workers would each own every lease: nothing is compared between processes."""
+    with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
+        consumption("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})

@@ -1,0 +1,257 @@
+"""Leases in Google Cloud Storage: the contract on fake-gcs-server, and what is asked of the service, in memory.
+
+fake-gcs-server keeps ifGenerationMatch on inserts, under a lock, and deletes by generation; it ignores
+ifGenerationMatch on deletions, so that the store names the generation in both ways. It cannot prove what Google's own
+service does to more than one write a second of one object (429), nor rights, nor soft deletion.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
+
+import pytest
+import requests
+from attrs import evolve
+from gcs_memory import BEGAN, GcsMemory, MemoryAdapter
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
+from google.auth.transport.requests import AuthorizedSession
+from object_stores import try_conditions
+from process_race import assert_one_winner_each
+
+from leasehold.adapters.steering.doctor.attempts import attempted
+from leasehold.adapters.steering.doctor.objects import GCS, gcs_trial
+from leasehold.balancer.model import Lease
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.objects import gcs
+from leasehold.stores.objects.gcs import GcsObjects
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.requests import SkewWarning, Stored
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
+
+AT = "http://memory.invalid"
+
+_numbers = count()
+
+
+class AgelessGcs(GcsObjects):
+    """A bucket whose objects are always new: a lease read a second later must equal itself."""
+
+    def _stored(self, blob: object) -> Stored:
+        return evolve(super()._stored(blob), age=0.0)
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.timeout(1800)  # it may have to be built
+class TestFakeGcs(StoreContract):
+    """Every clause, races included."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def objects(cls, gcs_url: str) -> Iterator[AgelessGcs]:
+        """One bucket."""
+        with closing(AgelessGcs("contract", endpoint=gcs_url)) as objects:
+            objects.ensure(create=True)
+            yield objects
+
+    @pytest.fixture
+    def store(self, objects: AgelessGcs) -> EtagStore:
+        """A store under a prefix of its own."""
+        return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.timeout(1800)
+def test_one_winner_between_processes_on_fake_gcs(gcs_url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"gcs://race/fleet?endpoint={gcs_url}")
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.timeout(1800)
+def test_the_matrix_of_conditions_on_fake_gcs(gcs_url: str) -> None:
+    """A condition the service ignores makes two owners of one lease."""
+    with closing(AgelessGcs("matrix", endpoint=gcs_url)) as objects:
+        objects.ensure(create=True)
+        try_conditions(objects)
+        assert objects.list("") == ()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
+    """The bucket behind every session that is made."""
+    made = GcsMemory()
+
+    def session(credentials: AnonymousCredentials) -> AuthorizedSession:
+        opened = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        opened.mount("http://", MemoryAdapter(made))
+        return opened
+
+    monkeypatch.setattr(gcs, "AuthorizedSession", session)
+    return made
+
+
+@pytest.fixture
+def objects(bucket: GcsMemory) -> GcsObjects:
+    """Its objects; the clock of this machine is the service's."""
+    assert bucket.name == "leases"
+    return GcsObjects("leases", endpoint=AT, skew=SkewWarning(BEGAN.timestamp))
+
+
+def test_the_matrix_of_conditions(objects: GcsObjects, bucket: GcsMemory) -> None:
+    """A condition that is not sent makes two owners of one lease."""
+    try_conditions(objects)
+    assert bucket.objects == {}
+    assert objects.put_over("a", {}, "no generation") is None
+
+
+def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket: GcsMemory) -> None:
+    """Sent twice it would be refused by its own first try, and a claim that was won count as lost."""
+    etag = objects.put_new("a", {"b": "2"})
+    assert etag == "1"
+    objects.put_over("a", {"b": "3"}, etag)
+    objects.delete("a", "2")
+    wanted = ("ifGenerationMatch", "generation")
+    assert [(verb, [query.get(name) for name in wanted]) for verb, query in bucket.asked] == [
+        ("POST", ["0", None]),
+        ("POST", ["1", None]),
+        ("DELETE", ["2", "2"]),
+    ]
+
+
+def test_a_listing_brings_all_fields_and_reads_no_object(objects: GcsObjects, bucket: GcsMemory) -> None:
+    """Each look at ten thousand leases would cost as many requests; or what lies on a later page be gone."""
+    for number in range(5):
+        objects.put_new(f"a/{number}", {"n": str(number)})
+    objects.put_new("b/0", {"n": "other"})
+    bucket.asked.clear()
+    bucket.now = 11.0
+    assert objects.list("a/") == tuple(Stored(f"a/{n}", str(n + 1), {"n": str(n)}, age=10.0) for n in range(5))
+    assert [(verb, query["prefix"]) for verb, query in bucket.asked] == [("GET", "a/")] * 2
+
+
+def test_without_the_services_clock_everything_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
+    """By a clock of this machine's a living owner may look dead."""
+    objects.put_new("a", {})
+    bucket.now, bucket.dated = 3600.0, False
+    assert [one.age for one in objects.list("")] == [0.0]
+
+
+FAULTS = (408, 500, 503, requests.ConnectionError("x"), TransportError("x"), ValueError("x"))  # type: ignore[no-untyped-call]
+VERBS = pytest.mark.parametrize("verb", ["POST", "DELETE", "GET", "LIST"])
+
+
+def asked(objects: GcsObjects, verb: str) -> None:
+    """Ask for this, of an object that is there."""
+    match verb:
+        case "POST":
+            objects.put_over("a", {}, "1")
+        case "DELETE":
+            objects.delete("a", "1")
+        case "GET":
+            objects.get("a")
+        case _:
+            objects.list("")
+
+
+@VERBS
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_no_usable_answer_is_an_unknown_outcome(
+    objects: GcsObjects, bucket: GcsMemory, verb: str, fault: int | Exception
+) -> None:
+    """A claim counted as refused, or as won, with the service out of order is a shard read by nobody, or by two."""
+    method = "GET" if verb == "LIST" else verb
+    tries = 1 if verb in {"POST", "DELETE"} else gcs.PATIENCE.attempts
+    bucket.faults = {method: [fault] * tries}
+    with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': "):
+        asked(objects, verb)
+    assert (bucket.faults, len(bucket.asked)) == ({method: []}, tries)
+
+
+@pytest.mark.parametrize("verb", ["POST", "DELETE"])
+def test_a_write_that_comes_too_soon_is_sent_again(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
+    """The service takes one write a second of one object; it has certainly not been applied."""
+    etag = objects.put_new("a", {})
+    assert etag is not None
+    bucket.faults = {verb: [429, 429]}
+    assert (objects.put_over("a", {}, etag) if verb == "POST" else objects.delete("a", etag)) in {"2", True}
+    bucket.faults = {"POST": [429] * 3}
+    with pytest.raises(OutcomeUnknown, match=r"no usable answer \(HTTP 429\)"):
+        objects.put_new("b", {})
+
+
+@VERBS
+@pytest.mark.parametrize(("status", "says"), [(403, "Storage Object User"), (400, "a fault")])
+def test_a_permanent_refusal_of_the_service_is_said(
+    objects: GcsObjects, bucket: GcsMemory, verb: str, status: int, says: str
+) -> None:
+    """A worker without rights would wait for them for ever."""
+    bucket.faults = {"GET" if verb == "LIST" else verb: [status]}
+    with pytest.raises(StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}") as no:
+        asked(objects, verb)
+    assert not isinstance(no.value, OutcomeUnknown)
+
+
+def test_a_bucket_is_made_where_it_may_be(bucket: GcsMemory) -> None:
+    """A typing error in a name would be answered by an empty table; and old contents be kept and billed for a week."""
+    bucket.name = None
+    with pytest.raises(StoreError, match="there is no such bucket"):
+        open_store(f"gcs://new/fleet?endpoint={AT}", create=False)
+    row = done(open_store(f"gcs://new/fleet?endpoint={AT}&location=eu").write(CreateLease(Lease("s-0"))))
+    assert bucket.made is not None
+    assert (bucket.made["name"], bucket.made["softDeletePolicy"]) == (
+        "new",
+        {"retentionDurationSeconds": 0, "effectiveTime": None},
+    )
+    assert [each.key for each in open_store(f"gcs://new/fleet?endpoint={AT}", create=False).list().leases] == [row.key]
+    with pytest.raises(ValueError, match="store URL: gcs:// wants bucket/prefix"):
+        open_store("gcs://")
+
+
+def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_down_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker would wait for ever for what nobody gives it; or end where waiting a little would do."""
+    monkeypatch.delenv(gcs.EMULATOR, raising=False)
+    faults: list[Exception] = [DefaultCredentialsError("none were found"), RefreshError("busy", retryable=True)]  # type: ignore[no-untyped-call]
+
+    def default(scopes: list[str]) -> None:
+        assert scopes == [gcs.SCOPE]
+        raise faults.pop(0)
+
+    monkeypatch.setattr("google.auth.default", default)
+    with pytest.raises(StoreError, match="bucket 'leases': none were found") as no:
+        open_store("gcs://leases")
+    assert not isinstance(no.value, OutcomeUnknown)
+    with pytest.raises(OutcomeUnknown, match="service of identities"):
+        open_store("gcs://leases")
+
+
+def test_a_strangers_object_is_malformed_and_left_alone(objects: GcsObjects) -> None:
+    """A file dropped into the wrong folder would stop every worker, or be written over."""
+    store = EtagStore(objects, ObjectLayout())
+    row = placed(store, Lease("s-0"))
+    objects.put_new("checkpoint/s-1", {"colour": "blue"})
+    listing = store.list()
+    assert [each.key for each in listing.leases] == [row.key]
+    assert [(bad.key, bad.field) for bad in listing.malformed] == [("s-1", "sequence")]
+
+
+def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
+    """Who runs on Google Cloud would learn of a missing right when a worker lacks it."""
+    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.state) for each in found] == [(right, "ok") for right in GCS]
+    assert bucket.objects == {}
+    bucket.faults = {"POST": [403]}
+    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.todo) for each in found if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
+    bucket.name = None
+    (absent,) = attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
+    assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)

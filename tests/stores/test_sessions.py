@@ -1,0 +1,411 @@
+"""Layout `sessions`: the order of its writes, what a crash between two of them leaves, and which layout a table has."""
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from object_memory import ObjectMemory
+
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
+from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
+from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.sessions.opening import in_layout
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import (
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    ResetLease,
+    StealLease,
+    TakeBackLease,
+    Write,
+)
+
+KEY = "s-0"
+AT = Position("41")
+
+
+def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
+    """The stores of two processes on one table."""
+    return tuple(SessionStore(ObjectCells(objects, ""), gather=0.0) for _ in range(2))  # type: ignore[return-value]
+
+
+def scene(objects: ObjectMemory, heir: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
+    """A lease of ann's, in her process, at 41; bob's process has a session, and perhaps asked for it."""
+    ann, bob = two(objects)
+    lease = done(ann.write(CheckpointLease(owned(ann, key=KEY), AT)))
+    owned(bob, "bob", key="s-1")
+    if heir:
+        done(bob.write(RequestLease(stored(bob, KEY), "bob")))
+        lease = done(ann.write(RenewLease(lease)))
+    return ann, bob, lease
+
+
+Step = Callable[[SessionStore, SessionStore, Lease], object]
+
+STEPS: dict[str, tuple[bool, Step, tuple[str, ...]]] = {
+    "renewal": (False, lambda ann, _bob, lease: ann.write(RenewLease(lease)), ("over session",)),
+    "checkpoint": (
+        False,
+        lambda ann, _bob, lease: ann.write(CheckpointLease(lease, Position("42"))),
+        ("over session",),
+    ),
+    "claim of an expired lease": (
+        False,
+        lambda _ann, bob, _lease: bob.write(ClaimLease(stored(bob, KEY), "bob")),
+        ("over session", "over lease", "over session"),
+    ),
+    "theft": (
+        False,
+        lambda _ann, bob, lease: bob.write(StealLease(lease, "bob")),
+        ("over session", "over lease", "over session"),
+    ),
+    "request": (
+        False,
+        lambda _ann, bob, lease: bob.write(RequestLease(lease, "bob")),
+        ("over lease", "over session"),
+    ),
+    "gift": (True, lambda ann, _bob, lease: ann.write(GiveLease(lease, AT)), ("over lease",)),
+    "gift and acceptance": (
+        True,
+        lambda ann, bob, lease: bob.write(ClaimLease(done(ann.write(GiveLease(lease, AT))), "bob")),
+        ("over lease", "over session"),
+    ),
+    "gift taken back": (
+        True,
+        lambda ann, _bob, lease: ann.write(TakeBackLease(done(ann.write(GiveLease(lease, AT))), "ann")),
+        ("over lease", "over session", "over lease", "over session"),
+    ),
+    "release": (False, lambda ann, _bob, lease: ann.write(ReleaseLease(lease, "ann")), ("over lease",)),
+    "release of another's": (
+        False,
+        lambda _ann, bob, _lease: bob.write(ReleaseLease(stored(bob, KEY), "bob")),
+        ("over session", "over lease"),
+    ),
+    "end": (False, lambda ann, _bob, lease: ann.write(CheckpointLease(lease, SHARD_END)), ("over lease",)),
+    "delete": (
+        False,
+        lambda _ann, bob, _lease: bob.write(DeleteLease(stored(bob, KEY))),
+        ("over session", "delete lease"),
+    ),
+}
+
+
+def sessions(objects: ObjectMemory) -> tuple[str, ...]:
+    """The sessions that have a row."""
+    return tuple(name for name in objects.stored if name.startswith("session/"))
+
+
+def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
+    """The writes that were asked for, each with the kind of its row."""
+    verbs = [line.split() for line in objects.log]
+    return tuple(f"{verb} {name.partition('/')[0]}" for verb, name in verbs if verb in {"new", "over", "delete"})
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
+    """A lease's row before its owner's session loses what that owner commits in between."""
+    heir, act, order = STEPS[step]
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects, heir)
+    objects.log.clear()
+    assert isinstance(act(ann, bob, lease), Done)
+    assert writes_of(objects) == order
+
+
+@pytest.mark.parametrize(
+    ("step", "place"), [(step, n) for step, (_, _, order) in STEPS.items() for n in range(len(order))]
+)
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_whatever_a_crash_leaves_the_next_owner_starts_where_it_was(step: str, place: int, how: str) -> None:
+    """A crash between two writes would skip records, undo a checkpoint, or leave a lease that nobody can take."""
+    heir, act, _ = STEPS[step]
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects, heir)
+    objects.log.clear()
+
+    def crash(line: str) -> None:
+        verb = line.split(maxsplit=1)[0]
+        if verb in {"new", "over", "delete"} and len(writes_of(objects)) == place:
+            objects.mute = frozenset({"new", "over"}) if how == "after" else frozenset()
+            if how == "before":
+                raise OutcomeUnknown("the process died")
+
+    objects.before = crash
+    with suppress(OutcomeUnknown):
+        act(ann, bob, lease)
+    objects.before, objects.mute = (lambda _line: None), frozenset()
+    cat = two(objects)[0]
+    left = cat.get([KEY])
+    if not left:
+        assert step == "delete"
+        return
+    taken = done(cat.write(ClaimLease(left[0], "cat")))
+    allowed = {SHARD_END} if step == "end" and left[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
+    assert taken.checkpoint in allowed
+
+
+@pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
+def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callable[[Lease], Write]) -> None:
+    """A worker would lose all of its leases by one lost answer, or believe what was never stored."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects)
+    objects.mute = frozenset({"over"})
+    with pytest.raises(OutcomeUnknown):
+        ann.write(make(lease))
+    objects.mute = frozenset()
+    assert done(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
+
+
+def test_one_lost_answer_is_one_question_for_all_leases() -> None:
+    """Every lease of a worker would be tried again by itself, and hand its records over once more."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects)
+    objects.mute = frozenset({"over"})
+
+    def answer(line: str) -> None:
+        if line.startswith("get session"):
+            objects.mute = frozenset()
+
+    objects.before = answer
+    objects.log.clear()
+    assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
+    assert [line.split()[0] for line in objects.log] == ["over", "get", "over"]
+
+
+def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would set the lease to where it was then, and what was answered Done since be handled again."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    late: list[tuple[str, ObjectFields, str]] = []
+
+    def lose(_objects: ObjectMemory, *write: str) -> None:
+        late.append(write)  # type: ignore[arg-type]
+        raise OutcomeUnknown("on its way")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectMemory, "put_over", lose)
+        with pytest.raises(OutcomeUnknown):
+            ann.write(ReleaseLease(lease, "ann"))
+    done(ann.write(CheckpointLease(lease, Position("42"))))
+    assert objects.put_over(*late[0]) is None
+    assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (Position("42"), "ann")
+
+
+def test_many_checkpoints_are_one_write() -> None:
+    """A fleet would pay by the lease."""
+    objects = ObjectMemory()
+    store = SessionStore(ObjectCells(objects, ""))
+    leases = [owned(store, key=f"s-{n}") for n in range(20)]
+    objects.log.clear()
+    gate = Barrier(len(leases))
+
+    def checkpoint(lease: Lease) -> Lease:
+        gate.wait()
+        return done(store.write(CheckpointLease(lease, AT, patient=True)))
+
+    with ThreadPoolExecutor(len(leases)) as pool:
+        after = list(pool.map(checkpoint, leases))
+    assert {lease.checkpoint for lease in after} == {AT}
+    assert len(writes_of(objects)) < len(leases) / 4
+
+
+def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
+    """A planned move would wait until it is given up, and the lease be stolen."""
+    ann, bob, lease = scene(ObjectMemory())
+    done(bob.write(RequestLease(stored(bob, KEY), "bob")))
+    assert done(ann.write(RenewLease(lease))).heir == "bob"
+
+
+def test_the_leases_of_a_session_that_ended_are_free_at_once() -> None:
+    """The others of a dead worker's leases would wait once more."""
+    ann, bob, _ = scene(ObjectMemory())
+    owned(ann, key="s-2")
+    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
+    assert stored(bob, "s-2").owner is None
+    assert done(bob.write(ClaimLease(stored(bob, "s-2"), "bob"))).owner == "bob"
+
+
+def test_a_worker_whose_session_ended_begins_another() -> None:
+    """A worker that stood still for a while would never read again."""
+    ann, bob, lease = scene(ObjectMemory())
+    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
+    assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
+    assert done(ann.write(StealLease(stored(ann, KEY), "ann"))).owner == "ann"
+
+
+def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> None:
+    """It would start where the lease was when that process got it."""
+    objects = ObjectMemory()
+    scene(objects)
+    again = two(objects)[1]
+    assert done(again.write(ClaimLease(stored(again, KEY), "ann"))).checkpoint == AT
+
+
+def test_a_closed_store_leaves_its_leases_at_once() -> None:
+    """Every deployment would cost the time after which leases expire."""
+    ann, bob, _ = scene(ObjectMemory())
+    ann.close()
+    assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, AT)
+
+
+def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
+    """Every start of a process would leave a row for ever; or a lease lose the only row that tells where it is."""
+    objects = ObjectMemory()
+    ann, bob, _ = scene(objects)
+    ann.close()
+    for _ in range(3):
+        bob.list()
+    assert len(sessions(objects)) == 2  # a lease names it
+    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
+    for _ in range(3):
+        bob.list()
+    assert len(sessions(objects)) == 1
+
+
+def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of workers that died without a lease would stay for ever."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    done(ann.write(ReleaseLease(lease, "ann")))
+    bob.list()
+    monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
+    for _ in range(3):
+        bob.list()
+    assert len(sessions(objects)) == 1
+    lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
+    assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
+
+
+def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None:
+    """A position of an earlier epoch would be believed, and records be skipped."""
+    ann, bob, lease = scene(ObjectMemory())
+    free = done(ann.write(ReleaseLease(lease, "ann")))
+    done(bob.write(ResetLease(free, TRIM_HORIZON)))
+    assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
+
+
+def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
+    """The entry of a lease just taken would go, and with it every checkpoint since."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects, heir=True)
+    given = done(ann.write(GiveLease(lease, AT)))
+    faster: list[Lease] = []
+
+    def overtake(line: str) -> None:
+        if line.startswith("get session"):
+            objects.before = lambda _line: None
+            faster.append(done(ann.write(TakeBackLease(given, "ann"))))
+
+    objects.before = overtake
+    assert lost(ann.write(TakeBackLease(given, "ann"))) == faster[0] == stored(ann, KEY)
+
+
+def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> None:
+    """A shard of a stream made anew would be read from where the former one was."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    objects.stored.pop(f"lease/{KEY}")
+    row = done(bob.write(CreateLease(Lease(KEY))))
+    while row.epoch < lease.epoch - 1:
+        row = done(bob.write(ResetLease(row, TRIM_HORIZON)))
+    assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
+
+
+# What is asked for
+
+
+def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this each look at the bulletin's row takes two round trips, and a fleet that shrinks rests later."""
+    objects = ObjectMemory()
+    _, bob, lease = scene(objects)
+    bob.list()
+    asked: list[list[str]] = []
+    read = bob._cells.read  # noqa: SLF001  what it asks for is what is judged
+
+    def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+        asked.append([name.partition("/")[0] for name in names])
+        return read(names, stale_ok=stale_ok)
+
+    monkeypatch.setattr(bob._cells, "read", noted)  # noqa: SLF001
+    assert bob.get([KEY]) == (lease,)
+    assert asked == [["lease", "session", "told"]]
+
+
+def test_a_lease_that_has_another_session_than_before_is_read_with_that() -> None:
+    """Without this a reader that knew the former owner would miss what the new one has done."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    assert stored(ann, KEY).owner == "ann"
+    taken = done(bob.write(StealLease(lease, "bob")))
+    ahead = done(bob.write(CheckpointLease(taken, Position("43"))))
+    assert stored(ann, KEY) == ahead
+
+
+def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
+    """Without this each lease of a worker that leaves is read once more before it is claimed."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    done(ann.write(ReleaseLease(lease, "ann")))
+    (free,) = (row for row in bob.list().leases if row.key == KEY)
+    objects.log.clear()
+    assert done(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
+    assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
+
+
+def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
+    """Two would read it."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    done(ann.write(ReleaseLease(lease, "ann")))
+    (free,) = (row for row in bob.list().leases if row.key == KEY)
+    again = done(ann.write(ClaimLease(stored(ann, KEY), "ann")))
+    assert lost(bob.write(ClaimLease(free, "bob"))) == again
+
+
+# Which layout a table has
+
+
+def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
+    """A worker without the option would make leases of its own beside those that are there."""
+    url = f"sqlite://{tmp_path}/leases.db"
+    first = open_store(f"{url}?layout=sessions")
+    lease = done(first.write(CreateLease(Lease(KEY))))
+    first.close()
+    second = open_store(url)
+    assert second.get([KEY]) == (lease,)
+    second.close()
+    other = f"sqlite://{tmp_path}/other.db"
+    usual = open_store(other)
+    unowned(usual, KEY)
+    with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
+        open_store(f"{other}?layout=sessions")
+    usual.close()
+
+
+def test_objects_of_both_layouts_are_refused() -> None:
+    """Two halves of a fleet would read everything twice."""
+    objects = ObjectMemory()
+    done(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
+    done(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
+    with pytest.raises(StoreError, match="in layout sessions and in the usual one"):
+        in_layout(EtagStore(objects, ObjectLayout("fleet")), None)
+
+
+def test_a_layout_that_there_is_not_is_refused() -> None:
+    """A slip of the pen would make a table in the usual layout."""
+    with pytest.raises(ValueError, match="option 'layout' wants sessions"):
+        open_store("memory://slip?layout=session")
