@@ -92,6 +92,8 @@ chaos-spark: $(READY) ## kill, steal, split and block under applications of Spar
 	$(BIN)/python tests/integration/spark_kills.py --source event-hubs
 	$(BIN)/python tests/integration/spark_kills.py --readers 2 --kills 40
 	$(BIN)/python tests/integration/spark_kills.py --readers 2 --kills 40 --cluster
+	$(BIN)/python tests/integration/spark_pipeline_kills.py --java
+	$(BIN)/python tests/integration/spark_pipeline_kills.py --cluster
 	$(BIN)/python tests/integration/spark_blocked.py
 
 dist: $(READY) ## build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here

@@ -299,6 +299,40 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[tuple[str, byte
         return [(row[0], bytes(row[1])) for row in found]
 
 
+@frozen
+class Outcome:
+    """What became of a pipeline.
+
+    given  what each reader at the end was given, by name
+    kcl    rows that the Java KCL did not find; None if it was not asked
+    """
+
+    kills: dict[str, int]
+    lives: int
+    sent: int
+    given: dict[str, Given]
+    kcl: int | None
+
+    @property
+    def faults(self) -> int:
+        """Rows that were lost, or came again or out of order where they must not."""
+        return sum(each.lost + each.doubled + each.order for each in self.given.values()) + (self.kcl or 0)
+
+
+def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[[str], None] = to_stderr) -> Outcome:
+    """Kill it so often, and have all readers read what came of it."""
+    sent, stream = pipeline.run(kills, told)
+    given = {
+        "plain": judged(sent, plain(pipeline.folder, stream, len(sent))),
+        "spark": judged(sent, by_spark(pipeline.folder, pipeline.kinesis, stream)),
+    }
+    missed = None
+    if java:
+        seen = kcl(pipeline.kinesis, stream)
+        missed = sum(row.data not in seen for row in sent)
+    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, len(sent), given, missed)
+
+
 def main() -> int:
     """Run it by hand, or be the application."""
     if sys.argv[1:2] == ["--application"]:
@@ -321,20 +355,9 @@ def main() -> int:
         kinesis, dynamodb = stack.enter_context(services())
         master = stack.enter_context(cluster()) if asked.cluster else ""
         pipeline = Pipeline(folder, kinesis, dynamodb, asked.seed, master, time.monotonic() + 60 * asked.minutes)
-        sent, stream = pipeline.run(asked.kills, to_stderr)
-        given = {
-            "plain": judged(sent, plain(folder, stream, len(sent))),
-            "spark": judged(sent, by_spark(folder, kinesis, stream)),
-        }
-        found: dict[str, object] = {"kills": dict(Counter(pipeline.kills)), "lives": pipeline.lives, "sent": len(sent)}
-        found |= {name: asdict(each) for name, each in given.items()}
-        faults = sum(each.lost + each.doubled + each.order for each in given.values())
-        if asked.java:
-            seen = kcl(kinesis, stream)
-            lost = sum(row.data not in seen for row in sent)
-            found, faults = found | {"kcl": {"lost": lost}}, faults + lost
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    return 1 if faults else 0
+        found = tried(pipeline, asked.kills, java=asked.java)
+    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    return 1 if found.faults else 0
 
 
 if __name__ == "__main__":

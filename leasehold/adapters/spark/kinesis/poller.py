@@ -11,6 +11,7 @@ from attrs import evolve
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
 from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
@@ -133,6 +134,14 @@ class ArrowPoller(Poller):
         )
         self._done = None if first < users.num_rows else self._done  # all that follows is later
         return users.slice(first)
+
+
+class ArrowFanOut(ArrowPoller, FanOut):
+    """A reader of one shard by a subscription, which makes rows of the events.
+
+    It is read only where the buffer has room: while that is full its thread holds two events, the connection fills, the
+    service waits, and no subscription follows one that ends.
+    """
 
 
 class Probe(Poller):

@@ -14,7 +14,7 @@ from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import escaped, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -79,7 +79,7 @@ class KinesisRowWriter:
                 try:
                     under_way.append(put(data, key, hash_key, context=context, row=number))
                 except ValueError as fault:
-                    raise ValueError(f"column {said(fault)}") from None
+                    raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
             self._producer.flush()
             for each in under_way:
                 each.result()

@@ -1,0 +1,22 @@
+"""A pipeline from Kinesis by Spark into Kinesis that is killed: a slice of what `spark_pipeline_kills.py` does."""
+
+import time
+from pathlib import Path
+
+import pytest
+from spark_pipeline_kills import Pipeline, tried
+
+pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.mark.timeout(900)]
+
+
+@pytest.mark.usefixtures("java")
+def test_what_a_killed_pipeline_wrote_is_had_once_and_in_order(
+    kinesis_url: str, dynalite_url: str, tmp_path: Path
+) -> None:
+    """Without this, source, sink and readers could each be right alone, and rows come twice or in another order."""
+    pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600)
+    found = tried(pipeline, 4, told=print)
+    print(found)  # noqa: T201  shown if it fails, or with -s
+    assert sum(found.kills.values()) == 4
+    assert {name: each.rows for name, each in found.given.items()} == {"plain": found.sent, "spark": found.sent}
+    assert found.faults == 0
