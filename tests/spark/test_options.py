@@ -66,9 +66,6 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     ("name", "value", "said"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
-        ("kinesis.consumertype", "efo", "one subscription at a time, which a repeated batch would take"),
-        ("consumer", "orders-app", "one subscription at a time, which a repeated batch would take"),
-        ("kinesis.consumername", "orders-app", "Spark's triggers take longer than fan-out saves; leave it out"),
         ("kinesis.stsrolearn", "arn", "not supported"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),

@@ -72,7 +72,7 @@ class KinesisOptions:
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Raises ValueError, naming the option."""
     given = Given(options)
-    given.elsewhere(DATABRICKS)
+    given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
     consumer = _consumer(given)

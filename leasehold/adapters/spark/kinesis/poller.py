@@ -73,7 +73,7 @@ class ArrowPoller(Poller):
         )
 
     @staticmethod
-    def _end(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
+    def _last_of(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
         if (found := others.get(len(rows) - 1)) is None:
             return Position(rows.numbers[-1], users["sub_sequence_number"][-1].as_py())
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
@@ -82,7 +82,7 @@ class ArrowPoller(Poller):
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None, Trail | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
-        end = self._end(rows, users, others) if rows.numbers else None
+        end = self._last_of(rows, users, others) if rows.numbers else None
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import pytest
-from event_streams import Held, Service, event, serving
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from waiters import until
 
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.spark.feed import ArrowBatch
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
 from leasehold.adapters.spark.pipeline import begun
-from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -57,27 +54,6 @@ def test_what_is_stored_is_polled() -> None:
     with closing(spec.open()) as stored:
         assert not issubclass(cast("type", reader_of(stored)), FanOut)
     assert spec.interval_seconds > 0
-
-
-def test_events_become_rows() -> None:
-    """Without this a subscription would be read into records that a query has no columns for."""
-    with serving() as server:
-        server.service = Service([[event(3), Held()]], {})
-        client = reading_client("eu-west-1", server.url)
-        consumer = StreamConsumer(client, "orders", ARN)
-        with closing(ArrowFanOut(client, "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=consumer)) as reader:
-            found = list[ArrowBatch]()
-
-            def came() -> bool:
-                found.append(cast("ArrowBatch", reader.read()))
-                return bool(found[-1].count)
-
-            until(came, "a row")
-        client.close()
-    assert found[-1].rows is not None
-    assert found[-1].rows.select(["data", "partitionKey", "sequenceNumber"]).to_pylist() == [
-        {"data": b"data", "partitionKey": "k", "sequenceNumber": "3"}
-    ]
 
 
 @pytest.fixture
